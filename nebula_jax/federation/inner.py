@@ -34,10 +34,6 @@ class Refused(errors.NebulaError):
     """A request that the switch refused, with its reason."""
 
 
-class TokenRefused(Refused):
-    """A request whose account's token is nobody's, or not any more."""
-
-
 class Absent(errors.NebulaError):
     """A trainer that is nowhere at present, and may come."""
 
@@ -124,7 +120,7 @@ def request(
 
     Raises:
       NoSwitch: if it does not run.
-      Refused: with its reason; TokenRefused, if it is the account's token.
+      Refused: with its reason.
       Absent: if the trainer that is wanted is nowhere.
       OSError: if it does not answer in time.
     """
@@ -144,8 +140,7 @@ def request(
         if "absent" in answer:
             raise Absent(json_lines.field(answer, "absent", str))
         if "error" in answer:
-            refused = TokenRefused if answer.get("of_token") is True else Refused
-            raise refused(json_lines.field(answer, "error", str))
+            raise Refused(json_lines.field(answer, "error", str))
         return sock, answer
     except EOFError:
         sock.close()

@@ -26,7 +26,6 @@ from nebula_jax.federation import (
     streams,
     upkeep,
 )
-from nebula_jax.security.accounts import tokens
 from nebula_jax.security.membership import revocation, site_folder
 from nebula_jax.security.tls import peer_tls
 
@@ -312,9 +311,8 @@ class Switch:
         except (errors.NebulaError, OSError, ValueError, KeyError) as error:
             kind = "absent" if isinstance(error, inner.Absent) else "error"
             reason = {kind: str(error) or repr(error)}
-            of_token = isinstance(error, tokens.TokenError)
             with contextlib.suppress(OSError, RuntimeError):
-                inner.answer(writer, **reason, of_token=of_token)
+                inner.answer(writer, **reason)
         finally:
             await streams.close(writer)
 

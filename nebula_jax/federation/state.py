@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from nebula_jax import errors, files
 from nebula_jax.federation import inner, line, meter, streams
-from nebula_jax.security import policy
-from nebula_jax.security.accounts import Account, identity, isolation
+from nebula_jax.security import accounts, policy
+from nebula_jax.security.accounts import Account, identity
 from nebula_jax.security.audit import entries
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, site_folder
@@ -72,7 +72,7 @@ class State:
         """Job -> bytes, counted frame by frame."""
         self.uncharged: collections.Counter[str] = collections.Counter()
         """Account -> bytes that came, and that its quota does not have yet."""
-        self.barred = isolation.barred(self.identity.listing())
+        self.barred = accounts.barred(self.identity.listing())
         """Account -> why nothing more of it may pass: its quota is used up until it has
         a larger one, or it could not be charged until it is."""
         self.sessions = meter.read_sessions(folder.path)

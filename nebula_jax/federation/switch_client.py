@@ -19,7 +19,7 @@ from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import greeting, sealing, states
 from nebula_jax.federation import inner
 from nebula_jax.security import incarnations, policy, seal
-from nebula_jax.security.accounts import account_token
+from nebula_jax.security.accounts import tokens
 from nebula_jax.security.membership import member, site_folder
 from nebula_jax.security.tls import peer_tls
 
@@ -97,7 +97,7 @@ class Recorder:
 
     def _send(self, kind: str, what: dict[str, Any]) -> None:
         assert self._folder is not None  # else there is nothing to send
-        token = account_token.read(self._folder, self._account)
+        token = tokens.read(self._folder, self._account)
         fields = {"account": token, "kind": kind, "what": self._about | what}
         inner.request(self._folder, ANSWER_SECONDS, "record", **fields)[0].close()
 
@@ -122,7 +122,7 @@ class Trainer:
         """
         self.folder, self.job, self.cluster = folder, job, cluster
         self._lab, self._account = lab, account
-        self._token = account_token.read(folder, account)
+        self._token = tokens.read(folder, account)
         member.load(folder, "trainer")
         self._numbers = incarnations.Incarnations(folder.epochs, job, cluster)
         self._admitting = threading.Lock()  # of several links, each with a thread

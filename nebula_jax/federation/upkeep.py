@@ -16,8 +16,8 @@ from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import cosigning, joining, line, meter
 from nebula_jax.federation.state import State, write_usage
-from nebula_jax.security import policy
-from nebula_jax.security.accounts import identity_store, isolation
+from nebula_jax.security import accounts, policy
+from nebula_jax.security.accounts.identity import Identity
 from nebula_jax.security.membership import member, revocation, site_folder
 
 TURN_SECONDS = 0.2
@@ -261,14 +261,14 @@ class Upkeep:
           errors.NebulaError, OSError: if something cannot be written, for which the
             next call tries again.
         """
-        switch, accounts = self.state, self.state.identity
+        switch, people = self.state, self.state.identity
         due = dict(switch.uncharged)
         switch.uncharged.clear()
-        failed = await asyncio.to_thread(_charge, accounts.store, due)
+        failed = await asyncio.to_thread(_charge, people, due)
         switch.uncharged.update({account: due[account] for account in failed})
         switch.barred |= failed
-        listing = await asyncio.to_thread(accounts.listing)
-        switch.barred = isolation.barred(listing) | failed
+        listing = await asyncio.to_thread(people.listing)
+        switch.barred = accounts.barred(listing) | failed
         path = switch.folder.path
         if switch.used != self._used:
             counts = switch.used.copy()
@@ -280,12 +280,12 @@ class Upkeep:
             self._sessions = names
 
 
-def _charge(store: identity_store.Store, counts: Mapping[str, int]) -> dict[str, str]:
+def _charge(people: Identity, counts: Mapping[str, int]) -> dict[str, str]:
     """Charges accounts with bytes; returns the accounts that failed, with reasons."""
     failed = {}
     for account, count in counts.items():
         try:
-            isolation.charge(store, account, count)
+            people.charge(account, count)
         except errors.NebulaError as error:
             failed[account] = str(error)
     return failed

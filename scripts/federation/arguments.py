@@ -12,13 +12,7 @@ from typing import Any, NamedTuple
 
 from nebula_jax import errors
 from nebula_jax.federation import inner
-from nebula_jax.security.accounts import (
-    Account,
-    account_token,
-    owner_token,
-    roles,
-    tokens,
-)
+from nebula_jax.security.accounts import Account, roles, tokens
 from nebula_jax.security.accounts.identity import Identity
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import site_folder
@@ -163,14 +157,12 @@ def request(place: site_folder.Folder, seconds: float, op: str) -> Mapping[str, 
       The answer.
 
     Raises:
-      inner.TokenRefused: if the owner's token is missing, or does not serve.
-      errors.NebulaError: if others can read it, or the switch does not run, or refuses.
+      errors.NebulaError: if others can read the owner's token, or the switch does not
+        run, or refuses.
       OSError: if the switch does not answer in time.
     """
     place.load()
-    has_token = (place.path / owner_token.NAME).exists()
-    token = owner_token.read(place.path) if has_token else ""
-    sock, answer = inner.request(place, seconds, op, account=token)
+    sock, answer = inner.request(place, seconds, op, account=tokens.owner(place.path))
     sock.close()
     return answer
 
@@ -179,14 +171,7 @@ def _acting(
     arguments: argparse.Namespace, place: site_folder.Folder, found: Identity
 ) -> Acting:
     now = time.time()
-    try:
-        by = found.account_of(account_token.read(place, arguments.account), now)
-    except tokens.TokenError:
-        if arguments.account:
-            raise
-        # A crash came while it was replaced. Who can use the folder is its owner.
-        found.renew_owner_token(now)
-        by = found.account_of(found.owner_token(), now)
+    by = found.account_of(tokens.read(place, arguments.account), now)
     return Acting(place, place.load().name, found, by, now)
 
 

@@ -8,7 +8,7 @@ import time
 from nebula_jax import printable
 from nebula_jax.runtime.life import process
 from nebula_jax.security import grants
-from nebula_jax.security.accounts import isolation, roles
+from nebula_jax.security.accounts import roles
 from nebula_jax.security.grants import Grant, budgets, data_access, data_requests
 from nebula_jax.security.grants.data_requests import Request
 from scripts.federation import arguments
@@ -64,12 +64,12 @@ def data_add(given: argparse.Namespace) -> int:
     from nebula_jax.runtime.served import data_service
     from scripts.federation import corpora
 
-    with arguments.acting(given) as (folder, _, found, by, now):
+    with arguments.acting(given) as (_, _, found, by, now):
         roles.require(by, "data.register")
-        access = data_access.DataAccess(found.store, found.record)
+        access = data_access.DataAccess(found.store)
         if given.name in [each.name for each in access.handles()]:
             raise arguments.InputError(f"there is data {given.name} already")
-        work = isolation.work_folder(folder.path, by)
+        work = found.work_folder(by)
         with process.timed(f"reading {given.path}"):
             corpus = corpora.read(
                 *(given.kind, given.path, given.vocabulary, given.max_length),
@@ -123,7 +123,7 @@ def data_show(given: argparse.Namespace) -> int:
 def withdraw(given: argparse.Namespace) -> int:
     """Withdraws data for good: every use is refused."""
     with arguments.acting(given) as acting:
-        access = data_access.DataAccess(acting.identity.store, acting.identity.record)
+        access = data_access.DataAccess(acting.identity.store)
         access.withdraw(acting.by, given.name)
     print(f"{given.name} is withdrawn: every use of it is refused from now on")
     return 0
@@ -138,7 +138,7 @@ def withdraw(given: argparse.Namespace) -> int:
 def request(given: argparse.Namespace) -> int:
     """Requests the use of data from its owner."""
     with arguments.acting(given) as (_, _, found, by, now):
-        kept = data_requests.Requests(found.store, found.record).keep(
+        kept = data_requests.Requests(found.store).keep(
             by.name, given.name, _operations(given), given.why, now
         )
         owner = data_access.DataAccess(found.store).find(given.name).owner
@@ -186,7 +186,7 @@ def _request_cells(each: Request) -> tuple[str, ...]:
 def refuse(given: argparse.Namespace) -> int:
     """Refuses a request."""
     with arguments.acting(given) as acting:
-        kept = data_requests.Requests(acting.identity.store, acting.identity.record)
+        kept = data_requests.Requests(acting.identity.store)
         found = kept.refuse(acting.by, given.number)
     print(f"request {found.number} of {found.subject} is refused")
     return 0
@@ -224,7 +224,7 @@ def grant(given: argparse.Namespace) -> int:
         None if given.until is None else budgets.time(given.until),
     )
     with arguments.acting(given) as (_, _, found, by, now):
-        made = grants.Grants(found.store, found.record).give(
+        made = grants.Grants(found.store).give(
             by, given.subject, given.handle, _operations(given), budget, now
         )
     print(f"grant {made.number}: {made.subject} may use {made.handle}", end="")
@@ -252,7 +252,7 @@ def _bounds(made: Grant) -> str:
 def ungrant(given: argparse.Namespace) -> int:
     """Revokes a grant: its next use is refused."""
     with arguments.acting(given) as acting:
-        access = grants.Grants(acting.identity.store, acting.identity.record)
+        access = grants.Grants(acting.identity.store)
         found = access.revoke(acting.by, given.number)
     print(f"grant {found.number} of {found.subject} for {found.handle} is revoked")
     return 0

@@ -14,8 +14,6 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
-from nebula_jax.federation import inner
-from nebula_jax.security.accounts import owner_token
 from nebula_jax.security.membership import checkup, member, site_folder
 from nebula_jax.security.membership.checkup import FINE, UNCLEAR, WRONG, Check
 from nebula_jax.security.tls import peer_tls
@@ -70,10 +68,6 @@ def running(folder: site_folder.Folder) -> list[Check]:
     """Checks the switch of this lab, and its lines to others."""
     try:
         status = arguments.request(folder, SECONDS, "status")
-    except inner.TokenRefused:
-        path = folder.path / owner_token.NAME
-        text = f"runs, and {path} has no token that serves: nebula status makes one"
-        return [Check("switch", WRONG, text)]
     except (errors.NebulaError, OSError) as error:
         return [Check("switch", WRONG, str(error))]
     number = status["revocations"]

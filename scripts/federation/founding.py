@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import socket
-import time
 
 from nebula_jax.federation import joining
 from nebula_jax.security import accounts
@@ -101,7 +100,7 @@ def revoke(given: argparse.Namespace) -> int:
 def _begin(folder: federation_lib.Folder, lab: str, event: str, **what: str) -> None:
     """Makes the accounts and the audit log of a new lab."""
     owner = accounts.name_for(arguments.user())
-    identity.Identity.begin(folder.path, owner, time.time()).close()
+    identity.Identity.begin(folder.path, owner).close()
     with audit_log.Log(folder.audit, lab) as log:
         log.append("federation", owner, event=event, lab=lab, **what)
         log.sign_head()

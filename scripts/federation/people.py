@@ -6,15 +6,7 @@ import time
 
 from nebula_jax import disk
 from nebula_jax.security import accounts, private_files
-from nebula_jax.security.accounts import (
-    Account,
-    account_token,
-    isolation,
-    logins,
-    passwords,
-    roles,
-    tokens,
-)
+from nebula_jax.security.accounts import logins, roles, tokens
 from nebula_jax.security.grants import budgets
 from scripts.federation import arguments
 
@@ -22,11 +14,6 @@ NO_LIMIT = "none"
 
 
 NAME = arguments.option("name", help="name of the account")
-
-
-def _bytes_option(name: str, what: str) -> arguments.Option:
-    text = f"{what}, such as 1e9; {NO_LIMIT} for no limit"
-    return arguments.option(name, metavar="BYTES", help=text)
 
 
 @arguments.command(
@@ -38,11 +25,11 @@ def _bytes_option(name: str, what: str) -> arguments.Option:
 )
 def login(given: argparse.Namespace) -> int:
     """Logs in: the next commands can have --account=NAME for a day."""
-    with arguments.opened(given) as (folder, found):
+    with arguments.opened(given) as (_, found):
         password = arguments.secret(f"password of {given.name}", given.password_file)
         made = logins.login(found, given.name, password, time.time())
-        work = isolation.work_folder(folder.path, made.account)
-        private_files.write(work / account_token.NAME, made.token + "\n")
+        work = found.work_folder(made.account)
+        private_files.write(work / tokens.NAME, made.token + "\n")
     print(f"{made.account.name} is logged in until {budgets.date(made.expires)}")
     return 0
 
@@ -51,11 +38,11 @@ def login(given: argparse.Namespace) -> int:
 def logout(given: argparse.Namespace) -> int:
     """Logs out: what a login has given does not serve."""
     with arguments.opened(given) as (folder, found):
-        token = account_token.read(folder, found.find(given.name).name)
+        token = tokens.read(folder, found.find(given.name).name)
         with contextlib.suppress(tokens.TokenError):  # whatever was in the file
             logins.logout(found, token)
-        disk.remove(folder.user(given.name) / account_token.NAME)
-        found.record("login", given.name, event="logged out")
+        disk.remove(folder.user(given.name) / tokens.NAME)
+        found.store.record("login", given.name, event="logged out")
     print(f"{given.name} is logged out")
     return 0
 
@@ -76,25 +63,16 @@ def logout(given: argparse.Namespace) -> int:
 def account_add(given: argparse.Namespace) -> int:
     """Adds a person, with a first password."""
     accounts.check_name(given.name)
-    with arguments.acting(given) as (folder, _, found, by, now):
+    with arguments.acting(given) as (_, _, found, by, _):
         roles.require_over(by, "account.add", given.name, given.role)
         password = arguments.secret(
             f"first password of {given.name}", given.password_file, twice=True
         )
-        passwords.new(password)  # else the account would be there without one
-        if not _is_half_added(found.listing(), given.name, given.role):
-            found.add(by, given.name, given.role, now)
-        made = found.activate(by, given.name, password)
-        isolation.work_folder(folder.path, made)
+        made = logins.add(found, by, given.name, given.role, password)
+        found.work_folder(made)
     print(f"{made.name} is a new account: {made.role}, {made.state}")
     print(f"next: nebula login {made.name}")
     return 0
-
-
-def _is_half_added(there: list[Account], name: str, role: str) -> bool:
-    """Returns True if a command was interrupted before the account was activated."""
-    begun = (name, role, accounts.CREATED)
-    return begun in [(each.name, each.role, each.state) for each in there]
 
 
 @arguments.acting_command("account list")
@@ -104,13 +82,12 @@ def account_list(given: argparse.Namespace) -> int:
         roles.require(acting.by, "account.list")
         found = acting.identity.listing()
     arguments.print_table(
-        ("account", "role", "state", "share", "over the line", "of", "on the disk"),
+        ("account", "role", "state", "share", "over the line", "of"),
         [
             (
                 *(each.name, each.role, each.state, f"{each.limits.share:g}"),
                 f"{each.charged_bytes:,}",
                 _limit(each.limits.quota_bytes),
-                _limit(each.limits.disk_bytes),
             )
             for each in found
         ],
@@ -124,12 +101,7 @@ def account_list(given: argparse.Namespace) -> int:
 def account_change(given: argparse.Namespace) -> int:
     """Suspends an account, resumes it, or removes one for good that is suspended."""
     with arguments.acting(given) as acting:
-        changes = {
-            "suspend": acting.identity.suspend,
-            "resume": acting.identity.resume,
-            "remove": acting.identity.remove,
-        }
-        after = changes[given.command](acting.by, given.name)
+        after = acting.identity.move(acting.by, given.name, given.command)
     print(f"{after.name} is {after.state}")
     return 0
 
@@ -163,7 +135,7 @@ def account_password(given: argparse.Namespace) -> int:
     """Sets the password of an account: all its logins end."""
     with arguments.acting(given) as (_, _, found, by, now):
         old = ""
-        if by.name == given.name and _has_password(found, given.name):
+        if by.name == given.name and logins.has_password(found, given.name):
             old = arguments.secret(
                 f"present password of {given.name}", given.old_password_file
             )
@@ -175,11 +147,6 @@ def account_password(given: argparse.Namespace) -> int:
     return 0
 
 
-def _has_password(found: arguments.Identity, name: str) -> bool:
-    query = "SELECT password IS NOT NULL FROM accounts WHERE name = ?"
-    return any(row[0] for row in found.store.rows(query, (name,)))
-
-
 @arguments.acting_command(
     "account limits",
     NAME,
@@ -189,8 +156,11 @@ def _has_password(found: arguments.Identity, name: str) -> bool:
         metavar="WEIGHT",
         help="weight of its streams on a line that is full (others have 1)",
     ),
-    _bytes_option("--line_bytes", "bytes over the line, in all"),
-    _bytes_option("--disk_bytes", "bytes in its work folder"),
+    arguments.option(
+        "--line_bytes",
+        metavar="BYTES",
+        help=f"bytes over the line, in all, such as 1e9; {NO_LIMIT} for no limit",
+    ),
 )
 def account_limits(given: argparse.Namespace) -> int:
     """Sets what an account has of this lab; what is not given stays."""
@@ -199,13 +169,11 @@ def account_limits(given: argparse.Namespace) -> int:
         limits = accounts.Limits(
             before.share if given.share is None else given.share,
             _quota(given.line_bytes, before.quota_bytes),
-            _quota(given.disk_bytes, before.disk_bytes),
         )
         after = acting.identity.set_limits(acting.by, given.name, limits).limits
     print(
         f"{given.name} has a share of {after.share:g},"
-        f" {_limit(after.quota_bytes)} bytes over the line,"
-        f" {_limit(after.disk_bytes)} on the disk"
+        f" {_limit(after.quota_bytes)} bytes over the line"
     )
     return 0
 

@@ -11,7 +11,6 @@ from typing import Any
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner, server
 from nebula_jax.runtime.life import process
-from nebula_jax.security.accounts.identity import Identity
 from scripts.federation import arguments
 
 REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer
@@ -132,19 +131,9 @@ def rotate(given: argparse.Namespace) -> int:
 
 
 def _request(given: argparse.Namespace, op: str) -> Mapping[str, Any]:
-    """Sends a request of the folder's owner to the switch; returns the answer.
-
-    A crash while the owner's token was replaced leaves one that does not serve: it gets
-    another. Who can use the folder is its owner.
-    """
-    folder = arguments.folder(given)
+    """Sends a request of the folder's owner to the switch; returns the answer."""
     try:
-        try:
-            return arguments.request(folder, REQUEST_SECONDS, op)
-        except inner.TokenRefused:
-            with Identity.open(folder.path) as found:
-                found.renew_owner_token(time.time())
-            return arguments.request(folder, REQUEST_SECONDS, op)
+        return arguments.request(arguments.folder(given), REQUEST_SECONDS, op)
     except OSError as error:
         raise inner.NoSwitch(f"the switch does not answer: {error}") from None
 

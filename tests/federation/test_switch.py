@@ -38,7 +38,8 @@ from nebula_jax.federation import (
 )
 from nebula_jax.runtime import connect
 from nebula_jax.security import accounts, incarnations, policy, seal
-from nebula_jax.security.accounts import account_token, isolation, tokens
+from nebula_jax.security.accounts import logins
+from nebula_jax.security.accounts import tokens as tokens_lib
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.audit import log as audit_log
@@ -823,7 +824,7 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
 
         def limit(quota):
             people = labs.t.switch.state.identity
-            owner = people.account_of(people.owner_token(), time.time())
+            owner = people.account_of(tokens_lib.owner(people.folder), time.time())
             limits = accounts.Limits(quota_bytes=quota)
             return people.set_limits(owner, owner.name, limits).charged_bytes
 
@@ -856,8 +857,9 @@ def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(labs):
     """People of its lab see whose quota it is; those of another lab see no name."""
     people = labs.s.switch.state.identity
     tiny_accounts.person(people, "bob")
-    with people.store.writing() as connection:
-        bob = tokens.give(connection, "bob", time.time(), None)
+    now = time.time()
+    people.hasher = tiny_accounts.Hasher()
+    bob = logins.login(people, "bob", tiny_accounts.PASSWORD, now).token
 
     def limit(quota):
         limits = accounts.Limits(quota_bytes=quota)
@@ -870,13 +872,13 @@ def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(labs):
         return inner.request(at.folder, 20.0, op, **about, **more)[0]
 
     def dial(at):
-        token = account_token.read(at.folder, "")
+        token = tokens_lib.read(at.folder, "")
         request(at, "dial", token, "generator:0", to="data", lab="").close()
 
     with socket.create_server(("127.0.0.1", 0)) as trainer:
         where = {"port": trainer.getsockname()[1], "shared": True}
         with request(labs.s, "serve", bob, "data", **where):
-            isolation.charge(people.store, "bob", 1000)
+            people.charge("bob", 1000)
             limit(1000)
             with pytest.raises(inner.Refused, match="bob: its quota of 1000 bytes"):
                 dial(labs.s)

@@ -13,7 +13,8 @@ import two_labs
 
 from nebula_jax.federation import cosigning, meter, state, upkeep
 from nebula_jax.security import accounts, audit
-from nebula_jax.security.accounts import identity_store, isolation
+from nebula_jax.security.accounts import store as store_lib
+from nebula_jax.security.accounts.identity import Identity
 from nebula_jax.security.audit import checkpoint_note, entries, witness
 
 
@@ -81,11 +82,11 @@ def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
 def test_an_account_that_is_active_again_is_barred_no_more(kept):
     here = kept.state.identity
     count(kept, "m3", "ana", 2000)
-    here.suspend(tiny_accounts.owner(here), "ana")
+    here.move(tiny_accounts.owner(here), "ana", "suspend")
     asyncio.run(kept.charge())
     with pytest.raises(state.QuotaSpent, match="it is suspended"):
         kept.state.check_quota("ana")
-    here.resume(tiny_accounts.owner(here), "ana")
+    here.move(tiny_accounts.owner(here), "ana", "resume")
     asyncio.run(kept.charge())
     kept.state.check_quota("ana")
     assert charged(kept) == 2000
@@ -93,10 +94,10 @@ def test_an_account_that_is_active_again_is_barred_no_more(kept):
 
 def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
     def full(store, name, count):
-        raise identity_store.StoreError("the disk is full")
+        raise store_lib.StoreError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(isolation, "charge", full)
+        patched.setattr(Identity, "charge", full)
         count(kept, "m3", "ana", 2000)
         asyncio.run(kept.charge())
     assert charged(kept) == 0
@@ -146,7 +147,7 @@ def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
 
 
 def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatch):
-    charge = isolation.charge
+    charge = Identity.charge
 
     async def save():
         loop = asyncio.get_running_loop()
@@ -158,13 +159,13 @@ def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatc
             asyncio.run_coroutine_threadsafe(cross(), loop).result(20)
             charge(*values)
 
-        monkeypatch.setattr(isolation, "charge", slow)
+        monkeypatch.setattr(Identity, "charge", slow)
         count(kept, "m3", "ana", 2000)
         await kept._save()
 
     asyncio.run(save())
     assert charged(kept) == 2000
-    monkeypatch.setattr(isolation, "charge", charge)
+    monkeypatch.setattr(Identity, "charge", charge)
     asyncio.run(kept.charge())
     assert charged(kept) == 2005
     assert state.read_usage(kept.state.folder.path) == {"m3": 2000, "another": 5}

@@ -14,7 +14,7 @@ import sys
 import tiny_accounts
 
 from nebula_jax.security import grants
-from nebula_jax.security.accounts import isolation, logins
+from nebula_jax.security.accounts import logins
 from nebula_jax.security.grants import budgets, grant_meter
 
 WRITES = ("BEGIN", "UPDATE", "INSERT", "DELETE", "COMMIT")
@@ -23,7 +23,6 @@ WRITES = ("BEGIN", "UPDATE", "INSERT", "DELETE", "COMMIT")
 def prepare(folder):
     with tiny_accounts.begin(folder) as here:
         tiny_accounts.person(here, "ana")
-        here.add(tiny_accounts.owner(here), "ben", "researcher", tiny_accounts.NOW)
         owner = tiny_accounts.owner(here)
         tiny_accounts.handle(here, owner)
         tiny_accounts.grant(here, owner, "ana", budgets.Budget(1000))
@@ -40,27 +39,26 @@ def give(here, owner):
 
 
 def suspend(here, owner):
-    here.suspend(owner, "ana")
+    here.move(owner, "ana", "suspend")
 
 
-def activate(here, owner):
-    here.activate(owner, "ben", tiny_accounts.PASSWORD)
+def add(here, owner):
+    tiny_accounts.person(here, "ben")
 
 
 def charge(here, owner):
-    isolation.charge(here.store, "ana", 7)
+    here.charge("ana", 7)
 
 
 def state(folder):
     """What is in the store: anything that one of the actions changes."""
     with tiny_accounts.reopen(folder) as here:
-        ana, ben = here.find("ana"), here.find("ben")
+        ana, names = here.find("ana"), [each.name for each in here.listing()]
         query = "SELECT coalesce(sum(row_count), 0), count(*) FROM uses"
-        passwords = "SELECT password IS NOT NULL FROM accounts WHERE name = 'ben'"
         tokens = "SELECT count(*) FROM tokens WHERE account = 'ana'"
         return {
             "ana": [ana.state, here.store.rows(tokens)[0][0], ana.charged_bytes],
-            "ben": [ben.state, here.store.rows(passwords)[0][0]],
+            "ben": "ben" in names and logins.has_password(here, "ben"),
             "uses": list(here.store.rows(query)[0]),
             "grants": [
                 [each.number, each.state, each.rows_used, each.nbytes_used]

@@ -14,7 +14,6 @@ from unittest import mock
 
 import tiny_accounts
 
-from nebula_jax.security.accounts import passwords
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.membership import site_folder
 from scripts import nebula
@@ -77,7 +76,7 @@ def run(*argv, stdin=""):
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "stdin", io.StringIO(stdin)),
-        mock.patch.object(passwords, "argon2id", tiny_accounts.Hasher),
+        mock.patch("argon2.PasswordHasher", tiny_accounts.Hasher),
         tiny_accounts._no_power_cut(),
         mock.patch.object(os, "fdatasync"),
         mock.patch.object(os, "fsync"),

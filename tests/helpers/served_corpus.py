@@ -10,7 +10,7 @@ from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.runtime.served import data_service
 from nebula_jax.security import grants
-from nebula_jax.security.accounts import identity
+from nebula_jax.security.accounts import identity, tokens
 from nebula_jax.security.grants import budgets, data_access, data_schema, grant_meter
 
 HANDLE = "corpus-tiny"
@@ -33,7 +33,7 @@ class Owner:
         self.folder = running.folder
         self.identity = identity.Identity.open(self.folder.path)
         self.account = self.identity.account_of(
-            self.identity.owner_token(), time.time()
+            tokens.owner(self.identity.folder), time.time()
         )
         provider = {
             "kind": kind,

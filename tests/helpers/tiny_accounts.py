@@ -3,11 +3,12 @@
 import contextlib
 from unittest import mock
 
-import argon2
+from argon2 import PasswordHasher
 
 from nebula_jax import disk
 from nebula_jax.security import grants
-from nebula_jax.security.accounts import identity, identity_store, roles
+from nebula_jax.security.accounts import identity, logins, roles, tokens
+from nebula_jax.security.accounts import store as store_lib
 from nebula_jax.security.grants import data_access, data_schema
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
@@ -24,7 +25,7 @@ class Hasher:
     """argon2id with the smallest parameters; counts what it does."""
 
     def __init__(self, time_cost=1, memory_cost=8):
-        self._hasher = argon2.PasswordHasher(time_cost, memory_cost, parallelism=1)
+        self._hasher = PasswordHasher(time_cost, memory_cost, parallelism=1)
         self.calls = 0
 
     def hash(self, password):
@@ -34,9 +35,6 @@ class Hasher:
     def verify(self, stored, password):
         self.calls += 1
         return self._hasher.verify(stored, password)
-
-    def check_needs_rehash(self, stored):
-        return self._hasher.check_needs_rehash(stored)
 
 
 class Records(list):
@@ -50,7 +48,7 @@ def begin(folder, **options):
     """The accounts of a folder: root, who owns it."""
     options = {"hasher": Hasher(), **options}
     with _no_power_cut():
-        return identity.Identity.begin(folder, "root", NOW, **options)
+        return identity.Identity.begin(folder, "root", **options)
 
 
 def reopen(folder, **options):
@@ -61,7 +59,7 @@ def reopen(folder, **options):
 @contextlib.contextmanager
 def _no_power_cut():
     """Leaves out flushes, which a killed process does not miss: they take most time."""
-    connect = identity_store._connect
+    connect = store_lib._connect
 
     def fast(path):
         connection = connect(path)
@@ -69,20 +67,19 @@ def _no_power_cut():
         return connection
 
     with (
-        mock.patch.object(identity_store, "_connect", fast),
+        mock.patch.object(store_lib, "_connect", fast),
         mock.patch.object(disk, "sync"),
     ):
         yield
 
 
 def owner(here):
-    return here.account_of(here.owner_token(), NOW)
+    return here.account_of(tokens.owner(here.folder), NOW)
 
 
 def person(here, name, role=roles.RESEARCHER):
     """Adds an active account."""
-    here.add(owner(here), name, role, NOW)
-    return here.activate(owner(here), name, PASSWORD)
+    return logins.add(here, owner(here), name, role, PASSWORD)
 
 
 def handle(here, by, name="corpus-es"):

@@ -70,7 +70,7 @@ def found(path, name="lab-s"):
     """A lab that has founded a federation."""
     folder = site_folder.Folder(path)
     joining.found(folder, name).close()
-    identity.Identity.begin(path, OWNER, time.time()).close()
+    identity.Identity.begin(path, OWNER).close()
     return folder
 
 
@@ -81,7 +81,7 @@ def join(path, at, address, name="lab-t"):
     issuer.close()
     folder = site_folder.Folder(path)
     joining.join(folder, invitations.parse(text))
-    identity.Identity.begin(path, OWNER, time.time()).close()
+    identity.Identity.begin(path, OWNER).close()
     return folder
 
 

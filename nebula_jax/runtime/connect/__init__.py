@@ -24,7 +24,7 @@ from nebula_jax.federation import inner, switch_client
 from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
 from nebula_jax.security import tls
-from nebula_jax.security.accounts import account_token
+from nebula_jax.security.accounts import tokens
 from nebula_jax.security.membership import member, site_folder
 
 Settings = routes.Settings
@@ -99,7 +99,7 @@ def _check_federation(settings: Settings) -> None:
     folder = site_folder.Folder(pathlib.Path(settings.federation))
     member.load(folder, "trainer")
     inner.read(folder)
-    account_token.read(folder, settings.account)
+    tokens.read(folder, settings.account)
 
 
 @functools.cache

@@ -1,6 +1,6 @@
 """The line between who reads data and the process that serves it.
 
-    proof    reader -> service   of the reader's account, see `token_proof`
+    proof    reader -> service   of the reader's account, see `accounts.tokens`
     wanted   reader -> service   an operation, and what of it, [1 + N] int32
     parts    service -> reader   the parts of the corpus as JSON, in pages
     rows     service -> reader   the rows, [N, L] int32, ids packed as on M3's line
@@ -27,7 +27,7 @@ import numpy as np
 from nebula_jax import errors, printable
 from nebula_jax.communication import channels, codec, codecs
 from nebula_jax.security import names
-from nebula_jax.security.accounts import token_proof
+from nebula_jax.security.accounts import tokens
 from nebula_jax.security.grants import data_access
 from nebula_jax.security.membership import site_folder
 
@@ -148,7 +148,7 @@ def service_ends(carrier: channels.Carrier, form: Form) -> Ends:
 
 def _specs(form: Form) -> tuple[codec.Spec, ...]:
     return (
-        jax.ShapeDtypeStruct((token_proof.PROOF_BYTES,), np.uint8),
+        jax.ShapeDtypeStruct((tokens.PROOF_BYTES,), np.uint8),
         jax.ShapeDtypeStruct((1 + form.rows,), np.int32),
         jax.ShapeDtypeStruct((form.rows, form.length), np.int32),
     )

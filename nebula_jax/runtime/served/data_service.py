@@ -3,7 +3,7 @@
 Readers come through the switches, as trainers do (`own_switch`), any number of them at
 any time. Who reads is never taken from what a reader sends: its lab is the one of its
 certificate, which vouches for its accounts (`ana@lab-t`); an account of this lab proves
-that it has its token (`token_proof`). Each use is counted against the grant before
+that it has its token (`accounts.tokens`). Each use is counted against the grant before
 anything of it is served, and is in the audit log of this lab within a second or two.
 A use that the grant does not allow ends the reader's session with the reason.
 """
@@ -27,7 +27,7 @@ from nebula_jax.federation import switch_client
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.served import data_channels, data_session, owner_text
 from nebula_jax.security import grants
-from nebula_jax.security.accounts import account_token, identity, isolation
+from nebula_jax.security.accounts import identity, tokens
 from nebula_jax.security.audit import entries
 from nebula_jax.security.grants import data_access
 from nebula_jax.security.membership import site_folder
@@ -75,11 +75,11 @@ class DataService:
         self._threads: list[threading.Thread] = []
         self._identity = identity.Identity.open(folder.path)
         try:
-            token = account_token.read(folder, account)
+            token = tokens.read(folder, account)
             by = self._identity.account_of(token, clock())
             access = data_access.DataAccess(self._identity.store)
             provider = access.provider(by, handle)
-            work_folder = isolation.work_folder(folder.path, by)
+            work_folder = self._identity.work_folder(by)
             with process.timed(f"preparing {handle}"):
                 text = owner_text.opened(provider, work_folder / PREPARED)
             expected = access.find(handle).schema.vocabulary
@@ -94,7 +94,7 @@ class DataService:
         self._tally = data_session.Tally()
         self._served = data_session.Handle(
             *(handle, folder.load().name, secrets.token_hex(16), text),
-            *(self._identity.store, self._tally, clock),
+            *(self._identity, self._tally, clock),
         )
 
     def stop(self) -> None:

@@ -15,7 +15,7 @@ from nebula_jax.communication.link import Link
 from nebula_jax.federation import requests
 from nebula_jax.runtime.served import data_channels, owner_text
 from nebula_jax.security import accounts, names
-from nebula_jax.security.accounts import identity_store, token_proof
+from nebula_jax.security.accounts.identity import Identity
 from nebula_jax.security.grants import grant_meter
 from nebula_jax.security.membership import site_folder
 
@@ -59,7 +59,7 @@ class Handle(NamedTuple):
     nonce: str
     """Drawn by this run of the service: proofs are for it alone."""
     text: owner_text.ServedText
-    store: identity_store.Store
+    people: Identity
     tally: Tally
     clock: Callable[[], float]
     """Returns unix seconds, by which grants end."""
@@ -76,7 +76,7 @@ class Handle(NamedTuple):
             there, or has gone.
         """
         reader, form = self._claimed(link)
-        meter = grant_meter.Meter(self.store)
+        meter = grant_meter.Meter(self.people.store)
         # Before it can wait for anything: who has no grant takes nobody's place.
         meter.remaining(reader.subject, self.name, "schema", self.clock())
         ends = data_channels.service_ends(link, form)
@@ -84,8 +84,7 @@ class Handle(NamedTuple):
         proof = _bytes_of(ends.proof.recv_payload(0)).tobytes()
         if "@" not in reader.subject:
             about = (self.lab, self.name, self.nonce, link.peer.cluster)
-            store, now = self.store, self.clock()
-            if not token_proof.holds(store, reader.subject, about, proof, now):
+            if not self.people.has_token(reader.subject, about, proof, self.clock()):
                 raise data_channels.DataError(
                     f"{reader.subject} has not shown a token: log in again"
                 )
@@ -166,7 +165,7 @@ class Handle(NamedTuple):
     def _count(self, reader: Reader, operation: str, rows: int, nbytes: int) -> None:
         """Counts a use that is about to be served."""
         counted = (reader.subject, self.name, operation, rows, nbytes)
-        grant_meter.Meter(self.store).use(*counted, self.clock(), reader.job)
+        grant_meter.Meter(self.people.store).use(*counted, self.clock(), reader.job)
         self.tally.add(reader, rows, nbytes)
 
 

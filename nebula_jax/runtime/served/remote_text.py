@@ -30,7 +30,7 @@ from nebula_jax.federation import inner, switch_client
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.served import data_channels, remote_side
-from nebula_jax.security.accounts import account_token, identity, token_proof
+from nebula_jax.security.accounts import identity, tokens
 from nebula_jax.security.membership import site_folder
 
 PAGES_AT_ONCE = 64
@@ -110,7 +110,7 @@ class RemoteText:
             reading.rows, reading.max_length, reading.pieces
         )
         folder = site_folder.Folder(pathlib.Path(settings.federation))
-        token, lab = account_token.read(folder, settings.account), folder.load().name
+        token, lab = tokens.read(folder, settings.account), folder.load().name
         with identity.Identity.open(folder.path) as found:
             account = found.account_of(token, time.time()).name
         name = data_channels.reader_name(lab, account, settings.job, reading.cluster)
@@ -139,7 +139,7 @@ class RemoteText:
         try:
             self._ends = data_channels.reader_ends(self._link, self._form)
             self._link.wait_for_welcome(settings.connect_timeout)
-            proof = token_proof.make(token, self._about(name))
+            proof = tokens.prove(token, self._about(name))
             self._send(self._ends.proof, 0, np.frombuffer(proof, np.uint8))
             self._places = _placed(self._read_parts())
         except errors.NebulaError as error:

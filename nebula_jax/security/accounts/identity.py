@@ -1,28 +1,24 @@
 """The accounts of one lab: their life, and whose a token is.
 
-An account is created, gets its first password and is active, may be suspended and
+An account is added with its first password (`logins.add`), may be suspended and
 resumed, and is removed for good: its name is never given again. Each change is checked
 against the role of who makes it, in the transaction that makes it, and recorded.
 
-The account of the folder's own user exists from the start. It needs no password: its
-token is in FOLDER/owner.token, which trainers show if no account is named.
+The account of the folder's own user exists from the start and needs no password: its
+token is in the folder (`tokens.owner`).
 """
 
+import hmac
 import pathlib
 import sqlite3
+from collections.abc import Sequence
 from typing import Self
 
+import argon2
+
 from nebula_jax.security import accounts, private_files
-from nebula_jax.security.accounts import (
-    Account,
-    IdentityError,
-    account_rows,
-    identity_store,
-    owner_token,
-    passwords,
-    roles,
-    tokens,
-)
+from nebula_jax.security.accounts import Account, IdentityError, Limits, roles, tokens
+from nebula_jax.security.accounts import store as store_lib
 
 
 class Identity:
@@ -33,52 +29,59 @@ class Identity:
 
     Attributes:
       folder: of the federation.
-      store: the file.
+      store: the file, which records each change.
       hasher: of passwords.
-      record: is called for each change.
     """
 
     def __init__(
         self,
         folder: pathlib.Path,
-        store: identity_store.Store,
-        hasher: passwords.Hasher | None,
-        record: identity_store.Record,
+        store: store_lib.Store,
+        hasher: argon2.PasswordHasher | None,
     ) -> None:
-        self.folder = folder
-        self.store = store
-        self.hasher = hasher or passwords.argon2id()
-        self.record = record
+        self.folder, self.store = folder, store
+        # By default argon2id with 64 MiB and 3 passes, RFC 9106.
+        self.hasher = hasher or argon2.PasswordHasher()
 
     @classmethod
     def begin(
         cls,
         folder: pathlib.Path,
         owner: str,
-        now: float,
-        hasher: passwords.Hasher | None = None,
-        record: identity_store.Record = identity_store.unrecorded,
+        hasher: argon2.PasswordHasher | None = None,
+        record: store_lib.Record = store_lib.unrecorded,
     ) -> Self:
         """Makes the accounts of a folder: its owner's. A second time changes nothing.
 
         Args:
           folder: of the federation; made if only it is missing.
           owner: the name of the account, see `accounts.name_for`.
-          now: unix seconds.
           hasher: of passwords; argon2id if None.
           record: is called for each change.
 
         Raises:
           IdentityError: if the folder has another owner.
-          identity_store.StoreError: if the file does not serve.
+          store.StoreError: if the file does not serve.
           private_files.PrivateFileError: if others can use the folder or the file.
         """
         accounts.check_name(owner)
         folder = private_files.folder(folder.resolve())
-        identity_store.create(folder / identity_store.NAME)
+        store_lib.create(folder / store_lib.NAME)
         made = cls.open(folder, hasher, record)
         try:
-            made._begin(owner, now)
+            with made.store.writing() as connection:
+                query = "SELECT name FROM accounts WHERE owns_folder"
+                before = connection.execute(query).fetchone()
+                if before is None:
+                    first = Account(
+                        owner, roles.OWNER, accounts.ACTIVE, Limits(), 0, True
+                    )
+                    insert(made.store, connection, owner, first, None)
+                elif before["name"] != owner:
+                    raise IdentityError(
+                        f"{folder}: belongs to account {before['name']}, not to {owner}"
+                    )
+            tokens.owner(folder)
         except BaseException:
             made.close()
             raise
@@ -88,13 +91,12 @@ class Identity:
     def open(
         cls,
         folder: pathlib.Path,
-        hasher: passwords.Hasher | None = None,
-        record: identity_store.Record = identity_store.unrecorded,
+        hasher: argon2.PasswordHasher | None = None,
+        record: store_lib.Record = store_lib.unrecorded,
     ) -> Self:
         """Opens the accounts of a folder; for arguments and errors see `begin`."""
         folder = private_files.folder(folder.resolve())
-        store = identity_store.Store(folder / identity_store.NAME)
-        return cls(folder, store, hasher, record)
+        return cls(folder, store_lib.Store(folder / store_lib.NAME, record), hasher)
 
     def close(self) -> None:
         """Closes the file."""
@@ -112,41 +114,44 @@ class Identity:
         Raises:
           tokens.TokenError: if it is nobody's, revoked or expired.
         """
+        digest = tokens.digest(token)
         rows = self.store.rows(
             "SELECT accounts.*, tokens.expires FROM tokens"
             " JOIN accounts ON accounts.name = tokens.account WHERE tokens.digest = ?",
-            (tokens.digest(token),),
+            (digest,),
         )
-        if not rows:
+        if rows:
+            found, expires = _account(rows[0]), rows[0]["expires"]
+            if now >= expires:
+                raise tokens.TokenError(
+                    f"this token of {found.name} has expired: log in again"
+                )
+            if found.state != accounts.ACTIVE:
+                raise tokens.TokenError(f"account {found.name} is {found.state}")
+            return found
+        owners = tokens.digest(tokens.owner(self.folder))
+        if not hmac.compare_digest(owners, digest):
             raise tokens.TokenError(
                 "this token was revoked, or is of another folder: log in again"
             )
-        found, expires = accounts.from_row(rows[0]), rows[0]["expires"]
-        if expires is not None and now >= expires:
-            raise tokens.TokenError(
-                f"this token of {found.name} has expired: log in again"
-            )
-        if found.state != accounts.ACTIVE:
-            raise tokens.TokenError(f"account {found.name} is {found.state}")
-        return found
+        return _account(self.store.rows("SELECT * FROM accounts WHERE owns_folder")[0])
 
-    def owner_token(self) -> str:
-        """Returns the token of the folder's owner, from its file.
+    def has_token(
+        self, name: str, about: Sequence[str], proof: bytes, now: float
+    ) -> bool:
+        """Returns True if a proof shows that an account has a token that serves.
 
-        Raises:
-          private_files.PrivateFileError: if it is missing, or others can read it.
+        Args:
+          name: of the account.
+          about: see `tokens.prove`.
+          proof: as it came.
+          now: unix seconds.
         """
-        return owner_token.read(self.folder)
-
-    def renew_owner_token(self, now: float) -> None:
-        """Gives the folder's owner a token, if the one in its file does not serve.
-
-        Raises:
-          private_files.PrivateFileError: if others can read the file.
-          identity_store.StoreError: if it cannot be written.
-        """
-        with self.store.writing() as connection:
-            self._renew_owner_token(connection, account_rows.owner(connection), now)
+        query = "SELECT digest FROM tokens WHERE account = ? AND expires > ?"
+        digests = [row["digest"] for row in self.store.rows(query, (name, now))]
+        if self.find(name).owns_folder:
+            digests.append(tokens.digest(tokens.owner(self.folder)))
+        return any(tokens.is_proof(each, about, proof) for each in digests)
 
     def find(self, name: str) -> Account:
         """Returns an account in whatever state.
@@ -154,61 +159,44 @@ class Identity:
         Raises:
           IdentityError: if there is none of this name.
         """
-        for each in self.listing():
-            if each.name == name:
-                return each
-        raise account_rows.missing(name)
+        with self.store.writing() as connection:
+            return account(connection, name)
 
     def listing(self) -> list[Account]:
         """Returns all accounts, by name, those removed too."""
         rows = self.store.rows("SELECT * FROM accounts ORDER BY name")
-        return [accounts.from_row(row) for row in rows]
+        return [_account(row) for row in rows]
 
-    def add(self, by: Account, name: str, role: str, now: float) -> Account:
-        """Adds an account, which can do nothing until it is activated.
+    def move(self, by: Account, name: str, event: str) -> Account:
+        """Moves an account along the table of transitions.
 
-        Raises:
-          IdentityError: if the name is taken, or ever was.
-          roles.DeniedError: if `by` may not add one with this role.
-        """
-        accounts.check_name(name)
-        roles.check(role)
-        with self.store.writing() as connection:
-            actor = account_rows.actor(connection, by)
-            roles.require_over(actor, "account.add", name, role)
-            if before := account_rows.row(connection, name):
-                raise IdentityError(
-                    f"there is an account {name} already"
-                    if before["state"] != accounts.REMOVED
-                    else f"account {name} was removed: its name is not given again"
-                )
-            account_rows.insert(connection, self.record, by.name, name, role, now)
-            return account_rows.account(connection, name)
+        An account that is not active has no tokens. If it is removed, its work folder
+        and the record of its grants stay.
 
-    def activate(self, by: Account, name: str, password: str) -> Account:
-        """Activates an account that was created, with its first password.
+        Args:
+          by: the account that does it.
+          name: of the account.
+          event: `suspend`, `resume` or `remove`.
 
         Raises:
-          IdentityError: if it is not there, or in another state.
-          passwords.PasswordError: if the password does not serve.
+          IdentityError: if it is not there, in another state, or the folder's owner.
           roles.DeniedError: if `by` may not.
         """
-        return self._change(by, name, "activate", "account.add", password)
-
-    def suspend(self, by: Account, name: str) -> Account:
-        """Suspends an account: its tokens are revoked. For errors see `activate`."""
-        return self._change(by, name, "suspend", "account.suspend")
-
-    def resume(self, by: Account, name: str) -> Account:
-        """Makes a suspended account active. For errors see `activate`."""
-        return self._change(by, name, "resume", "account.suspend")
-
-    def remove(self, by: Account, name: str) -> Account:
-        """Removes an account for good, suspended before. For errors see `activate`.
-
-        Its work folder and the record of its grants stay.
-        """
-        return self._change(by, name, "remove", "account.remove")
+        operation = "account.remove" if event == "remove" else "account.suspend"
+        with self.store.writing() as connection:
+            before = _changed(connection, by, operation, name)
+            _check_not_owner(before, event)
+            after = accounts.next_state(name, before.state, event)
+            query = "UPDATE accounts SET state = ? WHERE name = ?"
+            connection.execute(query, (after, name))
+            if after != accounts.ACTIVE:
+                revoke_tokens(connection, name)
+            if after == accounts.REMOVED:
+                query = "UPDATE accounts SET password = NULL WHERE name = ?"
+                connection.execute(query, (name,))
+            what = {"name": name, "before": before.state, "after": after}
+            self.store.record(f"account.{event}", by.name, **what)
+            return before._replace(state=after)
 
     def set_role(self, by: Account, name: str, role: str) -> Account:
         """Gives another account a role; its tokens have it at once.
@@ -218,22 +206,19 @@ class Identity:
             owner.
           roles.DeniedError: if `by` may not, or it is its own account.
         """
-        roles.check(role)
         with self.store.writing() as connection:
-            actor, before = _both(connection, by, "account.role", name)
-            roles.require_over(actor, "account.role", name, role)
-            account_rows.check_not_removed(before)
-            account_rows.check_not_owner(connection, name, "get another role")
-            connection.execute(
-                "UPDATE accounts SET role = ? WHERE name = ?", (role, name)
-            )
-            self.record(
-                "account.role", by.name, name=name, before=before.role, after=role
-            )
-            return account_rows.account(connection, name)
+            before = _changed(connection, by, "account.role", name)
+            roles.require_over(actor(connection, by), "account.role", name, role)
+            check_not_removed(before)
+            _check_not_owner(before, "get another role")
+            query = "UPDATE accounts SET role = ? WHERE name = ?"
+            connection.execute(query, (role, name))
+            what = {"name": name, "before": before.role, "after": role}
+            self.store.record("account.role", by.name, **what)
+            return before._replace(role=role)
 
-    def set_limits(self, by: Account, name: str, limits: accounts.Limits) -> Account:
-        """Sets the share of bandwidth and the quotas of an account.
+    def set_limits(self, by: Account, name: str, limits: Limits) -> Account:
+        """Sets the share of the line and the quota of an account.
 
         Raises:
           IdentityError: if the account is not there, or a limit is out of bounds.
@@ -241,61 +226,121 @@ class Identity:
         """
         accounts.check_limits(limits)
         with self.store.writing() as connection:
-            _, before = _both(connection, by, "account.limits", name)
-            account_rows.check_not_removed(before)
-            connection.execute(
-                "UPDATE accounts SET share = ?, quota_bytes = ?, disk_bytes = ?"
-                " WHERE name = ?",
-                (*limits, name),
-            )
-            self.record("account.limits", by.name, name=name, **limits._asdict())
-            return account_rows.account(connection, name)
+            before = _changed(connection, by, "account.limits", name)
+            check_not_removed(before)
+            query = "UPDATE accounts SET share = ?, quota_bytes = ? WHERE name = ?"
+            connection.execute(query, (*limits, name))
+            what = {"name": name, **limits._asdict()}
+            self.store.record("account.limits", by.name, **what)
+            return before._replace(limits=limits)
 
-    def _begin(self, owner: str, now: float) -> None:
+    def charge(self, name: str, count: int) -> None:
+        """Charges an account with bytes that have crossed the line.
+
+        All are charged, whatever its quota and its state are: they have crossed.
+        Whether more may cross, `accounts.barred` says. Each call writes to the disk.
+
+        Raises:
+          IdentityError: if there is no such account.
+          store.StoreError: if they cannot be written; then none is charged.
+        """
         with self.store.writing() as connection:
-            before = account_rows.owner(connection)
-            if before is None:
-                record = self.record
-                account_rows.insert(connection, record, owner, owner, roles.OWNER, now)
-                account_rows.move(connection, record, owner, owner, "activate")
-                connection.execute("INSERT INTO settings VALUES ('owner', ?)", (owner,))
-            elif before != owner:
-                raise IdentityError(
-                    f"{self.folder}: belongs to account {before}, not to {owner}"
-                )
-            self._renew_owner_token(connection, owner, now)
+            total = account(connection, name).charged_bytes + count
+            query = "UPDATE accounts SET charged_bytes = ? WHERE name = ?"
+            connection.execute(query, (total, name))
 
-    def _renew_owner_token(
-        self, connection: sqlite3.Connection, owner: str | None, now: float
-    ) -> None:
-        if owner and not owner_token.serves(self.folder, connection, owner):
-            owner_token.replace(self.folder, connection, owner, now)
+    def work_folder(self, account: Account) -> pathlib.Path:
+        """Returns the work folder of an active account, which is made if missing.
 
-    def _change(
-        self, by: Account, name: str, event: str, operation: str, password: str = ""
-    ) -> Account:
-        """Moves an account along the table of transitions."""
-        hashed = None
-        if event == "activate":
-            text = passwords.new(password)
-            with self.store.writing() as connection:  # denied before any work
-                _, before = _both(connection, by, operation, name)
-                accounts.next_state(name, before.state, event)
-            hashed = passwords.hashed(self.hasher, text)
-        with self.store.writing() as connection:
-            _both(connection, by, operation, name)
-            account_rows.check_not_owner(connection, name, event)
-            account_rows.move(connection, self.record, by.name, name, event)
-            if hashed is not None:
-                account_rows.set_password(connection, name, hashed)
-            return account_rows.account(connection, name)
+        All accounts of a lab are one user of the machine: the folder keeps out other
+        users, and other accounts by mistake, not a program that means to look.
+
+        Raises:
+          private_files.PrivateFileError: if a link or a file is there, or the folder is
+            another user's or open to one.
+          roles.DeniedError: if the account is not active.
+        """
+        roles.require_active(account)
+        accounts.check_name(account.name)  # it becomes part of a path
+        users = private_files.folder(self.folder / "users")
+        return private_files.folder(users / account.name)
 
 
-def _both(
+# Accounts as a transaction sees them: what was read before it may have changed.
+
+
+def row(connection: sqlite3.Connection, name: str) -> sqlite3.Row | None:
+    """Returns the row of an account, with its secrets; None if there is none."""
+    if not accounts.is_name(name):  # and perhaps no text that SQLite takes
+        return None
+    query = "SELECT * FROM accounts WHERE name = ?"
+    found: sqlite3.Row | None = connection.execute(query, (name,)).fetchone()
+    return found
+
+
+def account(connection: sqlite3.Connection, name: str) -> Account:
+    """Returns an account in whatever state; raises IdentityError if there is none."""
+    found = row(connection, name)
+    if found is None:
+        shown = name if accounts.is_name(name) else "of this name"
+        raise IdentityError(f"there is no account {shown}")
+    return _account(found)
+
+
+def actor(connection: sqlite3.Connection, by: Account) -> Account:
+    """Returns who acts, as the account is now.
+
+    Raises:
+      IdentityError: if there is no such account.
+      roles.DeniedError: if it is not active any more.
+    """
+    found = account(connection, by.name)
+    roles.require_active(found)
+    return found
+
+
+def check_not_removed(account: Account) -> None:
+    """Checks that an account is not gone for good; raises IdentityError if it is."""
+    if account.state == accounts.REMOVED:
+        raise IdentityError(f"account {account.name} is removed, which is final")
+
+
+def insert(
+    store: store_lib.Store,
+    connection: sqlite3.Connection,
+    by: str,
+    new: Account,
+    password: str | None,
+) -> None:
+    """Inserts an account, with the hash of its password if it has one."""
+    values = (*new[:3], *new.limits, *new[4:], password)
+    query = "INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?, ?, ?)"
+    connection.execute(query, values)
+    store.record("account.add", by, name=new.name, role=new.role)
+
+
+def revoke_tokens(connection: sqlite3.Connection, name: str) -> None:
+    """Revokes the tokens of all logins of an account."""
+    connection.execute("DELETE FROM tokens WHERE account = ?", (name,))
+
+
+def _changed(
     connection: sqlite3.Connection, by: Account, operation: str, name: str
-) -> tuple[Account, Account]:
-    """Returns who acts and the account that it is done to, if that is permitted."""
-    actor = account_rows.actor(connection, by)
-    found = account_rows.account(connection, name)
-    roles.require_over(actor, operation, name, found.role)
-    return actor, found
+) -> Account:
+    """Returns the account that `by` is about to change, if that is permitted."""
+    acting, found = actor(connection, by), account(connection, name)
+    roles.require_over(acting, operation, name, found.role)
+    return found
+
+
+def _check_not_owner(account: Account, what: str) -> None:
+    if account.owns_folder:
+        raise IdentityError(
+            f"account {account.name} cannot {what}: the folder belongs to it"
+        )
+
+
+def _account(row: sqlite3.Row) -> Account:
+    name, role, state, share, quota, charged, owns_folder = row[:7]
+    limits = Limits(share, quota)
+    return Account(name, role, state, limits, charged, bool(owns_folder))

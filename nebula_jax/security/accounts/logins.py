@@ -1,25 +1,39 @@
-"""Logging in: a name and a password in exchange for a token.
+"""Passwords: adding a person with a first one, logging in, changing it.
 
-A wrong name takes as long as a wrong password and is answered alike, and each failure
-slows down the next try (`throttle`).
+A wrong name takes as long as a wrong password and is answered alike. Each failure makes
+the next try wait longer: a try is counted before its password is hashed, and one that
+comes too early is not hashed at all, so that tries side by side, in whatever processes,
+are counted one by one. After 5 that fail at once, the next wait 1, 2, 4, ... seconds
+and at most a quarter of an hour each: 10,000 tries take more than 100 days.
+
+The price: whoever tries wrong passwords of an account makes its person wait up to a
+quarter of an hour to log in. Tokens that were given before go on.
 """
 
+import contextlib
 import sqlite3
+import unicodedata
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from argon2 import exceptions
+
+from nebula_jax import errors
 from nebula_jax.security import accounts
-from nebula_jax.security.accounts import (
-    Account,
-    account_rows,
-    owner_token,
-    passwords,
-    roles,
-    throttle,
-    tokens,
-)
+from nebula_jax.security.accounts import Account, identity, roles, tokens
 from nebula_jax.security.accounts.identity import Identity
 
+FEWEST_CHARACTERS = 12
+MOST_BYTES = 1024
+"""A sentence fits; hashing a longer one would cost time before anybody is known."""
+FREE = 5
+"""Tries without a wait: a person's slips."""
+LONGEST = 900.0  # seconds to wait
 _WRONG = "no account has this name and password"
+
+
+class PasswordError(errors.NebulaError):
+    """A password that is not taken, or that cannot be checked at present."""
 
 
 class LoginError(accounts.IdentityError):
@@ -27,17 +41,7 @@ class LoginError(accounts.IdentityError):
 
 
 class ThrottledError(LoginError):
-    """A try to log in that came too early, whatever its password.
-
-    Attributes:
-      retry_at: unix seconds from which on another is taken.
-    """
-
-    def __init__(self, wait: float, retry_at: float) -> None:
-        super().__init__(
-            f"too many tries to log in have failed: try again in {wait:.0f} s"
-        )
-        self.retry_at = retry_at
+    """A try to log in that came too early, whatever its password."""
 
 
 class Login(NamedTuple):
@@ -51,8 +55,47 @@ class Login(NamedTuple):
         return f"Login({self.account.name})"  # no token in a log
 
 
+def add(people: Identity, by: Account, name: str, role: str, password: str) -> Account:
+    """Adds an account with its first password.
+
+    Args:
+      people: the accounts.
+      by: the account that adds it.
+      name: of the new account.
+      role: one of `roles.ROLES`.
+      password: the first.
+
+    Raises:
+      accounts.IdentityError: if the name is taken, or ever was.
+      PasswordError: if the password is not taken.
+      roles.DeniedError: if `by` may not add an account with this role.
+    """
+    accounts.check_name(name)
+    text = checked(password)
+    with people.store.writing() as connection:  # denied before any work
+        _check_may_add(connection, by, name, role)
+    hashed = _hashed(people, text)
+    with people.store.writing() as connection:
+        _check_may_add(connection, by, name, role)
+        made = Account(name, role, accounts.ACTIVE, accounts.Limits(), 0)
+        identity.insert(people.store, connection, by.name, made, hashed)
+        return made
+
+
+def _check_may_add(
+    connection: sqlite3.Connection, by: Account, name: str, role: str
+) -> None:
+    roles.require_over(identity.actor(connection, by), "account.add", name, role)
+    if before := identity.row(connection, name):
+        raise accounts.IdentityError(
+            f"there is an account {name} already"
+            if before["state"] != accounts.REMOVED
+            else f"account {name} was removed: its name is not given again"
+        )
+
+
 def login(
-    identity: Identity,
+    people: Identity,
     name: str,
     password: str,
     now: float,
@@ -61,7 +104,7 @@ def login(
     """Logs a person in.
 
     Args:
-      identity: the accounts.
+      people: the accounts.
       name: of one, as somebody typed it.
       password: likewise.
       now: unix seconds.
@@ -70,49 +113,46 @@ def login(
     Raises:
       LoginError: if name and password do not belong together, or the account is not
         active; ThrottledError if it was tried too often.
-      passwords.PasswordError: if it cannot be checked at present.
+      PasswordError: if the password cannot be checked at present.
     """
-    proven = _prove(identity, name, password, now)
-    renewed = proven
-    if identity.hasher.check_needs_rehash(proven):
-        renewed = passwords.hashed(identity.hasher, passwords.normal(password))
-    with identity.store.writing() as connection:
-        row = account_rows.row(connection, name)
+    proven = _prove(people, name, password, now)
+    with people.store.writing() as connection:
+        row = identity.row(connection, name)
         if row is None or row["password"] != proven:
             raise LoginError(_WRONG)  # it was changed in the meantime
-        throttle.forget(connection, name)
-        if row["state"] == accounts.ACTIVE:
-            account_rows.set_password(connection, name, renewed)
-            token = tokens.give(connection, name, now, lifetime)
-            identity.record("login", name)
-            return Login(token, accounts.from_row(row), now + lifetime)
-    raise LoginError(f"account {name} is {row['state']}")
+        _forget_tries(connection, name)
+        account = identity.account(connection, name)
+        if account.state == accounts.ACTIVE:
+            token, expires = tokens.new(), now + lifetime
+            query = "DELETE FROM tokens WHERE account = ? AND expires <= ?"
+            connection.execute(query, (name, now))
+            query = "INSERT INTO tokens VALUES (?, ?, ?)"
+            connection.execute(query, (tokens.digest(token), name, expires))
+            people.store.record("login", name)
+            return Login(token, account, expires)
+    raise LoginError(f"account {name} is {account.state}")
 
 
-def logout(identity: Identity, token: str) -> None:
+def logout(people: Identity, token: str) -> None:
     """Revokes a token; one that is nobody's is no error.
 
     Raises:
       tokens.TokenError: if it cannot be one.
     """
-    with identity.store.writing() as connection:
-        tokens.revoke_one(connection, token)
+    digest = tokens.digest(token)
+    with people.store.writing() as connection:
+        connection.execute("DELETE FROM tokens WHERE digest = ?", (digest,))
 
 
 def set_password(
-    identity: Identity,
-    by: Account,
-    name: str,
-    password: str,
-    now: float,
-    old: str = "",
+    people: Identity, by: Account, name: str, password: str, now: float, old: str = ""
 ) -> Account:
     """Sets a password, and revokes every token of the account.
 
     The folder's owner gets a new token in its file at once.
 
     Args:
-      identity: the accounts.
+      people: the accounts.
       by: the account itself, or one that may change it.
       name: of the account.
       password: the new one.
@@ -120,59 +160,147 @@ def set_password(
       old: the present one, if it is `by`'s own and there is one.
 
     Raises:
-      accounts.IdentityError: if the account is not there, or cannot have one.
+      accounts.IdentityError: if the account is not there, or is removed.
       LoginError: if the old one is wrong.
-      passwords.PasswordError: if the new one does not serve.
+      PasswordError: if the new one is not taken.
       roles.DeniedError: if `by` may not.
     """
-    text = passwords.new(password)
-    with identity.store.writing() as connection:  # denied before any work
-        has_one = _check_may_set(connection, by, name)
+    text = checked(password)
+    with people.store.writing() as connection:  # denied before any work
+        _, has_one = _check_may_set(connection, by, name)
     if by.name == name and has_one:
-        _prove(identity, name, old, now)
-    hashed = passwords.hashed(identity.hasher, text)
-    with identity.store.writing() as connection:
-        _check_may_set(connection, by, name)
-        account_rows.set_password(connection, name, hashed)
-        throttle.forget(connection, name)
-        tokens.revoke(connection, name)
-        identity.record("account.password", by.name, name=name)
-        if name == account_rows.owner(connection):
-            owner_token.replace(identity.folder, connection, name, now)
-        return account_rows.account(connection, name)
+        _prove(people, name, old, now)
+    hashed = _hashed(people, text)
+    with people.store.writing() as connection:
+        account, _ = _check_may_set(connection, by, name)
+        query = "UPDATE accounts SET password = ? WHERE name = ?"
+        connection.execute(query, (hashed, name))
+        _forget_tries(connection, name)
+        identity.revoke_tokens(connection, name)
+        people.store.record("account.password", by.name, name=name)
+        if account.owns_folder:
+            tokens.replace_owners(people.folder)
+        return account
 
 
-def _check_may_set(connection: sqlite3.Connection, by: Account, name: str) -> bool:
-    """Checks that `by` may set a password; returns True if there is one."""
-    actor = account_rows.actor(connection, by)
-    row = account_rows.row(connection, name)
-    if row is None:
-        raise account_rows.missing(name)
-    if by.name != name:
-        roles.require_over(actor, "account.password", name, row["role"])
-    if row["state"] not in (accounts.ACTIVE, accounts.SUSPENDED):
-        raise accounts.IdentityError(
-            f"account {name} is {row['state']}, so it cannot get another password"
+def has_password(people: Identity, name: str) -> bool:
+    """Returns True if there is an account of this name that has a password."""
+    query = "SELECT password IS NOT NULL FROM accounts WHERE name = ?"
+    return any(row[0] for row in people.store.rows(query, (name,)))
+
+
+def checked(password: str, fewest: int = FEWEST_CHARACTERS) -> str:
+    """Returns a password in the form that is hashed.
+
+    Args:
+      password: any text of at most 1024 bytes.
+      fewest: characters of a password that somebody chooses.
+
+    Returns:
+      The text in normal form C: keyboards differ in how they write an accent.
+
+    Raises:
+      PasswordError: if it is too short or too long, or no text.
+    """
+    if len(password) > MOST_BYTES:  # before any work on it
+        raise PasswordError(f"a password has at most {MOST_BYTES} bytes")
+    found = unicodedata.normalize("NFC", password)
+    try:
+        size = len(found.encode("utf-8"))
+    except UnicodeEncodeError:  # half a character, from bytes that are no UTF-8
+        raise PasswordError("a password is text in UTF-8") from None
+    if size > MOST_BYTES:
+        raise PasswordError(
+            f"a password has at most {MOST_BYTES} bytes, this one {size}"
         )
-    return row["password"] is not None
+    if len(found) < fewest:
+        raise PasswordError(
+            f"a password has at least {fewest} characters, this one {len(found)}"
+        )
+    return found
 
 
-def _prove(identity: Identity, name: str, password: str, now: float) -> str:
+def _hashed(people: Identity, password: str) -> str:
+    with _translated():
+        return people.hasher.hash(password)
+
+
+def _is_right(people: Identity, stored: str | None, password: str) -> bool:
+    """Returns True if a password is the one of a hash; takes equally long if not."""
+    with _translated():
+        if stored is None:
+            # The work of a verification, so that time does not reveal who has an
+            # account. Nobody's hash would do as well, but would have to be kept.
+            people.hasher.hash(password)
+            return False
+        try:
+            return people.hasher.verify(stored, password)
+        except exceptions.VerifyMismatchError:
+            return False
+
+
+@contextlib.contextmanager
+def _translated() -> Iterator[None]:
+    """Translates a failure of argon2, such as want of memory or a damaged hash."""
+    try:
+        yield
+    except (exceptions.Argon2Error, exceptions.InvalidHashError) as error:
+        raise PasswordError(
+            f"a password cannot be checked at present: argon2id failed ({error})"
+        ) from None
+
+
+def _prove(people: Identity, name: str, password: str, now: float) -> str:
     """Returns the hash that a password was found to fit; for errors see `login`."""
     try:
-        text = passwords.normal(password)
-    except passwords.PasswordError:
+        text = checked(password, fewest=0)
+    except PasswordError:
         raise LoginError(_WRONG) from None  # nobody's, so there is none to guess
-    with identity.store.writing() as connection:
-        row = account_rows.row(connection, name)
-        who = name if row else throttle.bucket(connection, name)
-        retry_at = throttle.count(connection, who, now)
-    if retry_at is not None:
-        raise ThrottledError(retry_at - now, retry_at)
+    with people.store.writing() as connection:
+        row = identity.row(connection, name)
+        # Names without an account are not counted: who may try can list the accounts.
+        seconds = _count_try(connection, name, now) if row else 0.0
+    if seconds:
+        raise ThrottledError(
+            f"too many tries to log in have failed: try again in {seconds:.0f} s"
+        )
     stored: str | None = row["password"] if row else None
-    right = passwords.is_right(identity.hasher, stored, text)
-    if not right or stored is None:
+    if not _is_right(people, stored, text) or stored is None:
         # A name without an account may be a password, typed a line too early.
-        identity.record("login.refused", name if row else "")
+        people.store.record("login.refused", name if row else "")
         raise LoginError(_WRONG)
     return stored
+
+
+def wait(failures: int) -> float:
+    """Returns the seconds from a try to the next, after so many that failed."""
+    if failures < FREE:
+        return 0.0
+    return min(2.0 ** min(failures - FREE, 30), LONGEST)
+
+
+def _count_try(connection: sqlite3.Connection, name: str, now: float) -> float:
+    """Counts a try, and returns 0; or the seconds until one is taken again."""
+    query = "SELECT failures, retry_at FROM tries WHERE account = ?"
+    failures, retry_at = connection.execute(query, (name,)).fetchone() or (0, 0.0)
+    if now < retry_at <= now + LONGEST:  # else the clock was set back
+        return retry_at - now
+    values = (name, failures + 1, now + wait(failures + 1))
+    connection.execute("INSERT OR REPLACE INTO tries VALUES (?, ?, ?)", values)
+    return 0.0
+
+
+def _forget_tries(connection: sqlite3.Connection, name: str) -> None:
+    connection.execute("DELETE FROM tries WHERE account = ?", (name,))
+
+
+def _check_may_set(
+    connection: sqlite3.Connection, by: Account, name: str
+) -> tuple[Account, bool]:
+    """Checks that `by` may set a password; returns whose, and whether it has one."""
+    acting, found = identity.actor(connection, by), identity.account(connection, name)
+    if by.name != name:
+        roles.require_over(acting, "account.password", name, found.role)
+    identity.check_not_removed(found)
+    row = identity.row(connection, name)
+    return found, row is not None and row["password"] is not None

@@ -138,15 +138,3 @@ def require_data(account: accounts.Account, operation: str, owner: str) -> None:
             f"{account.name} ({account.role}) may not do {operation} with data of"
             f" {owner}; permitted: {owner}, {', '.join(sorted(everybodys)) or 'nobody'}"
         )
-
-
-def check(role: str) -> None:
-    """Checks that there is a role of this name.
-
-    Raises:
-      accounts.IdentityError: if there is none.
-    """
-    if role not in ROLES:
-        raise accounts.IdentityError(
-            f"{role!r} is no role: those are {', '.join(ROLES)}"
-        )

@@ -46,7 +46,6 @@ after a point: `account.add`. Values without words follow in parentheses.
 """
 VERBS = {
     "account.add": "added",
-    "account.activate": "activated",
     "account.suspend": "suspended",
     "account.resume": "resumed",
     "account.remove": "removed",
@@ -64,7 +63,7 @@ VERBS = {
 """A kind with a point -> its verb; of another, what stands after the point serves."""
 _FIELD_RE = re.compile(r"\{(\w+)\}")
 _DIGEST_RE = re.compile(r"[0-9a-f]{40,}")
-_SIZES = ("bytes", "nbytes", "sent", "received", "quota_bytes", "disk_bytes")
+_SIZES = ("bytes", "nbytes", "sent", "received", "quota_bytes")
 _UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 

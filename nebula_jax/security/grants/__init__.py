@@ -6,7 +6,8 @@ from typing import Any, NamedTuple
 
 from nebula_jax import errors
 from nebula_jax.security import accounts
-from nebula_jax.security.accounts import Account, account_rows, identity_store, roles
+from nebula_jax.security.accounts import Account, identity, roles
+from nebula_jax.security.accounts import store as store_lib
 from nebula_jax.security.grants import budgets, data_access, data_requests
 from nebula_jax.security.grants.budgets import Budget
 
@@ -85,16 +86,10 @@ class Grants:
 
     Args:
       store: of the lab's accounts, see `identity.Identity`.
-      record: is called for each change.
     """
 
-    def __init__(
-        self,
-        store: identity_store.Store,
-        record: identity_store.Record = identity_store.unrecorded,
-    ) -> None:
+    def __init__(self, store: store_lib.Store) -> None:
         self._store = store
-        self._record = record
 
     def give(
         self,
@@ -128,13 +123,13 @@ class Grants:
         account, lab = accounts.split_subject(subject)
         with self._store.writing() as connection:
             found = data_access.handle(connection, handle)
-            actor = account_rows.actor(connection, by)
+            actor = identity.actor(connection, by)
             roles.require_data(actor, "grant.give", found.owner)
             if found.state != data_access.OPEN:
                 raise data_access.DataError(f"handle {handle} was withdrawn")
             if not lab:
-                found_account = account_rows.account(connection, account)
-                account_rows.check_not_removed(found_account)
+                found_account = identity.account(connection, account)
+                identity.check_not_removed(found_account)
             connection.execute(
                 "UPDATE grants SET state = ? WHERE subject = ? AND handle = ?"
                 " AND state = ?",
@@ -148,7 +143,7 @@ class Grants:
             ).lastrowid
             data_requests.grant_covered(connection, subject, handle, permitted)
             given = from_row(row(connection, number))
-            self._record("grant.give", by.name, **_public(given))
+            self._store.record("grant.give", by.name, **_public(given))
             return given
 
     def revoke(self, by: Account, number: int) -> Grant:
@@ -160,7 +155,7 @@ class Grants:
         """
         with self._store.writing() as connection:
             before = from_row(row(connection, number))
-            actor = account_rows.actor(connection, by)
+            actor = identity.actor(connection, by)
             owner = data_access.handle(connection, before.handle).owner
             roles.require_data(actor, "grant.revoke", owner)
             if before.state != ACTIVE:
@@ -169,7 +164,7 @@ class Grants:
                 "UPDATE grants SET state = ? WHERE number = ?", (REVOKED, number)
             )
             after = from_row(row(connection, number))
-            self._record("grant.revoke", by.name, **_public(after))
+            self._store.record("grant.revoke", by.name, **_public(after))
             return after
 
     def listing(

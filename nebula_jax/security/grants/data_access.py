@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, printable
-from nebula_jax.security import accounts
-from nebula_jax.security.accounts import Account, account_rows, identity_store, roles
+from nebula_jax.security.accounts import Account, identity, roles
+from nebula_jax.security.accounts import store as store_lib
 from nebula_jax.security.grants import data_schema
 from nebula_jax.security.grants.data_schema import Schema
 
@@ -44,7 +44,7 @@ class Handle(NamedTuple):
 
 def is_handle(name: str) -> bool:
     """Returns True if a handle may have this name; no path is one."""
-    return bool(_HANDLE.fullmatch(name)) and not accounts.is_reserved(name)
+    return bool(_HANDLE.fullmatch(name))
 
 
 def check_handle(name: str) -> None:
@@ -81,16 +81,10 @@ class DataAccess:
 
     Args:
       store: of the lab's accounts, see `identity.Identity`.
-      record: is called for each change.
     """
 
-    def __init__(
-        self,
-        store: identity_store.Store,
-        record: identity_store.Record = identity_store.unrecorded,
-    ) -> None:
+    def __init__(self, store: store_lib.Store) -> None:
         self._store = store
-        self._record = record
 
     def register(
         self,
@@ -122,7 +116,7 @@ class DataAccess:
         described = data_schema.dumps(data_schema.parse(schema._asdict()))
         sample = data_schema.check_mock(schema, mock)
         with self._store.writing() as connection:
-            roles.require(account_rows.actor(connection, by), "data.register")
+            roles.require(identity.actor(connection, by), "data.register")
             if _row(connection, name) is not None:
                 raise DataError(f"there is a handle {name} already, or there was")
             connection.execute(
@@ -130,7 +124,7 @@ class DataAccess:
                 " created) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (name, by.name, settings, described, sample, OPEN, now),
             )
-            self._record("data.register", by.name, handle=name, schema=described)
+            self._store.record("data.register", by.name, handle=name, schema=described)
             return handle(connection, name)
 
     def withdraw(self, by: Account, name: str) -> Handle:
@@ -142,12 +136,12 @@ class DataAccess:
         """
         with self._store.writing() as connection:
             found = handle(connection, name)
-            actor = account_rows.actor(connection, by)
+            actor = identity.actor(connection, by)
             roles.require_data(actor, "data.register", found.owner)
             connection.execute(
                 "UPDATE handles SET state = ? WHERE name = ?", (WITHDRAWN, name)
             )
-            self._record("data.withdraw", by.name, handle=name)
+            self._store.record("data.withdraw", by.name, handle=name)
             return handle(connection, name)
 
     def handles(self) -> list[Handle]:
@@ -185,7 +179,7 @@ class DataAccess:
         """
         row = self._find(name)
         with self._store.writing() as connection:  # `by` as it is now
-            actor = account_rows.actor(connection, by)
+            actor = identity.actor(connection, by)
         roles.require_data(actor, "data.serve", row["owner"])
         if row["state"] != OPEN:
             raise DataError(f"handle {name} is {row['state']}: there is no such data")

@@ -6,7 +6,8 @@ from typing import NamedTuple
 
 from nebula_jax import printable
 from nebula_jax.security import accounts
-from nebula_jax.security.accounts import Account, account_rows, identity_store, roles
+from nebula_jax.security.accounts import Account, identity, roles
+from nebula_jax.security.accounts import store as store_lib
 from nebula_jax.security.grants import data_access
 from nebula_jax.security.grants.data_access import DataError
 
@@ -33,16 +34,10 @@ class Requests:
 
     Args:
       store: of the lab's accounts, see `identity.Identity`.
-      record: is called for each change.
     """
 
-    def __init__(
-        self,
-        store: identity_store.Store,
-        record: identity_store.Record = identity_store.unrecorded,
-    ) -> None:
+    def __init__(self, store: store_lib.Store) -> None:
         self._store = store
-        self._record = record
 
     def keep(
         self,
@@ -71,7 +66,7 @@ class Requests:
         account, lab = accounts.split_subject(subject)
         with self._store.writing() as connection:
             if not lab:
-                found = account_rows.account(connection, account)
+                found = identity.account(connection, account)
                 roles.require(found, "data.request")
             if data_access.handle(connection, name).state != data_access.OPEN:
                 raise DataError(f"handle {name} was withdrawn")
@@ -93,7 +88,7 @@ class Requests:
                 " created) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (subject, lab, name, wanted, why, REQUESTED, now),
             ).lastrowid
-            self._record(
+            self._store.record(
                 "data.request", subject, handle=name, operations=wanted, why=why
             )
             return _request(_row(connection, number))
@@ -107,7 +102,7 @@ class Requests:
         """
         with self._store.writing() as connection:
             found = _row(connection, number)
-            actor = account_rows.actor(connection, by)
+            actor = identity.actor(connection, by)
             owner = data_access.handle(connection, found["handle"]).owner
             roles.require_data(actor, "grant.give", owner)
             if found["state"] != REQUESTED:
@@ -115,7 +110,7 @@ class Requests:
             connection.execute(
                 "UPDATE requests SET state = ? WHERE number = ?", (REFUSED, number)
             )
-            self._record("data.refuse", by.name, request=number)
+            self._store.record("data.refuse", by.name, request=number)
             return _request(_row(connection, number))
 
     def listing(self, state: str | None = None) -> list[Request]:

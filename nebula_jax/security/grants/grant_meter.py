@@ -14,7 +14,8 @@ from typing import NamedTuple
 
 from nebula_jax import printable
 from nebula_jax.security import accounts, grants
-from nebula_jax.security.accounts import account_rows, identity_store
+from nebula_jax.security.accounts import identity
+from nebula_jax.security.accounts import store as store_lib
 from nebula_jax.security.grants import (
     ExpiredError,
     Grant,
@@ -49,7 +50,7 @@ class Meter:
       store: of the lab's accounts, see `identity.Identity`.
     """
 
-    def __init__(self, store: identity_store.Store) -> None:
+    def __init__(self, store: store_lib.Store) -> None:
         self._store = store
 
     def use(
@@ -139,7 +140,7 @@ def _usable(
     if data_access.handle(connection, handle).state != data_access.OPEN:
         raise RevokedError(f"{named} has no data any more: {handle} was withdrawn")
     if "@" not in subject:
-        account = account_rows.account(connection, subject)
+        account = identity.account(connection, subject)
         if account.state != accounts.ACTIVE:
             raise RevokedError(f"{named} rests: the account is {account.state}")
     if operation not in found.operations:

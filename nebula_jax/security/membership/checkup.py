@@ -13,7 +13,7 @@ from cryptography import x509
 
 from nebula_jax import errors, printable
 from nebula_jax.security import policy, private_files
-from nebula_jax.security.accounts import identity_store
+from nebula_jax.security.accounts import store as store_lib
 from nebula_jax.security.audit import verify as audit_verify
 from nebula_jax.security.membership import issuing, member, revocation, site_folder
 
@@ -185,7 +185,7 @@ def rules(found: site_folder.Folder) -> Check:
 
 def accounts(found: site_folder.Folder) -> Check:
     """Checks the store of accounts."""
-    store = identity_store.Store(found.identity)
+    store = store_lib.Store(found.identity)
     try:
         findings = store.findings()
         count = store.rows("SELECT COUNT(*) FROM accounts")[0][0]

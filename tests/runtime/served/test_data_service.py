@@ -253,8 +253,7 @@ def test_a_handle_of_one_lab_is_found_there_alone(owner, read):
 def test_an_account_of_the_own_lab_reads_by_its_token(owner, read, labs):
     """Another account of the lab than the one that serves; and nobody in its name."""
     here = owner.identity
-    here.add(owner.account, "ana", "researcher", time.time())
-    here.activate(owner.account, "ana", "correct horse battery")
+    logins.add(here, owner.account, "ana", "researcher", "correct horse battery")
     made = logins.login(here, "ana", "correct horse battery", time.time())
     work = owner.folder.user("ana")
     work.mkdir(mode=0o700)
@@ -270,8 +269,7 @@ def test_nobody_reads_in_the_name_of_another_account_of_its_lab(
 ):
     """The owner's trainer claims to be bea, with its own token."""
     here = owner.identity
-    here.add(owner.account, "bea", "researcher", time.time())
-    here.activate(owner.account, "bea", "correct horse battery")
+    logins.add(here, owner.account, "bea", "researcher", "correct horse battery")
     logins.login(here, "bea", "correct horse battery", time.time())
     owner.grant("bea")
 

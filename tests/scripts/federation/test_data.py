@@ -9,7 +9,7 @@ import pytest
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary
 from nebula_jax.runtime.served import data_service, owner_text
-from nebula_jax.security.accounts import identity
+from nebula_jax.security.accounts import identity, tokens
 from nebula_jax.security.grants import data_access
 from scripts.federation import data
 
@@ -45,7 +45,7 @@ def offer(lab, corpus, *more, name="corpus-es", **options):
 
 def provider(lab, name):
     with identity.Identity.open(lab.path) as found:
-        by = found.account_of(found.owner_token(), 0.0)
+        by = found.account_of(tokens.owner(found.folder), 0.0)
         access = data_access.DataAccess(found.store)
         return access.provider(by, name), access.find(name), access.mock(name)
 

@@ -1,18 +1,19 @@
 """The life of accounts, by whom, and whose a token is."""
 
 import json
+import os
 import re
+import threading
 
 import pytest
 import tiny_accounts
 from tiny_accounts import NOW, PASSWORD, begin, owner, person, reopen
 
-from nebula_jax.security import private_files
+from nebula_jax.security import accounts, private_files
 from nebula_jax.security.accounts import (
     IdentityError,
     Limits,
     logins,
-    passwords,
     roles,
     tokens,
 )
@@ -43,43 +44,38 @@ def test_a_folder_has_an_owner_from_the_start(here, tmp_path):
 
 
 def test_beginning_again_changes_nothing(here):
-    token = here.owner_token()
+    token = tokens.owner(here.folder)
     person(here, "ana")
     with begin(here.folder) as again:
-        assert again.owner_token() == token
+        assert tokens.owner(again.folder) == token
         assert [each.name for each in again.listing()] == ["ana", "root"]
     with pytest.raises(IdentityError, match="belongs to account root, not to ben"):
-        Identity.begin(here.folder, "ben", NOW)
+        Identity.begin(here.folder, "ben")
     with pytest.raises(IdentityError, match="is no account's name"):
-        Identity.begin(here.folder, "../ben", NOW)
+        Identity.begin(here.folder, "../ben")
 
 
-@pytest.mark.parametrize("there", [None, "", "junk\n", "A" * 43 + "\n"])
-def test_beginning_again_mends_the_owners_token(here, there):
+@pytest.mark.parametrize("there", ["", "junk\n"])
+def test_a_file_that_holds_no_token_is_named(here, there):
     path = here.folder / "owner.token"
-    before = here.owner_token()
-    if there is None:
-        path.unlink()
-    else:
-        private_files.write(path, there)
-    with begin(here.folder) as again:
-        assert owner(again).name == "root"
+    private_files.write(path, there)
+    words = re.escape(f"{path}: is no token: remove it")
+    with pytest.raises(private_files.PrivateFileError, match=words):
+        begin(here.folder)
+
+
+def test_a_token_that_is_missing_is_made_anew(here):
+    before = tokens.owner(here.folder)
+    (here.folder / "owner.token").unlink()
     with pytest.raises(tokens.TokenError, match="revoked"):
         here.account_of(before, NOW)
-
-
-def test_a_token_of_another_account_is_not_the_owners(here):
-    person(here, "ana")
-    anas = logins.login(here, "ana", PASSWORD, NOW).token
-    private_files.write(here.folder / "owner.token", anas)
-    with begin(here.folder) as again:
-        assert owner(again).name == "root"
+    assert owner(here).name == "root"
 
 
 def test_others_can_read_neither_the_folder_nor_the_token(here):
     (here.folder / "owner.token").chmod(0o644)
     with pytest.raises(private_files.PrivateFileError, match="chmod 600"):
-        here.owner_token()
+        tokens.owner(here.folder)
     with pytest.raises(private_files.PrivateFileError, match="chmod 600"):
         begin(here.folder)
     here.folder.chmod(0o755)
@@ -100,23 +96,22 @@ def test_a_crash_before_the_first_commit_is_mended(tmp_path):
 
 def test_a_life(here, record):
     root = owner(here)
-    assert here.add(root, "ana", "researcher", NOW).state == "created"
-    assert here.activate(root, "ana", PASSWORD).state == "active"
+    assert logins.add(here, root, "ana", "researcher", PASSWORD).state == "active"
     token = logins.login(here, "ana", PASSWORD, NOW).token
     assert here.account_of(token, NOW) == here.find("ana")
-    assert here.suspend(root, "ana").state == "suspended"
+    assert here.move(root, "ana", "suspend").state == "suspended"
     with pytest.raises(tokens.TokenError, match="revoked"):
         here.account_of(token, NOW)
-    assert here.resume(root, "ana").state == "active"
+    assert here.move(root, "ana", "resume").state == "active"
     with pytest.raises(tokens.TokenError, match="revoked"):  # for good
         here.account_of(token, NOW)
-    here.suspend(root, "ana")
-    assert here.remove(root, "ana").state == "removed"
-    for change in (here.suspend, here.resume, here.remove):
+    here.move(root, "ana", "suspend")
+    assert here.move(root, "ana", "remove").state == "removed"
+    for event in ("suspend", "resume", "remove"):
         with pytest.raises(IdentityError, match="nothing, this is final"):
-            change(root, "ana")
+            here.move(root, "ana", event)
     with pytest.raises(IdentityError, match="its name is not given again"):
-        here.add(root, "ana", "researcher", NOW)
+        person(here, "ana")
     with pytest.raises(IdentityError, match="removed, which is final"):
         here.set_role(root, "ana", "owner")
     with pytest.raises(IdentityError, match="removed, which is final"):
@@ -124,9 +119,7 @@ def test_a_life(here, record):
     found = [(kind, what.get("before"), what.get("after")) for kind, _, what in record]
     assert found == [
         ("account.add", None, None),
-        ("account.activate", "created", "active"),
         ("account.add", None, None),
-        ("account.activate", "created", "active"),
         ("login", None, None),
         ("account.suspend", "active", "suspended"),
         ("account.resume", "suspended", "active"),
@@ -138,44 +131,39 @@ def test_a_life(here, record):
 
 def test_no_step_of_a_life_is_left_out(here):
     root = owner(here)
-    here.add(root, "ana", "researcher", NOW)
-    for change in (here.suspend, here.resume):
-        with pytest.raises(IdentityError, match="possible: activate or remove"):
-            change(root, "ana")
-    here.activate(root, "ana", PASSWORD)
-    with pytest.raises(IdentityError, match="is active, so it cannot activate"):
-        here.activate(root, "ana", PASSWORD)
-    with pytest.raises(IdentityError, match="possible: suspend"):
-        here.remove(root, "ana")
-    for change in (here.suspend, here.remove):
-        with pytest.raises(IdentityError, match="there is no account ben"):
-            change(root, "ben")
+    person(here, "ana")
+    for event in ("resume", "remove"):
+        with pytest.raises(IdentityError, match="possible: suspend"):
+            here.move(root, "ana", event)
+    with pytest.raises(IdentityError, match="there is no account ben"):
+        here.move(root, "ben", "suspend")
     with pytest.raises(IdentityError, match="there is an account ana already"):
-        here.add(root, "ana", "researcher", NOW)
-    with pytest.raises(passwords.PasswordError):
-        here.activate(root, "ana", "short")
+        person(here, "ana")
+    with pytest.raises(logins.PasswordError):
+        logins.add(here, root, "ben", "researcher", "short")
     for name in ("", "\ud800", "../ana", "a'; DROP TABLE accounts"):
-        with pytest.raises(IdentityError, match="no such account"):
-            here.suspend(root, name)
+        with pytest.raises(IdentityError, match="no account of this name"):
+            here.move(root, name, "suspend")
 
 
 def test_the_folders_owner_stays_what_it_is(here):
-    person(here, "eve", roles.OWNER)
-    eve = here.find("eve")
-    for change in (here.suspend, lambda by, name: here.set_role(by, name, "auditor")):
-        with pytest.raises(IdentityError, match="the folder belongs to it"):
-            change(eve, "root")
-    here.suspend(owner(here), "eve")  # another owner can be
+    eve = person(here, "eve", roles.OWNER)
+    with pytest.raises(IdentityError, match="the folder belongs to it"):
+        here.move(eve, "root", "suspend")
+    with pytest.raises(IdentityError, match="the folder belongs to it"):
+        here.set_role(eve, "root", "auditor")
+    here.move(owner(here), "eve", "suspend")  # another owner can be
 
 
 def changes(here):
     """Everything that one account can do to another, or to itself."""
     return {
-        "add": lambda by, name: here.add(by, f"{name}-2", "researcher", NOW),
-        "activate": lambda by, name: here.activate(by, name, PASSWORD),
-        "suspend": here.suspend,
-        "resume": here.resume,
-        "remove": here.remove,
+        "add": lambda by, name: logins.add(
+            here, by, f"{name}-2", "researcher", PASSWORD
+        ),
+        "suspend": lambda by, name: here.move(by, name, "suspend"),
+        "resume": lambda by, name: here.move(by, name, "resume"),
+        "remove": lambda by, name: here.move(by, name, "remove"),
         "role": lambda by, name: here.set_role(by, name, "owner"),
         "limits": lambda by, name: here.set_limits(by, name, Limits(9.0)),
     }
@@ -204,14 +192,13 @@ def test_an_operator_acts_on_researchers_alone(here):
             logins.set_password(here, by, other, "a new password of mine", NOW)
     for role in ("owner", "operator", "auditor"):
         with pytest.raises(DeniedError, match=f"role {role}"):
-            here.add(by, "friend", role, NOW)
-    here.add(by, "ana", "researcher", NOW)
-    here.activate(by, "ana", PASSWORD)
+            logins.add(here, by, "friend", role, PASSWORD)
+    logins.add(here, by, "ana", "researcher", PASSWORD)
     here.set_limits(by, "ana", Limits(2.0))
-    here.suspend(by, "ana")
+    here.move(by, "ana", "suspend")
     with pytest.raises(DeniedError, match=r"account\.role"):
         here.set_role(by, "ana", "auditor")
-    assert here.remove(by, "ana").state == "removed"
+    assert here.move(by, "ana", "remove").state == "removed"
 
 
 @pytest.mark.parametrize("role", ["researcher", "auditor"])
@@ -228,16 +215,16 @@ def test_a_role_is_read_from_the_store_and_not_from_who_claims_it(here):
     ana = person(here, "ana")
     person(here, "ben")
     with pytest.raises(DeniedError, match=r"ana \(researcher\) may not do"):
-        here.suspend(ana._replace(role="owner"), "ben")
+        here.move(ana._replace(role="owner"), "ben", "suspend")
     eve = person(here, "eve", roles.OWNER)
     here.set_role(owner(here), "eve", "auditor")
     with pytest.raises(DeniedError, match=r"eve \(auditor\) may not do"):
-        here.suspend(eve, "ben")
-    here.suspend(owner(here), "eve")
+        here.move(eve, "ben", "suspend")
+    here.move(owner(here), "eve", "suspend")
     with pytest.raises(DeniedError, match="eve may do nothing: it is suspended"):
-        here.suspend(eve, "ben")
+        here.move(eve, "ben", "suspend")
     with pytest.raises(IdentityError, match="there is no account nobody"):
-        here.suspend(eve._replace(name="nobody"), "ben")
+        here.move(eve._replace(name="nobody"), "ben", "suspend")
 
 
 def test_a_role_that_changes_is_a_tokens_at_once(here):
@@ -259,13 +246,13 @@ def test_a_change_that_cannot_be_recorded_is_not_made(here):
         for what, change in changes(other).items():
             with pytest.raises((OSError, IdentityError)) as why:
                 change(root, "ana")
-            assert what in ("activate", "resume", "remove") or why.type is OSError
+            assert what in ("resume", "remove") or why.type is OSError
     assert here.listing() == before
 
 
 def test_limits_are_kept(here):
     person(here, "ana")
-    limits = Limits(0.5, 10**9, 10**6)
+    limits = Limits(0.5, 10**9)
     assert here.set_limits(owner(here), "ana", limits).limits == limits
     assert here.find("ana").limits == limits
     here.set_limits(owner(here), "root", Limits(3.0))
@@ -281,7 +268,7 @@ def test_a_token_ends(here):
     assert here.account_of(login.token, NOW + 24 * 3600 - 1).name == "ana"
     with pytest.raises(tokens.TokenError, match="of ana has expired: log in again"):
         here.account_of(login.token, NOW + 24 * 3600)
-    assert here.account_of(here.owner_token(), NOW + 1e9).name == "root"
+    assert here.account_of(tokens.owner(here.folder), NOW + 1e9).name == "root"
     logins.login(here, "ana", PASSWORD, NOW + 1e6)
     query = "SELECT count(*) FROM tokens WHERE account = 'ana'"
     assert here.store.rows(query)[0][0] == 1  # what has expired is forgotten
@@ -302,7 +289,13 @@ def test_the_store_and_the_record_hold_no_secret(here, record):
         logins.login(here, "hunter2-typed-as-a-name", PASSWORD, NOW)
     with pytest.raises(logins.LoginError):
         logins.login(here, "ana", "another password", NOW)
-    secrets = [PASSWORD, "another password", login.token, here.owner_token(), "hunter2"]
+    secrets = [
+        PASSWORD,
+        "another password",
+        login.token,
+        tokens.owner(here.folder),
+        "hunter2",
+    ]
     here.close()
     kept = b"".join(
         each.read_bytes() for each in here.folder.iterdir() if "sqlite" in each.name
@@ -318,3 +311,81 @@ def test_the_store_and_the_record_hold_no_secret(here, record):
 def test_opening_what_is_not_there(tmp_path):
     with pytest.raises(IdentityError.__mro__[1], match="not there: nebula init"):
         reopen(tmp_path)
+
+
+def test_each_account_has_a_folder_of_its_own(here, monkeypatch):
+    folders = [here.work_folder(person(here, name)) for name in ("ana", "ben")]
+    names = [str(each.relative_to(here.folder)) for each in folders]
+    assert names == ["users/ana", "users/ben"]
+    for each in (*folders, here.folder / "users"):
+        assert each.stat().st_mode & 0o777 == 0o700
+    ana = here.find("ana")
+    assert here.work_folder(ana) == folders[0]
+    folders[0].chmod(0o750)
+    words = re.escape(f"chmod 700 {folders[0]}")
+    with pytest.raises(private_files.PrivateFileError, match=words):
+        here.work_folder(ana)
+    folders[0].chmod(0o700)
+    monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
+    with pytest.raises(private_files.PrivateFileError, match="run as its owner"):
+        here.work_folder(ana)
+
+
+@pytest.mark.parametrize("where", ["users", "users/ana"])
+def test_a_link_in_the_place_of_a_folder_is_refused(here, tmp_path_factory, where):
+    elsewhere = tmp_path_factory.mktemp("elsewhere")
+    path = here.folder / where
+    path.parent.mkdir(mode=0o700, exist_ok=True)
+    path.symlink_to(elsewhere)
+    with pytest.raises(private_files.PrivateFileError, match="not a link"):
+        here.work_folder(person(here, "ana"))
+    assert not list(elsewhere.iterdir())
+
+
+def test_no_account_has_a_folder_elsewhere_or_when_it_is_suspended(here):
+    ana = person(here, "ana")
+    for name in ("..", "../ben", "/etc", "", "a/b"):
+        with pytest.raises(IdentityError, match="is no account's name"):
+            here.work_folder(ana._replace(name=name))
+    with pytest.raises(DeniedError, match="it is suspended"):
+        here.work_folder(here.move(owner(here), "ana", "suspend"))
+    assert not (here.folder / "users" / "ana").exists()
+
+
+def test_what_has_crossed_is_charged_until_the_quota_is_used_up(here):
+    def barred():
+        return accounts.barred(here.listing())
+
+    person(here, "ana")
+    here.charge("ana", 60)
+    here.set_limits(owner(here), "ana", Limits(quota_bytes=100))
+    here.charge("ana", 39)
+    assert barred() == {}
+    here.charge("ana", 1)
+    words = "ana: its quota of 100 bytes over the line is used up: get a larger one"
+    assert barred() == {"ana": words}
+    here.set_limits(owner(here), "ana", Limits(quota_bytes=101))
+    assert barred() == {}
+    here.move(owner(here), "ana", "suspend")
+    here.charge("ana", 10**12)  # it has crossed, whatever the account is
+    assert here.find("ana").charged_bytes == 10**12 + 100
+    assert barred() == {"ana": "ana may do nothing: it is suspended"}
+    with pytest.raises(IdentityError, match="no account nobody"):
+        here.charge("nobody", 1)
+
+
+def test_who_charges_side_by_side_loses_no_byte(here):
+    person(here, "ana")
+    stores = [reopen(here.folder) for _ in range(4)]
+
+    def spend(each):
+        for _ in range(25):
+            each.charge("ana", 7)
+        each.close()
+
+    threads = [threading.Thread(target=spend, args=(each,)) for each in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert here.find("ana").charged_bytes == 4 * 25 * 7

@@ -10,12 +10,11 @@ import contextlib
 import os
 import pathlib
 import sqlite3
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from nebula_jax import disk, errors, printable
+from nebula_jax import errors, files, printable
 from nebula_jax.security import private_files
 
 NAME = "identity.sqlite"  # in the folder of the federation
@@ -28,29 +27,26 @@ commit: a change that cannot be recorded is not made. No secret is among the val
 
 _APPLICATION = 0x6E62616A  # "nbaj", which marks the file as ours
 
-_FIRST = """
-CREATE TABLE settings (name TEXT PRIMARY KEY, value ANY NOT NULL) STRICT;
-INSERT INTO settings VALUES ('salt', randomblob(16));
+_VERSION = 2
+_TABLES = """
 CREATE TABLE accounts (
   name TEXT PRIMARY KEY,
   role TEXT NOT NULL CHECK (role IN ('owner', 'operator', 'researcher', 'auditor')),
-  state TEXT NOT NULL CHECK (state IN ('created', 'active', 'suspended', 'removed')),
-  password TEXT,
+  state TEXT NOT NULL CHECK (state IN ('active', 'suspended', 'removed')),
   share REAL NOT NULL CHECK (share > 0),
   quota_bytes INTEGER CHECK (quota_bytes >= 0),
-  disk_bytes INTEGER CHECK (disk_bytes >= 0),
   charged_bytes INTEGER NOT NULL DEFAULT 0 CHECK (charged_bytes >= 0),
-  created REAL NOT NULL
+  owns_folder INTEGER NOT NULL CHECK (owns_folder IN (0, 1)),
+  password TEXT
 ) STRICT;
 CREATE TABLE tokens (
   digest BLOB PRIMARY KEY CHECK (length(digest) = 32),
   account TEXT NOT NULL REFERENCES accounts (name),
-  created REAL NOT NULL,
-  expires REAL
+  expires REAL NOT NULL
 ) STRICT;
 CREATE INDEX tokens_of_account ON tokens (account);
 CREATE TABLE tries (
-  who TEXT PRIMARY KEY,
+  account TEXT PRIMARY KEY REFERENCES accounts (name),
   failures INTEGER NOT NULL,
   retry_at REAL NOT NULL
 ) STRICT;
@@ -105,10 +101,6 @@ CREATE TABLE uses (
 CREATE INDEX uses_of_grant ON uses (grant_number)
 """
 
-MIGRATIONS = (_FIRST,)
-"""The statements that lead from each version of the file to the next; the number of
-them is the version. An entry stays as it is once a file has been made with it."""
-
 _DAMAGED = "the file is damaged: put a copy of it back"
 _ADVICE = {
     sqlite3.SQLITE_BUSY: f"another process has been writing for {BUSY_SECONDS:g} s",
@@ -131,10 +123,7 @@ def unrecorded(kind: str, who: str, **what: Any) -> None:
 
 
 def create(path: pathlib.Path) -> None:
-    """Makes a file without accounts, unless there is one.
-
-    Args:
-      path: of the file, in a folder of this user alone.
+    """Makes a file without accounts, in a private folder, unless it is there.
 
     Raises:
       StoreError: if the disk does not take it.
@@ -142,25 +131,14 @@ def create(path: pathlib.Path) -> None:
     if os.path.lexists(path):
         return
     try:
-        with (
-            _translated(path),
-            tempfile.TemporaryDirectory(prefix=f".{NAME}.", dir=path.parent) as folder,
-        ):
-            new = pathlib.Path(folder) / NAME
+        with files.writing(path) as partial, _translated(path):
             # SQLite gives the files that it makes beside it the same mode.
-            os.close(os.open(new, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
-            connection = _connect(new)
-            try:
+            os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
+            with contextlib.closing(_connect(partial)) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
                 connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                _upgrade(connection)
-            finally:
-                connection.close()
-            disk.sync(new)
-            # Not renamed over it: another process may have been faster.
-            with contextlib.suppress(FileExistsError):
-                os.link(new, path)
-            disk.sync(path.parent)
+                connection.execute(f"PRAGMA user_version = {_VERSION}")
+                connection.executescript(_TABLES)
     except OSError as error:
         raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
 
@@ -168,16 +146,19 @@ def create(path: pathlib.Path) -> None:
 class Store:
     """An open file of accounts. Threads may share one; processes open their own.
 
-    Args:
-      path: of a file that `create` has made.
-
-    Raises:
-      StoreError: if the file is missing, damaged, or of a newer version.
-      private_files.PrivateFileError: if others can use it.
+    Attributes:
+      path: of the file.
+      record: is called for each change, in its transaction.
     """
 
-    def __init__(self, path: pathlib.Path) -> None:
-        self.path = path
+    def __init__(self, path: pathlib.Path, record: Record = unrecorded) -> None:
+        """Opens a file that `create` has made.
+
+        Raises:
+          StoreError: if the file is missing, damaged, or of another version.
+          private_files.PrivateFileError: if others can use it.
+        """
+        self.path, self.record = path, record
         self._lock = threading.RLock()
         if not os.path.lexists(path):
             raise StoreError(
@@ -188,7 +169,6 @@ class Store:
             self._connection = _connect(path)
             try:
                 _check_version(self._connection, path)
-                _upgrade(self._connection)
             except BaseException:
                 self._connection.close()
                 raise
@@ -253,25 +233,13 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
 
 def _check_version(connection: sqlite3.Connection, path: pathlib.Path) -> None:
     version = _number(connection, "user_version")
-    if _number(connection, "application_id") != _APPLICATION or version < 1:
+    if _number(connection, "application_id") != _APPLICATION:
         raise StoreError(f"{path}: is no file of accounts: put a copy of it back")
-    if version > len(MIGRATIONS):
+    if version != _VERSION:
         raise StoreError(
-            f"{path}: has version {version}, and this Nebula reads up to"
-            f" {len(MIGRATIONS)}: install the newer one that wrote it"
+            f"{path}: has version {version}, and this Nebula reads {_VERSION}: use the"
+            " one that wrote it, or found the federation anew"
         )
-
-
-def _upgrade(connection: sqlite3.Connection) -> None:
-    """Brings the tables to the newest version, in one transaction."""
-    if _number(connection, "user_version") == len(MIGRATIONS):
-        return
-    with _transaction(connection):
-        version = _number(connection, "user_version")  # another may have been faster
-        for script in MIGRATIONS[version:]:
-            for statement in script.split(";"):
-                connection.execute(statement)
-        connection.execute(f"PRAGMA user_version = {len(MIGRATIONS)}")
 
 
 @contextlib.contextmanager

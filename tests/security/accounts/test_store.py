@@ -15,16 +15,18 @@ import tiny_accounts
 
 from nebula_jax import errors
 from nebula_jax.security import private_files
-from nebula_jax.security.accounts import identity_store
-from nebula_jax.security.accounts.identity_store import Store, StoreError
+from nebula_jax.security.accounts import store as store_lib
+from nebula_jax.security.accounts import tokens
+from nebula_jax.security.accounts.store import Store, StoreError
 from nebula_jax.security.grants import budgets, grant_meter
 
 ROOT = pathlib.Path(__file__).parents[3]
+INSERT = "INSERT INTO accounts VALUES ('a', 'owner', 'active', 1, NULL, 0, 1, NULL)"
 
 
 @pytest.fixture
 def path(tmp_path):
-    identity_store.create(tmp_path / "identity.sqlite")
+    store_lib.create(tmp_path / "identity.sqlite")
     return tmp_path / "identity.sqlite"
 
 
@@ -55,7 +57,7 @@ def test_only_this_user_can_use_the_file_and_those_beside_it(path):
     try:
         store = Store(path)
         with store.writing() as connection:
-            connection.execute("INSERT INTO settings VALUES ('a', 1)")
+            connection.execute(INSERT)
         names = {f"identity.sqlite{end}" for end in ("", "-wal", "-shm")}
         assert modes(path.parent) == dict.fromkeys(names, 0o600)
     finally:
@@ -90,18 +92,18 @@ def test_the_settings_that_its_promises_rest_on(path):
     tables = store.rows("PRAGMA table_list")
     strict = {row["name"]: row["strict"] for row in tables}
     ours = {each for each in strict if not each.startswith("sqlite_")}
-    assert len(ours) == 8
+    assert len(ours) == 7
     assert all(strict[each] for each in ours)
     with (
         pytest.raises(StoreError, match="cannot store TEXT"),
         store.writing() as connection,
     ):
-        connection.execute("INSERT INTO tries VALUES ('a', 'many', 0.0)")
+        connection.execute(INSERT.replace("1, NULL", "'many', NULL", 1))
     with (
         pytest.raises(StoreError, match=r"a rule of the tables \(FOREIGN"),
         store.writing() as connection,
     ):
-        connection.execute("INSERT INTO tokens VALUES (zeroblob(32), 'no', 0.0, 0.0)")
+        connection.execute("INSERT INTO tokens VALUES (zeroblob(32), 'no', 0.0)")
     assert store.findings() == []
     store.close()
 
@@ -111,73 +113,37 @@ def test_what_fails_half_way_is_undone(path):
 
     def write_and_fail():
         with store.writing() as connection:
-            connection.execute("INSERT INTO settings VALUES ('a', 1)")
+            connection.execute(INSERT)
             raise OSError("audit log full")
 
     with pytest.raises(OSError, match="audit log full"):
         write_and_fail()
-    assert not store.rows("SELECT * FROM settings WHERE name = 'a'")
+    assert not store.rows("SELECT * FROM accounts")
     store.close()
 
 
-def test_a_second_creation_changes_nothing_nor_do_four_at_once(tmp_path):
-    code = (
-        "import pathlib, sys;"
-        "from nebula_jax.security.accounts import identity_store as s;"
-        "p = pathlib.Path(sys.argv[1]); s.create(p); store = s.Store(p);"
-        "print(store.rows('SELECT value FROM settings')[0][0].hex())"
-    )
-    path = tmp_path / "identity.sqlite"
-    children = [python("-c", code, path) for _ in range(4)]
-    salts = {child.communicate(timeout=60)[0] for child in children}
-    assert len(salts) == 1
-    assert len(salts.pop().strip()) == 32
+def test_a_second_creation_changes_nothing(path):
     before = path.read_bytes()
-    identity_store.create(path)
+    store_lib.create(path)
     assert path.read_bytes() == before
-    assert [each.name for each in tmp_path.iterdir()] == ["identity.sqlite"]
+    assert [each.name for each in path.parent.iterdir()] == ["identity.sqlite"]
 
 
 def test_a_missing_file_names_the_command(tmp_path):
     refused(tmp_path / "identity.sqlite", "not there: nebula init or nebula join")
+    (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be made"):
-        identity_store.create(tmp_path / "nowhere" / "identity.sqlite")
+        store_lib.create(tmp_path / "file" / "identity.sqlite")
 
 
-def test_a_newer_version_is_refused_and_stays_as_it_is(path):
-    with sqlite3.connect(path) as connection:
-        connection.execute("PRAGMA user_version = 2")
-    connection.close()
-    before = path.read_bytes()
-    words = "has version 2, and this Nebula reads up to 1: install the newer one"
-    refused(path, words)
-    assert path.read_bytes() == before
-
-
-def test_an_older_version_is_brought_forward_once(path, monkeypatch):
-    with sqlite3.connect(path) as connection:
-        connection.execute("INSERT INTO settings VALUES ('kept', 1)")
-    connection.close()
-    change = "ALTER TABLE accounts ADD COLUMN mail TEXT; CREATE TABLE t (a ANY) STRICT"
-    newer = (*identity_store.MIGRATIONS, change)
-    monkeypatch.setattr(identity_store, "MIGRATIONS", newer)
-    stores = [Store(path), Store(path)]
-    for store in stores:
-        assert store.rows("PRAGMA user_version")[0][0] == 2
-        assert store.rows("SELECT value FROM settings WHERE name = 'kept'")[0][0] == 1
-        assert not store.rows("SELECT mail FROM accounts")
-        store.close()
-
-
-def test_a_change_of_version_that_fails_leaves_the_old_one(path, monkeypatch):
-    newer = (*identity_store.MIGRATIONS, "CREATE TABLE t (a ANY) STRICT; nonsense")
-    with monkeypatch.context() as patch:
-        patch.setattr(identity_store, "MIGRATIONS", newer)
-        refused(path, "nonsense")
-    store = Store(path)
-    assert store.rows("PRAGMA user_version")[0][0] == 1
-    assert not store.rows("SELECT * FROM sqlite_schema WHERE name = 't'")
-    store.close()
+def test_another_version_is_refused_and_stays_as_it_is(path):
+    for version in (1, 3):
+        with sqlite3.connect(path) as connection:
+            connection.execute(f"PRAGMA user_version = {version}")
+        connection.close()
+        before = path.read_bytes()
+        refused(path, f"has version {version}, and this Nebula reads 2: use the one")
+        assert path.read_bytes() == before
 
 
 @pytest.mark.parametrize(
@@ -207,7 +173,7 @@ def test_damage_anywhere_is_an_error_in_one_line_and_nothing_else(tmp_path):
     tiny_accounts.person(here, "ana")
     tiny_accounts.handle(here, owner)
     tiny_accounts.grant(here, owner, "ana", budgets.Budget(1000))
-    token = here.owner_token()
+    token = tokens.owner(here.folder)
     here.close()
     path = tmp_path / "identity.sqlite"
     whole = path.read_bytes()
@@ -224,7 +190,7 @@ def test_damage_anywhere_is_an_error_in_one_line_and_nothing_else(tmp_path):
                 here.account_of(token, tiny_accounts.NOW)
                 meter = grant_meter.Meter(here.store)
                 meter.use("ana", "corpus-es", "rows", 1, 1, tiny_accounts.NOW, "ana/m3")
-                here.suspend(owner, "ana")
+                here.move(owner, "ana", "suspend")
                 found += here.store.findings()
         except errors.NebulaError as error:
             found.append(str(error))
@@ -239,19 +205,20 @@ def test_a_full_disk_changes_nothing(path):
 
     def write():
         with store.writing() as connection:
-            connection.execute("INSERT INTO settings VALUES ('a', 1)")
-            connection.execute("INSERT INTO settings VALUES ('b', zeroblob(100000))")
+            connection.execute(INSERT)
+            query = "UPDATE accounts SET password = ?"
+            connection.execute(query, ("a" * 100_000,))
 
     words = f"{path}: the disk is full: free some of it"
     with pytest.raises(StoreError, match=re.escape(words)):
         write()
-    assert not store.rows("SELECT * FROM settings WHERE name IN ('a', 'b')")
+    assert not store.rows("SELECT * FROM accounts")
     store.close()
 
 
 def test_a_process_that_hangs_in_a_transaction_is_named(path, monkeypatch):
     first = Store(path)
-    monkeypatch.setattr(identity_store, "BUSY_SECONDS", 0.05)
+    monkeypatch.setattr(store_lib, "BUSY_SECONDS", 0.05)
     second = Store(path)
     with first.writing():
         with (
@@ -259,14 +226,14 @@ def test_a_process_that_hangs_in_a_transaction_is_named(path, monkeypatch):
             second.writing(),
         ):
             pass
-        assert second.rows("SELECT name FROM settings")  # readers go on
+        assert second.rows("SELECT name FROM accounts") == []  # readers go on
     with second.writing():
         pass
     first.close()
     second.close()
 
 
-@pytest.mark.parametrize("action", ["use", "give", "suspend", "activate", "charge"])
+@pytest.mark.parametrize("action", ["use", "give", "suspend", "add", "charge"])
 def test_killed_between_any_two_statements_nothing_is_half_done(tmp_path, action):
     killed_writer.prepare(tmp_path)
     child = python(killed_writer.__file__, tmp_path, action)
