@@ -40,7 +40,7 @@ from absl import flags
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.runtime.life import process, sigterm
+from nebula_jax.runtime.life import process
 from nebula_jax.security.tls import certificates
 from scripts.bench import harness, worker
 from scripts.bench import report as bench_report
@@ -278,7 +278,7 @@ def on_a_shaped_line(rate: str, rounds: int) -> dict[str, Any]:
     return {"rate": rate, "transports": summarized(records), "targets": found}
 
 
-@sigterm.as_exit()
+@process.sigterm_as_exit()
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
     rounds, netns = (flags.FLAGS[name].value for name in ("rounds", "netns"))

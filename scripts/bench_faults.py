@@ -31,7 +31,7 @@ from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.communication import bridge, endpoints, listener
 from nebula_jax.communication.wire import frames
-from nebula_jax.runtime.life import process, restarts, sigterm
+from nebula_jax.runtime.life import process, restarts
 from nebula_jax.runtime.records import report, run_folder
 from scripts.bench import dead_cluster, harness
 from scripts.bench import relay as relay_lib
@@ -290,7 +290,7 @@ def recoveries(workdir: pathlib.Path, rounds: int, seed: int) -> dict[str, Any]:
     return result | {"targets": targets(result)}
 
 
-@sigterm.as_exit()
+@process.sigterm_as_exit()
 def main() -> int:
     """Measures, prints the record, and writes --out."""
     given = flags.FLAGS.flag_values_dict()

@@ -29,7 +29,7 @@ from experiments import shared_flags
 from nebula_jax.communication import codec
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import sigterm
+from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
 from scripts.bench import harness, labs, revocations
 from scripts.tables import config
@@ -194,7 +194,7 @@ def main() -> int:
     table = config.from_flags("bench_security", needs_text=False)
     began = time.monotonic()
     with (
-        sigterm.as_exit(),
+        process.sigterm_as_exit(),
         run_folder.lock(table.workdir),
         tempfile.TemporaryDirectory() as folder,
     ):

@@ -25,7 +25,7 @@ import numpy as np
 
 from experiments import shared_flags
 from nebula_jax import errors
-from nebula_jax.runtime.life import sigterm
+from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
 from nebula_jax.training import checkpoint, metrics
 from scripts.tables import config, paper, pictures, sweep
@@ -73,7 +73,7 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
     if not saved.is_dir():
         arguments = *run.arguments, *KINDS["one process"], f"--workdir={workdir}"
         command = [sys.executable, "-m", run.module, *arguments]
-        with sigterm.as_exit(), subprocess.Popen(command) as begun:
+        with process.sigterm_as_exit(), subprocess.Popen(command) as begun:
             try:
                 while not saved.is_dir():
                     if begun.poll() is not None:

@@ -31,7 +31,7 @@ from nebula_jax.models import transformer
 from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import RULES
-from nebula_jax.runtime.life import process, sigterm
+from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from nebula_jax.training import m3, m3_steps, metrics
 from scripts.tables import config, paper, sweep
@@ -133,7 +133,7 @@ OF_VOCABULARY = ("--data_dir", "--generators", "--task_mix", "--vocab_size")
 def _run(module: str, parts: Sequence[Sequence[str]]) -> None:
     """Runs processes with these arguments at once; none is left, whatever happens."""
     started: list[subprocess.Popen] = []
-    with sigterm.as_exit():
+    with process.sigterm_as_exit():
         try:
             for each in parts:
                 started.append(_start(module, *each))

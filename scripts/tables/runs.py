@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, files
-from nebula_jax.runtime.life import process, sigterm
+from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from scripts.tables import config
 
@@ -265,7 +265,7 @@ def start(run: Run, workdir: pathlib.Path) -> None:
     cache = {"JAX_COMPILATION_CACHE_DIR": str(workdir.parent.resolve() / "compiled")}
     log = workdir / "log.txt"
     # An exception in `subprocess.run` ends the run.
-    with sigterm.as_exit(), log.open("w") as stream:
+    with process.sigterm_as_exit(), log.open("w") as stream:
         status = subprocess.run(
             command,
             stdin=subprocess.DEVNULL,

@@ -70,7 +70,7 @@ def prepared(
         routes.report_plain(settings)
 
         def launch(module: str, arguments: Arguments) -> int:
-            commands = {}
+            commands: dict[str, processes.Command] = {}
             for name in clusters:
                 dialed = ",".join(where[each] for each in dials.get(name, ()))
                 reach = dataclasses.replace(
@@ -81,19 +81,24 @@ def prepared(
                 )
                 command = [sys.executable, "-m", module, *arguments(name, reach)]
                 passed = own[name].descriptors
-                if processes_per_cluster == 1:
-                    commands[name] = processes.Command(command, passed)
-                    continue
-                root, *others = _members(processes_per_cluster)
-                commands[name] = processes.Command([*command, *root], passed)
-                for rank, flags in enumerate(others, 1):
-                    no_line = f"--tls={routes.TLS_OFF}"  # the root alone has one
-                    commands[f"{name}/{rank}"] = processes.Command(
-                        [*command, no_line, *flags], ()
-                    )
+                commands |= _of_cluster(name, command, passed, processes_per_cluster)
             return processes.Processes(workdir, commands, listening, restarts).run()
 
         yield launch
+
+
+def _of_cluster(
+    name: str, command: Sequence[str], passed: Sequence[int], count: int
+) -> dict[str, processes.Command]:
+    """Returns the commands of a cluster's processes; the root alone has a line."""
+    if count == 1:
+        return {name: processes.Command(command, passed)}
+    root, *others = _members(count)
+    commands = {name: processes.Command([*command, *root], passed)}
+    for rank, flags in enumerate(others, 1):
+        without = [*command, f"--tls={routes.TLS_OFF}", *flags]
+        commands[f"{name}/{rank}"] = processes.Command(without, ())
+    return commands
 
 
 def _listening(

@@ -164,6 +164,26 @@ class Interrupt:
         return 128 + self._signal if self._signal else STOPPED_BY_PEER
 
 
+@contextlib.contextmanager
+def sigterm_as_exit() -> Iterator[None]:
+    """Lets SIGTERM raise SystemExit in the block, so that what it has started ends.
+
+    As it is, no `finally` would run.
+    """
+    before = signal.signal(signal.SIGTERM, _exit)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _exit(number: int, frame: FrameType | None) -> None:
+    del frame
+    # `timeout` sends it twice: the second would cut short what the first begins.
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 def no_report(reason: str) -> None:
     """Reports an error to nobody."""
 

@@ -3,18 +3,19 @@
 import math
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from nebula_jax import errors
 from nebula_jax.communication import ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.runtime.life import process, restarts
-from nebula_jax.runtime.records import nonfinite, report, run_folder, traces
+from nebula_jax.runtime.records import report, run_folder, traces
 from nebula_jax.training import metrics
 
 FIRST_STEP = "until step 1"
@@ -43,6 +44,63 @@ def traffic(links: Sequence[Link | WorkerLink]) -> Traffic:
     )
 
 
+class NonfiniteError(errors.NebulaError):
+    """A loss or a gradient that is not finite, once more than --allow_nonfinite."""
+
+
+class Skips:
+    """The steps of one cluster whose loss or gradient was not finite: skipped, counted.
+
+    A training step finds out by itself, in its program, and then leaves its state as it
+    was (`TrainState.apply_gradients`); here a cluster decides if the run goes on.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        allowed: int,
+        count: int = 0,
+        record: Callable[[int, int], None] = lambda step, count: None,
+    ) -> None:
+        """Begins to count.
+
+        Args:
+          cluster: its name.
+          allowed: steps that may be skipped in the whole run.
+          count: steps that were skipped before this process started.
+          record: is given the step and the count at every skip.
+        """
+        self._cluster, self._allowed, self._record = cluster, allowed, record
+        self.count = count
+        """Steps that were skipped so far."""
+
+    def take(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
+        """Takes the outcome of a step; waits for it.
+
+        Args:
+          step: counted from 1.
+          metrics: of the step, with `loss`; `is_finite` is False if it was skipped.
+
+        Raises:
+          NonfiniteError: if more steps were skipped than are allowed.
+        """
+        if metrics.get("is_finite", True):
+            return
+        loss = float(metrics["loss"])
+        what = f"{self._cluster}: the loss of step {step} is {loss}"
+        if math.isfinite(loss):
+            what = f"{self._cluster}: step {step} has the loss {loss:.4g}, but its"
+            what += " gradient or the parameters after it are not finite"
+        if self.count >= self._allowed:
+            raise NonfiniteError(
+                f"{what}; nothing after it is saved (allow_nonfinite={self._allowed}"
+                " is the number of such steps that are skipped)"
+            )
+        self.count += 1
+        self._record(step, self.count)
+        process.message(f"{what}: skipped, {self.count} of {self._allowed}")
+
+
 class Progress:
     """The record of one cluster's steps, in its folder and on standard output."""
 
@@ -67,7 +125,7 @@ class Progress:
           log_every: steps between progress lines.
           links: to the other clusters, whose traffic is reported.
           work: of this process, which counts the steps.
-          allow_nonfinite: steps of the run that may be skipped (`nonfinite`).
+          allow_nonfinite: steps of the run that may be skipped (`Skips`).
         """
         self._cluster, self._folder = cluster, run_folder.of_cluster(workdir, cluster)
         self._start, self._steps, self._log_every = start, steps, log_every
@@ -78,7 +136,7 @@ class Progress:
         # The root's count: it has set aside what came after the checkpoint.
         before = metrics.read(self._folder) if ranks.is_root() else ()
         skipped = max((each.get(SKIPPED, 0) for each in before), default=0)
-        self._skips = nonfinite.Skips(
+        self._skips = Skips(
             *(cluster, allow_nonfinite, ranks.agree(skipped)),
             lambda step, count: self._write(step, {SKIPPED: count}),
         )
@@ -104,7 +162,7 @@ class Progress:
             was skipped, `is_finite` is False, and nothing else is averaged.
 
         Raises:
-          nonfinite.NonfiniteError: see `settle`.
+          NonfiniteError: see `settle`.
         """
         self._work.step_done()
         if not self._has_stepped:
@@ -127,7 +185,7 @@ class Progress:
         """Waits for the steps taken so far, and counts those that were skipped.
 
         Raises:
-          nonfinite.NonfiniteError: if more were skipped than are allowed.
+          NonfiniteError: if more were skipped than are allowed.
         """
         while self._unsettled:
             self._skips.take(*self._unsettled.pop(0))
@@ -194,7 +252,7 @@ class Progress:
           more: JSON values that belong into the summary.
 
         Raises:
-          nonfinite.NonfiniteError: see `settle`.
+          NonfiniteError: see `settle`.
         """
         self.settle()
         if self._pending:

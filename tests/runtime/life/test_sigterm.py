@@ -118,8 +118,8 @@ def is_running(pid):
 def test_the_second_request_does_not_cut_short_what_the_first_began():
     program = (
         "import os, signal\n"
-        "from nebula_jax.runtime.life import sigterm\n"
-        "with sigterm.as_exit():\n"
+        "from nebula_jax.runtime.life import process\n"
+        "with process.sigterm_as_exit():\n"
         "    try:\n"
         "        signal.raise_signal(signal.SIGTERM)\n"
         "    finally:\n"

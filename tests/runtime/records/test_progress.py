@@ -7,7 +7,7 @@ import pytest
 
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication.wire import activity
-from nebula_jax.runtime.records import nonfinite, progress
+from nebula_jax.runtime.records import progress
 from nebula_jax.training import metrics
 
 
@@ -136,7 +136,7 @@ def test_skipped_steps_are_counted_and_left_out_of_the_means(tmp_path, capsys):
     again = progress.Progress(tmp_path, "g", 5, 8, log_every=4, allow_nonfinite=3)
     losses(again, np.nan, np.nan, first=6)
     words = "^g: the loss of step 7 is nan"
-    with pytest.raises(nonfinite.NonfiniteError, match=words):
+    with pytest.raises(progress.NonfiniteError, match=words):
         again.settle()
 
 
@@ -160,3 +160,38 @@ def test_a_step_is_waited_for_when_the_next_one_has_been_taken(tmp_path):
     record.step(2, step | {"is_finite": flags[1]})
     flags[1].is_ready = True
     record.settle()
+
+
+def outcome(loss, is_finite=False):
+    return {"loss": np.float32(loss), "is_finite": np.bool_(is_finite)}
+
+
+@pytest.mark.parametrize(
+    ("loss", "words"),
+    [
+        (np.nan, "^g:0: the loss of step 7 is nan; nothing after it is saved"),
+        (np.inf, "^g:0: the loss of step 7 is inf; "),
+        (2.5, "^g:0: step 7 has the loss 2.5, but its gradient or the parameters"),
+    ],
+)
+def test_without_leave_the_first_step_is_the_end(loss, words):
+    skips = progress.Skips("g:0", allowed=0)
+    skips.take(6, outcome(1.0, is_finite=True))
+    skips.take(6, {"loss": np.float32(1.0)})  # of a step that does not tell
+    with pytest.raises(progress.NonfiniteError, match=words):
+        skips.take(7, outcome(loss))
+
+
+def test_so_many_are_skipped_counted_and_reported(capsys):
+    found = []
+    record = lambda step, count: found.append((step, count))  # noqa: E731
+    skips = progress.Skips("g:0", 3, 1, record)
+    skips.take(7, outcome(np.nan))
+    skips.take(8, outcome(1.0, is_finite=True))
+    skips.take(9, outcome(np.nan))
+    assert found == [(7, 2), (9, 3)]
+    lines = capsys.readouterr().err.splitlines()
+    assert lines[0] == "g:0: the loss of step 7 is nan: skipped, 2 of 3"
+    with pytest.raises(progress.NonfiniteError, match=r"step 10 .*_nonfinite=3"):
+        skips.take(10, outcome(np.nan))
+    assert skips.count == 3
