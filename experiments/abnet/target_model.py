@@ -18,7 +18,7 @@ from nebula_jax import files
 from nebula_jax.data import parallel_side, tokenizers
 from nebula_jax.models import abnet_params, mixed_precision, pretrained
 from nebula_jax.runtime.life import process
-from nebula_jax.runtime.records import checkpoints, nonfinite, run_folder
+from nebula_jax.runtime.records import checkpoints, progress, run_folder
 from nebula_jax.training import mlm_head, optimizers, partition
 from nebula_jax.training import state as train_state
 
@@ -146,7 +146,7 @@ def train_head(
     encoder = jax.device_put(
         mixed_precision.cast_kernels(encoder, encoder_config.operands)
     )
-    skips = nonfinite.Skips("the MLM head", run.local.allow_nonfinite)
+    skips = progress.Skips("the MLM head", run.local.allow_nonfinite)
     first = last = 0.0
     for number in range(steps):
         bucket, indices = order.batch(number)

@@ -8,7 +8,7 @@ import pytest
 import tiny_nli
 
 from experiments.xnli import train
-from nebula_jax.runtime.records import nonfinite
+from nebula_jax.runtime.records import progress
 from nebula_jax.training import state as train_state
 
 
@@ -35,7 +35,7 @@ def test_a_loss_that_is_nan_ends_the_run_or_is_skipped(tmp_path, monkeypatch, ca
     monkeypatch.setattr(train_state.TrainState, "apply_gradients", planted)
     words = "^finetune: the loss of step 8 is nan; nothing after it is saved"
     given = {"length_buckets": "16", "eval_every": 6}  # one shape is soon compiled
-    with pytest.raises(nonfinite.NonfiniteError, match=words):
+    with pytest.raises(progress.NonfiniteError, match=words):
         train.train(tiny_nli.run_in(tmp_path, **given))
     folder = tmp_path / "run" / "finetune"
     saved = [path.name for path in (folder / "checkpoints").iterdir()]

@@ -7,7 +7,7 @@ import nebula_jax
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.runtime.records import checkpoints, nonfinite
+from nebula_jax.runtime.records import checkpoints, progress
 from nebula_jax.training import checkpoint, checkpoint_manifest
 
 
@@ -304,10 +304,10 @@ def test_nothing_is_saved_that_must_not_be(tmp_path):
     saved.after(1, {"a": jnp.ones(3)})
 
     def refuse():
-        raise nonfinite.NonfiniteError("step 2")
+        raise progress.NonfiniteError("step 2")
 
     saved.before_save = refuse
     for save in (saved.after, saved.at_end):
-        with pytest.raises(nonfinite.NonfiniteError):
+        with pytest.raises(progress.NonfiniteError):
             save(2, {"a": jnp.ones(3)})
     assert opened(tmp_path).steps == [1]
