@@ -58,17 +58,6 @@ def size(folder):
 
 def copied(folder):
     """Returns the bytes of a folder's files."""
-    paths = audit.paths(folder)
-    return audit_verify.Copy(
-        paths.log.read_bytes(),
-        paths.leaves.read_bytes(),
-        paths.checkpoints.read_bytes(),
-        paths.checkpoint.read_bytes(),
+    return audit_verify.Copy._make(
+        path.read_bytes() for path in audit.paths(folder)[:4]
     )
-
-
-def restore(folder, copy):
-    """Writes the files of a copy."""
-    paths = audit.paths(folder)
-    for path, data in zip(paths[:4], copy, strict=True):
-        path.write_bytes(data)

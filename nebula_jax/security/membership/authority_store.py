@@ -24,10 +24,6 @@ _TABLES = (
         expires INTEGER NOT NULL,
         state TEXT NOT NULL CHECK (state IN ('open', 'used', 'withdrawn'))
     ) STRICT""",
-    """CREATE TABLE IF NOT EXISTS guesses (
-        lab TEXT NOT NULL,
-        at INTEGER NOT NULL
-    ) STRICT""",
     """CREATE TABLE IF NOT EXISTS labs (
         name TEXT PRIMARY KEY,
         state TEXT NOT NULL CHECK (state IN ('member', 'revoked')),

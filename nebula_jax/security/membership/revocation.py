@@ -222,10 +222,9 @@ def _verified(
     key = authority.public_key()
     try:
         found = x509.load_pem_x509_crl(pem)
-        digest = found.signature_hash_algorithm  # None: Ed25519 has its own
         signed = (
             found.issuer == authority.subject
-            and (digest is None or isinstance(digest, HASHES))
+            and isinstance(found.signature_hash_algorithm, HASHES)
             and found.is_signature_valid(key)  # type: ignore[arg-type]
         )
         number = found.extensions.get_extension_for_class(x509.CRLNumber).value

@@ -6,7 +6,7 @@ import shutil
 import time
 
 import pytest
-from audit_logs import Clock, copied, exchange, fill, opened, restore
+from audit_logs import Clock, copied, exchange, fill, opened
 
 from nebula_jax.security import audit
 from nebula_jax.security.audit import checkpoint_note, merkle, witness
@@ -426,15 +426,6 @@ def test_a_copy_is_verified_without_its_secrets_and_without_writing(lab, tmp_pat
     copy.chmod(0o500)
     assert audit_verify.verify(copy) == []
     copy.chmod(0o700)
-
-
-def test_restored_bytes_are_whole(lab, history):
-    """The helper that other tests trust."""
-    folder, _ = lab
-    copy = copied(folder)
-    restore(folder, copy)
-    assert copied(folder) == copy
-    assert audit_verify.verify(folder) == []
 
 
 # Logs of a size that a year brings.

@@ -1,9 +1,7 @@
 """Invitations: one use, one hour, one name, and no word of the secret anywhere."""
 
 import base64
-import concurrent.futures
 import contextlib
-import dataclasses
 import datetime
 import json
 import os
@@ -59,13 +57,9 @@ def test_an_invitation_is_one_line_that_has_all_that_a_lab_needs(issuer, line):
     assert found.text() == line
 
 
-def test_an_invitation_admits_a_lab(issuer, line):
+def test_an_invitation_is_used_once(issuer, line):
     issuer.redeem(secret_of(line), "lab-t", NOW + HOUR - SECOND)
     assert issuer.members() == ["lab-s", "lab-t"]
-
-
-def test_an_invitation_is_used_once(issuer, line):
-    issuer.redeem(secret_of(line), "lab-t", NOW)
     refused(issuer, secret_of(line), "used")
     issuer.close()
     again = authority.LocalAuthority(site_folder.Folder(_folder(issuer)))
@@ -103,28 +97,13 @@ def test_lab_folders_are_invited_at_once(issuer, line):
     assert issuer.members() == ["lab-s", "lab-t", "lab-u"]
 
 
-def guesses(issuer):
-    with issuer._store.transaction() as connection:
-        return connection.execute("SELECT COUNT(*) FROM guesses").fetchone()[0]
-
-
-def test_guesses_are_counted_and_end(issuer, line):
+def test_a_wrong_secret_admits_nobody_and_voids_nothing(issuer, line):
+    """Whoever knows a lab's name could else void its invitation."""
     right = secret_of(line)
     near = bytes([right[0] ^ 1, *right[1:]])
-    for guess in [near, right[:-1], right + b"\0", b""] + 6 * [os.urandom(32)]:
+    for guess in [near, right[:-1], right + b"\0", b""] + 20 * [os.urandom(32)]:
         refused(issuer, guess, "guessed")
-    assert guesses(issuer) == invitations.MOST_GUESSES == 10
-    refused(issuer, os.urandom(32), "too_many_guesses")
-    refused(issuer, right, "too_many_guesses")
-    assert guesses(issuer) == 10
-    newer = issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
-    issuer.redeem(secret_of(newer), "lab-t", NOW)
-
-
-def test_guesses_at_names_that_nobody_invited_fill_no_disk(issuer, line):
-    for number in range(20):
-        refused(issuer, os.urandom(32), "guessed", lab=f"lab-{number}")
-    assert guesses(issuer) == 0
+    issuer.redeem(right, "lab-t", NOW)
 
 
 def test_old_invitations_are_forgotten(issuer, line):
@@ -226,29 +205,6 @@ def test_what_is_no_invitation(text):
 def test_nobody_is_invited_by_a_bad_name_or_to_a_bad_address(issuer, lab, address):
     with pytest.raises(site_folder.FederationError):
         issuer.invite(lab, address, NOW)
-
-
-def test_an_invitation_cannot_be_changed(line):
-    found = invitations.parse(line, NOW)
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.lab = "lab-u"
-
-
-def test_of_many_threads_with_one_invitation_one_joins(issuer, line):
-    folder = site_folder.Folder(_folder(issuer))
-    secret = secret_of(line)
-
-    def redeem(handle):
-        try:
-            handle.redeem(secret, "lab-t", NOW)
-        except invitations.InvitationRefused as error:
-            return error.reason
-        return "admitted"
-
-    handles = [issuer, *(authority.LocalAuthority(folder) for _ in range(3))] * 4
-    with concurrent.futures.ThreadPoolExecutor(len(handles)) as pool:
-        found = sorted(pool.map(redeem, handles))
-    assert found == ["admitted"] + ["used"] * 15
 
 
 RACER = """
