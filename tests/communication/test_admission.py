@@ -4,11 +4,10 @@ import concurrent.futures
 import contextlib
 import time
 
+import links
 import pytest
-from breakable_line import Proxy
 
-from nebula_jax.communication import bridge, endpoints, listener
-from nebula_jax.communication.wire import frames, session
+from nebula_jax.communication.wire import session
 from nebula_jax.security import tls
 from nebula_jax.security.tls import certificates
 
@@ -16,7 +15,7 @@ SETTINGS = {"peer_timeout": 10.0, "reconnect_timeout": 20.0}
 
 
 def hello(cluster, steps=9):
-    return frames.Hello(cluster, "0.1", {"--steps": steps})
+    return links.hello(cluster, {"--steps": steps})
 
 
 @pytest.fixture(scope="module")
@@ -26,45 +25,28 @@ def folder(tmp_path_factory):
     return folder
 
 
-class Met:
+class Spoke(links.Pair):
     """A listener, and a spoke that has come over a line that can break."""
 
     def __init__(self, stack, folder=None, may_return=True):
         self._folder, self._pool = folder, concurrent.futures.ThreadPoolExecutor(2)
         stack.callback(self._pool.shutdown)
-        contexts = folder and tls.server_contexts(folder / "hub")
-        self.listening = stack.enter_context(
-            listener.Listener(
-                endpoints.listen(("127.0.0.1", 0)),
-                hello("hub"),
-                clusters=["spoke:0", "spoke:1"],
-                may_return=may_return,
-                tls=contexts,
-                log=lambda line: None,
-                **SETTINGS,
-            )
-        )
-        self.proxy = Proxy(self.listening.address)
-        stack.callback(self.proxy.close)
-        coming = self.dial(self.proxy.address)
-        self.here = self.listening.accept(10.0)
-        self.there = coming.result(10.0)
-        stack.callback(self.there.abort, "done")
-        stack.callback(self.here.abort, "done")
+        server = {
+            "ours": hello("hub"),
+            "clusters": ["spoke:0", "spoke:1"],
+            "may_return": may_return,
+            "tls": folder and tls.server_contexts(folder / "hub"),
+        }
+        super().__init__(stack, server, self._client(), breaks=True, **SETTINGS)
 
-    def dial(self, address=None, name="spoke:0", certificate="spoke-0", **more):
-        """A future link of a spoke."""
+    def _client(self, name="spoke:0", certificate="spoke-0", **more):
         contexts = self._folder and tls.client_contexts(self._folder / certificate)
-        return self._pool.submit(
-            bridge.connect,
-            address or self.listening.address,
-            hello(name, **more),
-            peer="hub",
-            connect_timeout=5.0,
-            tls=contexts,
-            log=lambda line: None,
-            **SETTINGS,
-        )
+        return {"theirs": hello(name, **more), "peer": "hub", "tls": contexts}
+
+    def dial(self, **more):
+        """A future link of a spoke."""
+        client = SETTINGS | self._client(**more)
+        return self._pool.submit(links.dial, self.listener.address, **client)
 
     def waits(self):
         """A future end of a wait for the spoke."""
@@ -89,16 +71,16 @@ def stack():
 def test_who_may_return_takes_the_place_of_its_former_self(
     stack, folder, is_away, has_begun, encrypted
 ):
-    met = Met(stack, folder if encrypted else None)
+    spoke = Spoke(stack, folder if encrypted else None)
     if has_begun:
-        met.here.welcome(0)
+        spoke.here.welcome(0)
     if is_away:
-        met.break_line()
-    waiting = met.waits()
-    coming = met.dial()
-    came = met.listening.accept(5.0)
+        spoke.break_line()
+    waiting = spoke.waits()
+    coming = spoke.dial()
+    came = spoke.listener.accept(5.0)
     assert came.peer.cluster == "spoke:0"
-    assert met.here.was_lost
+    assert spoke.here.was_lost
     with pytest.raises(session.PeerGone, match="spoke:0 was started anew, without"):
         waiting.result(20.0)
     came.welcome(3)
@@ -111,38 +93,38 @@ def test_who_may_return_takes_the_place_of_its_former_self(
     [(False, "spoke:0 is here already"), (True, "spoke:0 is expected back, not anew")],
 )
 def test_unless_it_may_a_plain_name_takes_nobodys_place(stack, is_away, words):
-    met = Met(stack, may_return=False)
-    met.here.welcome(0)
+    spoke = Spoke(stack, may_return=False)
+    spoke.here.welcome(0)
     if is_away:
-        met.break_line()
+        spoke.break_line()
     with pytest.raises(session.PeerAborted, match=words):
-        met.dial().result(5.0)
-    assert not met.here.is_over
-    met.proxy.refuse(False)
-    met.here.step_done(1)
-    met.there.wait_for_welcome(5.0)
-    met.there.wait_for_step(1)
+        spoke.dial().result(5.0)
+    assert not spoke.here.is_over
+    spoke.proxy.refuse(False)
+    spoke.here.step_done(1)
+    spoke.there.wait_for_welcome(5.0)
+    spoke.there.wait_for_step(1)
 
 
 def test_other_settings_take_nobodys_place(stack):
-    met = Met(stack)
-    met.here.welcome(0)
+    spoke = Spoke(stack)
+    spoke.here.welcome(0)
     words = "refused this cluster: spoke:0 has --steps=5, hub has --steps=9"
     with pytest.raises(session.PeerAborted, match=words):
-        met.dial(steps=5).result(5.0)
-    assert not met.here.is_over
+        spoke.dial(steps=5).result(5.0)
+    assert not spoke.here.is_over
 
 
 def test_another_clusters_certificate_takes_nobodys_place(stack, folder):
-    met = Met(stack, folder)
-    met.here.welcome(0)
+    spoke = Spoke(stack, folder)
+    spoke.here.welcome(0)
     words = "spoke:0 shows a certificate for spoke-1"
     with pytest.raises(session.PeerAborted, match=words):
-        met.dial(certificate="spoke-1").result(5.0)
-    assert not met.here.is_over
+        spoke.dial(certificate="spoke-1").result(5.0)
+    assert not spoke.here.is_over
 
 
 def test_a_name_that_is_not_expected_is_refused(stack):
-    met = Met(stack)
+    spoke = Spoke(stack)
     with pytest.raises(session.PeerAborted, match="spoke:7 was not expected"):
-        met.dial(name="spoke:7").result(5.0)
+        spoke.dial(name="spoke:7").result(5.0)

@@ -5,6 +5,7 @@ import time
 
 import jax
 import jax.numpy as jnp
+import links
 import numpy as np
 import pytest
 from cryptography import x509
@@ -12,7 +13,6 @@ from two_labs import wait_until
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, codecs, endpoints, wan
-from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames, receive_queue, session, windows
 from nebula_jax.security import tls
 from nebula_jax.security.tls import certificates
@@ -24,8 +24,11 @@ SPEC = {
 SETTINGS = {"--steps": 5, "vocabulary": "abc"}
 
 
-def hello(cluster, settings=SETTINGS, version="0.1", checkpoints=()):
-    return frames.Hello(cluster, version, settings, checkpoints)
+def hello(cluster, settings=SETTINGS, version="0.1"):
+    return links.hello(cluster, settings, version)
+
+
+OURS = hello("discriminator")
 
 
 def credentials(tmp_path, encrypted):
@@ -38,30 +41,6 @@ def credentials(tmp_path, encrypted):
     )
 
 
-def listener(ours="discriminator", **settings):
-    """A listener on loopback."""
-    return listener_lib.Listener(
-        endpoints.listen(("127.0.0.1", 0)),
-        ours if isinstance(ours, frames.Hello) else hello(ours),
-        **{"peer_timeout": 5.0, "reconnect_timeout": 0.0, "tls": None} | settings,
-    )
-
-
-def connect(address, theirs="generator:0", **settings):
-    return bridge.connect(
-        address,
-        theirs if isinstance(theirs, frames.Hello) else hello(theirs),
-        peer="discriminator",
-        **{
-            "connect_timeout": 5.0,
-            "peer_timeout": 5.0,
-            "reconnect_timeout": 0.0,
-            "tls": None,
-        }
-        | settings,
-    )
-
-
 @pytest.fixture
 def pool():
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
@@ -69,18 +48,15 @@ def pool():
 
 
 @pytest.fixture
-def meet(pool):
-    """Makes a listener's and a connector's link, met on loopback."""
+def linked():
+    """Makes a listener's and a connector's link."""
     with contextlib.ExitStack() as stack:
 
-        def meet(server=None, client=None, **settings):
-            listening = stack.enter_context(listener(**(server or {}), **settings))
-            coming = pool.submit(
-                connect, listening.address, **(client or {}), **settings
-            )
-            return listening.accept(5.0), coming.result()
+        def linked(server=None, client=None, **settings):
+            pair = links.Pair(stack, server, client, **settings)
+            return pair.here, pair.there
 
-        yield meet
+        yield linked
 
 
 def arrays(seed):
@@ -94,11 +70,11 @@ def arrays(seed):
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 @pytest.mark.parametrize("wan_flag", ["", "100mbit,5ms"])
 def test_tensors_and_tokens_cross_unchanged_both_ways(
-    tmp_path, pool, encrypted, wan_flag, meet
+    tmp_path, pool, encrypted, wan_flag, linked
 ):
     server, client = credentials(tmp_path, encrypted)
     lines = wan.from_string(wan_flag)
-    here, there = meet(server | {"line": lines.down}, client | {"line": lines.up})
+    here, there = linked(server | {"line": lines.down}, client | {"line": lines.up})
     incoming = here.receiver("tokens", SPEC, codec.identity())
     back = there.receiver("grads", SPEC, codec.identity())
     outgoing = there.sender("tokens", SPEC, codec.identity())
@@ -128,15 +104,14 @@ def test_tensors_and_tokens_cross_unchanged_both_ways(
     assert here.ledger["received tokens"][0] == 6
 
 
-def test_a_tensor_larger_than_every_buffer_crosses(tmp_path, pool, meet):
+def test_a_tensor_larger_than_every_buffer_crosses(tmp_path, pool, linked):
     server, client = credentials(tmp_path, True)
-    here, there = meet(server, client)
+    here, there = linked(server, client)
     spec = jax.ShapeDtypeStruct((3_000_000,), jnp.float32)
     big = np.arange(3_000_000, dtype=np.float32)
     incoming = here.receiver("h", spec, codec.identity())
     outgoing = there.sender("h", spec, codec.identity())
-    here.welcome(0)
-    there.wait_for_welcome(5.0)
+    links.begin(here, there)
 
     def far():
         with there:
@@ -150,13 +125,12 @@ def test_a_tensor_larger_than_every_buffer_crosses(tmp_path, pool, meet):
     done.result(10)
 
 
-def test_send_blocks_while_nobody_reads(pool, meet):
-    here, there = meet()
+def test_send_blocks_while_nobody_reads(pool, linked):
+    here, there = linked()
     spec = jax.ShapeDtypeStruct((4_000_000,), jnp.float32)
     incoming = here.receiver("h", spec, codec.identity())
     outgoing = there.sender("h", spec, codec.identity())
-    here.welcome(0)
-    there.wait_for_welcome(5.0)
+    links.begin(here, there)
     sent = []
 
     def far():
@@ -186,12 +160,11 @@ ODD = {
 }
 
 
-def test_arrays_of_any_dtype_and_shape_cross(meet):
-    here, there = meet()
+def test_arrays_of_any_dtype_and_shape_cross(linked):
+    here, there = linked()
     incoming = here.receiver("odd", ODD, codec.identity())
     outgoing = there.sender("odd", ODD, codec.identity())
-    here.welcome(0)
-    there.wait_for_welcome(5.0)
+    links.begin(here, there)
     arrays = {name: jnp.ones(spec.shape, spec.dtype) for name, spec in ODD.items()}
     outgoing.send(1, arrays)
     received = incoming.recv(1)
@@ -199,12 +172,10 @@ def test_arrays_of_any_dtype_and_shape_cross(meet):
     assert jax.tree.map(lambda a: a.dtype, received) == jax.tree.map(
         lambda a: a.dtype, arrays
     )
-    here.abort("done")
-    there.abort("done")
 
 
-def test_a_step_is_waited_for_until_its_token_comes(pool, meet):
-    here, there = meet()
+def test_a_step_is_waited_for_until_its_token_comes(pool, linked):
+    here, there = linked()
     outgoing = here.sender("grads", SPEC, codec.identity())
     incoming = there.receiver("grads", SPEC, codec.identity())
     here.welcome(4)
@@ -217,12 +188,10 @@ def test_a_step_is_waited_for_until_its_token_comes(pool, meet):
     assert not waiting.done()
     here.step_done(6)
     waiting.result(5)
-    here.abort("done")
-    there.abort("done")
 
 
-def test_a_connector_may_receive_from_the_first_moment(meet):
-    here, there = meet()
+def test_a_connector_may_receive_from_the_first_moment(linked):
+    here, there = linked()
     outgoing = here.sender("grads", SPEC, codec.identity())
     here.welcome(0)
     outgoing.send(1, arrays(1))
@@ -230,14 +199,12 @@ def test_a_connector_may_receive_from_the_first_moment(meet):
     incoming = there.receiver("grads", SPEC, codec.identity())
     there.wait_for_welcome(5.0)
     jax.tree.map(np.testing.assert_array_equal, incoming.recv(1), arrays(1))
-    here.abort("done")
-    there.abort("done")
 
 
 @pytest.mark.parametrize("does", ["send", "receive", "step_done", "close"])
-def test_a_listener_that_forgets_its_welcome_is_told(pool, meet, does):
+def test_a_listener_that_forgets_its_welcome_is_told(pool, linked, does):
     """Both sides end with the reason, and nobody waits for the other."""
-    here, there = meet()
+    here, there = linked()
     outgoing = here.sender("grads", SPEC, codec.identity())
     incoming = here.receiver("tokens", SPEC, codec.identity())
     waiting = pool.submit(there.wait_for_welcome, 10.0)
@@ -257,10 +224,10 @@ def test_a_listener_that_forgets_its_welcome_is_told(pool, meet, does):
 @pytest.mark.parametrize("is_welcome_there", [False, True])
 @pytest.mark.parametrize("does", ["send", "receive", "wait_for_step"])
 def test_a_connector_that_does_not_wait_for_its_welcome_is_told(
-    meet, does, is_welcome_there
+    linked, does, is_welcome_there
 ):
     """Also if it has come by chance: nothing behind it would be read."""
-    here, there = meet()
+    here, there = linked()
     outgoing = there.sender("tokens", SPEC, codec.identity())
     incoming = there.receiver("grads", SPEC, codec.identity())
     if is_welcome_there:
@@ -278,12 +245,11 @@ def test_a_connector_that_does_not_wait_for_its_welcome_is_told(
     here.abort("done")
 
 
-def test_a_peer_that_ends_too_early_is_an_error_not_a_wait(pool, meet):
-    here, there = meet()
+def test_a_peer_that_ends_too_early_is_an_error_not_a_wait(pool, linked):
+    here, there = linked()
     incoming = here.receiver("tokens", SPEC, codec.identity())
     there.sender("tokens", SPEC, codec.identity())
-    here.welcome(0)
-    there.wait_for_welcome(5.0)
+    links.begin(here, there)
     ending = pool.submit(there.close)
     words = "generator:0 sent End while more was due"
     with pytest.raises(session.RemoteProtocolError, match=words), here:
@@ -292,12 +258,11 @@ def test_a_peer_that_ends_too_early_is_an_error_not_a_wait(pool, meet):
         ending.result(5)
 
 
-def test_closing_with_unread_tensors_ends(pool, meet):
-    here, there = meet()
+def test_closing_with_unread_tensors_ends(pool, linked):
+    here, there = linked()
     here.receiver("tokens", SPEC, codec.identity())
     outgoing = there.sender("tokens", SPEC, codec.identity())
-    here.welcome(0)
-    there.wait_for_welcome(5.0)
+    links.begin(here, there)
 
     def far():
         with there:
@@ -310,16 +275,15 @@ def test_closing_with_unread_tensors_ends(pool, meet):
     sending.result(5)
 
 
-def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool, meet, monkeypatch):
+def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool, linked, monkeypatch):
     monkeypatch.setattr(receive_queue, "FLOOD_BYTES", 100_000)
-    here, there = meet()
+    here, there = linked()
     small = jax.ShapeDtypeStruct((2,), jnp.int32)
     here.receiver("flood", small, codec.identity())
     incoming = here.receiver("due", small, codec.identity())
     outgoing = there.sender("flood", small, codec.identity())
     there.sender("due", small, codec.identity())
-    here.welcome(0)
-    there.wait_for_welcome(5.0)
+    links.begin(here, there)
 
     def flood():
         for step in range(10_000):
@@ -333,10 +297,9 @@ def test_a_flood_on_a_channel_nobody_waits_for_is_an_error(pool, meet, monkeypat
 
 
 @pytest.mark.parametrize("end", ["here", "there"])
-def test_a_link_that_has_ended_on_one_side_does_not_spin(pool, end, meet):
-    here, there = meet(peer_timeout=1.0, reconnect_timeout=20.0)
-    here.welcome(0)
-    there.wait_for_welcome(5.0)
+def test_a_link_that_has_ended_on_one_side_does_not_spin(pool, end, linked):
+    here, there = linked(peer_timeout=1.0, reconnect_timeout=20.0)
+    links.begin(here, there)
     first, second = (here, there) if end == "here" else (there, here)
     closing = pool.submit(first.close)
     time.sleep(1.5)  # past the time of pings and of silence
@@ -347,14 +310,13 @@ def test_a_link_that_has_ended_on_one_side_does_not_spin(pool, end, meet):
     closing.result(5)
 
 
-def test_a_tensor_with_another_tag_is_an_error_not_a_guess(pool, meet):
-    here, there = meet()
+def test_a_tensor_with_another_tag_is_an_error_not_a_guess(pool, linked):
+    here, there = linked()
     pack = codecs.pack_ids(100)
     spec = jax.ShapeDtypeStruct((8,), jnp.int32)
     incoming = here.receiver("tokens", spec, pack)
     outgoing = there.sender("tokens", spec, pack)
-    here.welcome(0)
-    there.wait_for_welcome(5.0)
+    links.begin(here, there)
     outgoing.send(41, np.arange(8, dtype=np.int32), micro_batch=3)
     words = "generator:0 sent tokens for step 41, micro-batch 3; expected step 41, mic"
     with pytest.raises(session.RemoteProtocolError, match=words), here:
@@ -382,8 +344,8 @@ def test_a_tensor_with_another_tag_is_an_error_not_a_guess(pool, meet):
     ],
 )
 def test_clusters_that_disagree_part_in_words(pool, theirs, words):
-    with listener() as listening:
-        coming = pool.submit(connect, listening.address, theirs)
+    with links.listening(OURS) as listening:
+        coming = pool.submit(links.dial, listening.address, theirs)
         with pytest.raises(bridge.Mismatch, match=words):
             listening.accept(5.0)
         with pytest.raises(errors.NebulaError, match=r"discriminator (has|runs|gave)"):
@@ -410,8 +372,8 @@ def is_fit(text):
 )
 def test_nothing_that_a_peer_sends_reaches_a_terminal_as_it_is(pool, strange):
     lines = []
-    with listener(log=lines.append) as listening:
-        coming = pool.submit(connect, listening.address, strange, log=lines.append)
+    with links.listening(OURS, log=lines.append) as listening:
+        coming = pool.submit(links.dial, listening.address, strange, log=lines.append)
         with pytest.raises(bridge.Mismatch) as here:
             listening.accept(5.0)
         with pytest.raises(errors.NebulaError) as there:
@@ -420,8 +382,8 @@ def test_nothing_that_a_peer_sends_reaches_a_terminal_as_it_is(pool, strange):
         assert is_fit(text)
 
 
-def test_the_reason_of_an_abort_is_fit_to_be_printed(meet):
-    here, there = meet()
+def test_the_reason_of_an_abort_is_fit_to_be_printed(linked):
+    here, there = linked()
     here.abort(EVIL)
     with pytest.raises(session.PeerAborted, match="gave up") as caught:
         there.wait_for_welcome(5.0)
@@ -441,8 +403,8 @@ def refuse(words, seconds):
 def test_what_callers_compare_is_told_by_both_however_soon_one_leaves(pool, late):
     here = refuse("nothing like", 0.5 * (late == "listener"))
     there = refuse("unlike", 0.5 * (late == "connector"))
-    with listener(check=here) as listening:
-        coming = pool.submit(connect, listening.address, check=there)
+    with links.listening(check=here) as listening:
+        coming = pool.submit(links.dial, listening.address, check=there)
         with pytest.raises(bridge.Mismatch, match="nothing like generator:0"):
             listening.accept(5.0)
         with pytest.raises(bridge.Mismatch, match="unlike discriminator"):
@@ -454,13 +416,13 @@ def test_nobody_there_is_an_error_after_the_timeout():
         address = taken.getsockname()
     start = time.monotonic()
     with pytest.raises(bridge.ConnectError, match="nobody answers at 127"):
-        connect(address, connect_timeout=0.5)
+        links.dial(address, connect_timeout=0.5)
     assert time.monotonic() - start < 10
 
 
 def test_nobody_coming_is_an_error_after_the_timeout():
     with (
-        listener() as listening,
+        links.listening() as listening,
         pytest.raises(bridge.ConnectError, match="nobody came within"),
     ):
         listening.accept(0.2)
@@ -488,14 +450,8 @@ needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6
 @needs_ipv6
 @pytest.mark.parametrize("host", ["::1", "127.0.0.1"])
 def test_a_listener_at_all_addresses_takes_ipv6_and_ipv4(pool, host):
-    with listener_lib.Listener(
-        endpoints.listen(("::", 0)),
-        hello("discriminator"),
-        peer_timeout=5.0,
-        reconnect_timeout=0.0,
-        tls=None,
-    ) as listening:
-        coming = pool.submit(connect, (host, listening.address[1]))
+    with links.listening(address=("::", 0)) as listening:
+        coming = pool.submit(links.dial, (host, listening.address[1]))
         here, there = listening.accept(5.0), coming.result(5)
         here.abort("done")
         there.abort("done")
@@ -510,41 +466,22 @@ def test_addresses_of_ipv6_stand_in_brackets():
         ):
             endpoints.listen(("::1", port))
     with pytest.raises(bridge.ConnectError, match=rf"answers at \[::1\]:{port}"):
-        connect(("::1", port), connect_timeout=0.3)
-
-
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
-def test_strangers_are_dropped_and_the_peer_still_gets_in(tmp_path, pool, encrypted):
-    server, client = credentials(tmp_path, encrypted)
-    dropped = []
-    with listener(log=dropped.append, **server) as listening:
-        stranger = socket.create_connection(listening.address)
-        stranger.sendall(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 3)
-        silent = socket.create_connection(listening.address)
-        silent.close()
-        coming = pool.submit(connect, listening.address, **client)
-        here, there = listening.accept(5.0), coming.result(5)
-        stranger.close()
-        here.welcome(0)
-        there.wait_for_welcome(5.0)
-        here.abort("done")
-        there.abort("done")
-    assert len(dropped) == 2
+        links.dial(("::1", port), connect_timeout=0.3)
 
 
 def test_a_stranger_with_another_authority_gets_nowhere(tmp_path, pool):
     server, _ = credentials(tmp_path / "ours", True)
     _, client = credentials(tmp_path / "theirs", True)
-    with listener(log=lambda line: None, **server) as listening:
+    with links.listening(**server) as listening:
         with pytest.raises(bridge.ConnectError, match="no TLS with discriminator"):
-            connect(listening.address, connect_timeout=10.0, **client)
+            links.dial(listening.address, connect_timeout=10.0, **client)
         with pytest.raises(bridge.ConnectError, match="nobody came"):
             listening.accept(0.2)
 
 
 def refused(listening, pool, client, name, words):
     """A peer is refused with a reason, and another one still gets in."""
-    coming = pool.submit(connect, listening.address, name, **client)
+    coming = pool.submit(links.dial, listening.address, name, **client)
     with pytest.raises(session.PeerAborted, match=words):
         coming.result(5)
     with pytest.raises(bridge.ConnectError, match="nobody came"):
@@ -555,9 +492,9 @@ def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
     server, client = credentials(tmp_path, True)
     words = "generator:1 shows a certificate for generator-0"
     said = []
-    with listener(log=said.append, **server) as listening:
+    with links.listening(log=said.append, **server) as listening:
         refused(listening, pool, client, "generator:1", words)
-        coming = pool.submit(connect, listening.address, **client)
+        coming = pool.submit(links.dial, listening.address, **client)
         listening.accept(5.0).abort("done")
         coming.result(5.0).abort("done")
     assert said == [f"refused a connection from 127.0.0.1: {words}"]
@@ -572,7 +509,8 @@ def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
     for folder, name in names.items():
         certificates.write(tmp_path / folder, certificates.issue(authority, name))
     client = {"tls": tls.client_contexts(tmp_path / "person")}
-    with listener(tls=tls.server_contexts(tmp_path / "discriminator")) as listening:
+    server = tls.server_contexts(tmp_path / "discriminator")
+    with links.listening(tls=server) as listening:
         refused(listening, pool, client, "generator:0", "for nobody's DNS name")
 
 
@@ -580,7 +518,7 @@ def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
 def test_who_is_not_expected_is_refused_without_a_hello(tmp_path, encrypted):
     server, client = credentials(tmp_path, encrypted)
     received = b""
-    with listener(clusters=["generator:1"], **server) as listening:
+    with links.listening(OURS, clusters=["generator:1"], **server) as listening:
         raw = socket.create_connection(listening.address, 5.0)
         if encrypted:
             raw = client["tls"]().wrap_socket(raw, server_hostname="discriminator")
@@ -594,26 +532,15 @@ def test_who_is_not_expected_is_refused_without_a_hello(tmp_path, encrypted):
     assert b"settings" not in received
 
 
-def test_a_cluster_that_is_here_is_not_replaced_by_another_of_its_name(pool):
-    with listener(reconnect_timeout=5.0) as listening:
-        coming = pool.submit(connect, listening.address)
-        here, there = listening.accept(5.0), coming.result(5.0)
-        refused(listening, pool, {}, "generator:0", "generator:0 is here already")
-        here.welcome(3)
-        assert there.wait_for_welcome(5.0) == 3
-        here.abort("done")
-        there.abort("done")
-
-
 def test_a_cluster_may_be_started_anew_before_the_run_has_begun(pool):
-    with listener(reconnect_timeout=30.0) as listening:
-        coming = pool.submit(connect, listening.address)
+    with links.listening(reconnect_timeout=30.0) as listening:
+        coming = pool.submit(links.dial, listening.address)
         first, killed = listening.accept(5.0), coming.result(5.0)
         killed._driver._dial = lambda by: time.sleep(60)  # it does not come back
         killed._driver._connection.io.socket.shutdown(socket.SHUT_RDWR)
         while not first.is_away:
             time.sleep(0.01)
-        coming = pool.submit(connect, listening.address)
+        coming = pool.submit(links.dial, listening.address)
         second, there = listening.accept(5.0), coming.result(5.0)
         assert first.is_over
         second.welcome(3)
@@ -629,8 +556,8 @@ def test_a_run_whose_cluster_was_started_anew_ends_soon_so_that_all_start_again(
 ):
     """By a certificate alone: else anybody could end a run whose line breaks."""
     server, client = credentials(tmp_path, encrypted)
-    with listener(reconnect_timeout=30.0, **server) as listening:
-        coming = pool.submit(connect, listening.address, **client)
+    with links.listening(reconnect_timeout=30.0, **server) as listening:
+        coming = pool.submit(links.dial, listening.address, **client)
         here, killed = listening.accept(5.0), coming.result(5.0)
         here.welcome(3)
         assert killed.wait_for_welcome(5.0) == 3
@@ -651,8 +578,8 @@ def test_a_run_whose_cluster_was_started_anew_ends_soon_so_that_all_start_again(
         killed.abort("done")
 
 
-def test_a_vanished_peer_is_noticed_and_named(meet):
-    here, there = meet()
+def test_a_vanished_peer_is_noticed_and_named(linked):
+    here, there = linked()
     here.welcome(0)
     there._driver._connection.io.socket.shutdown(socket.SHUT_RDWR)
     with pytest.raises(session.PeerGone, match="generator:0"):
@@ -660,7 +587,7 @@ def test_a_vanished_peer_is_noticed_and_named(meet):
 
 
 def test_a_silent_peer_is_noticed_within_the_timeout():
-    with listener(peer_timeout=0.6) as listening:
+    with links.listening(OURS, peer_timeout=0.6) as listening:
         raw = socket.create_connection(listening.address)
         raw.sendall(frames.encode(frames.Open(bytes(16), 1), 0, 0)[0])
         raw.sendall(frames.encode(hello("generator:0"), 0, 0)[0])
@@ -673,18 +600,17 @@ def test_a_silent_peer_is_noticed_within_the_timeout():
         raw.close()
 
 
-def test_idle_peers_keep_each_other_company(meet):
-    here, there = meet(peer_timeout=3.0)
+def test_idle_peers_keep_each_other_company(linked):
+    here, there = linked(peer_timeout=3.0)
     time.sleep(4.5)
-    here.welcome(0)
-    there.wait_for_welcome(5.0)
+    links.begin(here, there)
     here.abort("done")
     with pytest.raises(session.PeerAborted, match="discriminator gave up: done"):
         there.wait_for_step(1)
 
 
-def test_stopping_is_asked_for_and_announced(meet):
-    here, there = meet()
+def test_stopping_is_asked_for_and_announced(linked):
+    here, there = linked()
     here.welcome(0)
     there.wait_for_welcome(1.0)
     there.stop()
@@ -695,5 +621,3 @@ def test_stopping_is_asked_for_and_announced(meet):
     here.step_done(1)
     there.wait_for_step(1)
     assert there.stop_step == 12
-    here.abort("done")
-    there.abort("done")

@@ -5,16 +5,14 @@ import contextlib
 import threading
 
 import jax
+import links
 import numpy as np
 import pytest
-from breakable_line import Proxy
 from two_labs import wait_until
 
-from nebula_jax.communication import bridge, codec, endpoints
-from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication import codec
 from nebula_jax.communication.wire import (
     activity,
-    frames,
     session,
     stuck_peers,
     windows,
@@ -37,26 +35,12 @@ class Star:
 
     def __init__(self, stack, pool, timeouts):
         discriminator, *generators = [activity.Work(each) for each in timeouts]
-        settings = {"peer_timeout": PEER_TIMEOUT, "reconnect_timeout": 5.0, "tls": None}
-        listener = stack.enter_context(
-            listener_lib.Listener(
-                endpoints.listen(("127.0.0.1", 0)),
-                frames.Hello("discriminator", "0.1", {}),
-                work=discriminator,
-                **settings,
-            )
-        )
+        settings = {"peer_timeout": PEER_TIMEOUT, "reconnect_timeout": 5.0}
+        listener = stack.enter_context(links.listening(work=discriminator, **settings))
         self.here, self.there = [], []
         for index, work in enumerate(generators):
-            coming = pool.submit(
-                bridge.connect,
-                listener.address,
-                frames.Hello(f"generator:{index}", "0.1", {}),
-                connect_timeout=5.0,
-                peer="discriminator",
-                work=work,
-                **settings,
-            )
+            name, more = f"generator:{index}", settings | {"work": work}
+            coming = pool.submit(links.dial, listener.address, name, **more)
             self.here.append(listener.accept(5.0))
             self.there.append(coming.result(5.0))
         for work in (discriminator, *generators):
@@ -69,8 +53,7 @@ class Star:
             link.sender("tokens", SPEC, codec.identity()) for link in self.there
         ]
         for here, there in zip(self.here, self.there, strict=True):
-            here.welcome(0)
-            there.wait_for_welcome(5.0)
+            links.begin(here, there)
             stack.callback(there.abort, "the test is over")
             stack.callback(here.abort, "the test is over")
 
@@ -139,33 +122,14 @@ def large(step):
     return np.full(LARGE.shape, step, LARGE.dtype)
 
 
-class Outage:
+class Outage(links.Pair):
     """A generator that sends through a line that is down, as far as it can."""
 
     def __init__(self, stack, pool):
-        settings = {"peer_timeout": 5.0, "reconnect_timeout": 20.0, "tls": None}
-        listener = stack.enter_context(
-            listener_lib.Listener(
-                endpoints.listen(("127.0.0.1", 0)),
-                frames.Hello("discriminator", "0.1", {}),
-                **settings,
-            )
-        )
-        self.proxy = Proxy(listener.address)
-        stack.callback(self.proxy.close)
-        coming = pool.submit(
-            bridge.connect,
-            self.proxy.address,
-            frames.Hello("generator:0", "0.1", {}),
-            connect_timeout=5.0,
-            peer="discriminator",
-            **settings,
-        )
-        self.here, self.there = listener.accept(5.0), coming.result(5.0)
+        super().__init__(stack, breaks=True, reconnect_timeout=20.0)
         self.receiver = self.here.receiver("tokens", LARGE, codec.identity())
         self.sender = self.there.sender("tokens", LARGE, codec.identity())
-        self.here.welcome(0)
-        self.there.wait_for_welcome(5.0)
+        self.begin()
         self.sent, self.has_sent = 0, threading.Condition()
         self.proxy.refuse()
         self.proxy.cut()
@@ -190,10 +154,7 @@ class Outage:
         for step in range(1, AHEAD + 1):
             np.testing.assert_array_equal(self.receiver.recv(step), large(step))
         self.sending.result(5.0)
-        outages = self.there.outages
-        for link in (self.here, self.there):
-            link.abort("the test is over")
-        return outages
+        return self.there.outages
 
 
 @pytest.fixture

@@ -13,22 +13,19 @@ import struct
 import threading
 import time
 
+import links
 import pytest
-from breakable_line import Proxy
 
-from nebula_jax.communication import bridge, endpoints, pending_connections
 from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication import pending_connections
 from nebula_jax.communication.wire import frames, integrity
 from nebula_jax.security import tls
 from nebula_jax.security.tls import certificates
 
 SETTINGS = {"peer_timeout": 10.0, "reconnect_timeout": 20.0}
+HELLO = frames.encode(links.hello("generator:0"), 0, 0)[0]
 STRANGERS = 500
 BACK_SECONDS = 5.0  # for a known peer, whoever else comes
-
-
-def hello(cluster):
-    return frames.Hello(cluster, "0.1", {})
 
 
 def opening(session_id=bytes(16), epoch=1, acknowledged=0):
@@ -57,15 +54,9 @@ def folder(tmp_path_factory):
     return folder
 
 
-def listen(tls_contexts, said, host="127.0.0.1"):
-    return listener_lib.Listener(
-        endpoints.listen((host, 0)),
-        hello("discriminator"),
-        tls=tls_contexts,
-        clusters=["generator:0"],
-        log=said.append,
-        **SETTINGS,
-    )
+def listen(tls_contexts, said):
+    more = {"tls": tls_contexts, "clusters": ["generator:0"], "log": said.append}
+    return links.listening(**SETTINGS | more)
 
 
 @functools.cache
@@ -115,6 +106,12 @@ class Strangers:
             sock.close()
 
 
+def linked(stack, server, client):
+    """A listener and its generator, over a line that can break."""
+    server = {"tls": server, "clusters": ["generator:0"]}
+    return links.Pair(stack, server, {"tls": client}, breaks=True, **SETTINGS)
+
+
 SAME, OTHERS = ["127.0.0.1"], [f"127.0.0.{index}" for index in range(2, 250)]
 
 
@@ -137,36 +134,21 @@ def test_a_known_peer_is_back_soon_among_many_strangers(
     server = tls.server_contexts(folder / "discriminator") if encrypted else None
     client = tls.client_contexts(folder / "generator-0") if encrypted else None
     with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(listen(server, []))
-        proxy = Proxy(listening.address)
-        stack.callback(proxy.close)
-        coming = pool.submit(
-            bridge.connect,
-            proxy.address,
-            hello("generator:0"),
-            peer="discriminator",
-            connect_timeout=10.0,
-            tls=client,
-            log=lambda line: None,
-            **SETTINGS,
-        )
-        here, there = listening.accept(10.0), coming.result(10.0)
-        here.welcome(0)
-        there.wait_for_welcome(5.0)
-        strangers = Strangers(listening.address, kind, encrypted, hosts)
+        pair = linked(stack, server, client)
+        pair.begin()
+        strangers_at = pair.listener.address
+        strangers = Strangers(strangers_at, kind, encrypted, hosts)
         stack.callback(strangers.go)
         # Each of the latter costs this process both ends of a handshake.
         count = 200 if kind == "half a handshake" else STRANGERS
         strangers.come(count // 2)
         broken = time.monotonic()
-        proxy.cut()
+        pair.proxy.cut()
         strangers.come(count // 2)
-        here.step_done(1)
-        there.wait_for_step(1)
+        pair.here.step_done(1)
+        pair.there.wait_for_step(1)
         assert time.monotonic() - broken < BACK_SECONDS
-        assert proxy.connections > 1
-        here.abort("done")
-        there.abort("done")
+        assert pair.proxy.connections > 1
 
 
 def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch):
@@ -182,35 +164,20 @@ def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch)
 
     monkeypatch.setattr(pending_connections.Pool, "in_turn", record)
     server = tls.server_contexts(folder / "discriminator")
+    client = tls.client_contexts(folder / "generator-0")
     with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(listen(server, []))
-        proxy = Proxy(listening.address)
-        stack.callback(proxy.close)
-        coming = pool.submit(
-            bridge.connect,
-            proxy.address,
-            hello("generator:0"),
-            peer="discriminator",
-            connect_timeout=10.0,
-            tls=tls.client_contexts(folder / "generator-0"),
-            log=lambda line: None,
-            **SETTINGS,
-        )
-        here, there = listening.accept(10.0), coming.result(10.0)
+        pair = linked(stack, server, client)
         assert not any(waiting)
         before = len(waiting)
-        strangers = Strangers(listening.address, "half a handshake", True, SAME)
+        strangers = Strangers(pair.listener.address, "half a handshake", True, SAME)
         stack.callback(strangers.go)
         strangers.come(1)
         while len(waiting) == before:
             time.sleep(0.01)
         assert not any(waiting)
-        proxy.cut()
-        here.welcome(0)
-        there.wait_for_welcome(5.0)
+        pair.proxy.cut()
+        pair.begin()
         assert any(waiting)  # in any order with the stranger, who may be noted again
-        here.abort("done")
-        there.abort("done")
 
 
 def test_a_log_that_fails_keeps_nobody_out(pool, monkeypatch):
@@ -219,13 +186,7 @@ def test_a_log_that_fails_keeps_nobody_out(pool, monkeypatch):
     def fail(line):
         raise OSError("no space left on device")
 
-    with listener_lib.Listener(
-        endpoints.listen(("127.0.0.1", 0)),
-        hello("discriminator"),
-        tls=None,
-        log=fail,
-        **SETTINGS,
-    ) as listening:
+    with links.listening(log=fail, **SETTINGS) as listening:
         attack(listening.address, PLAIN, 5)  # few enough that each is logged
         gets_in(listening, pool, "generator:1")
         held(listening)
@@ -233,15 +194,7 @@ def test_a_log_that_fails_keeps_nobody_out(pool, monkeypatch):
 
 def gets_in(listening, pool, name):
     """A cluster that means well comes, and goes again."""
-    coming = pool.submit(
-        bridge.connect,
-        listening.address,
-        hello(name),
-        peer="discriminator",
-        connect_timeout=5.0,
-        tls=None,
-        **SETTINGS,
-    )
+    coming = pool.submit(links.dial, listening.address, name, **SETTINGS)
     listening.accept(5.0).abort("done")
     coming.result(5.0).abort("done")
 
@@ -263,11 +216,11 @@ def unknown_session():
 
 
 def half_a_hello():
-    return opening(os.urandom(16)) + frames.encode(hello("generator:0"), 0, 0)[0][:-5]
+    return opening(os.urandom(16)) + HELLO[:-5]
 
 
 def unexpected_name():
-    return opening(os.urandom(16)) + frames.encode(hello("generator:7"), 0, 0)[0]
+    return opening(os.urandom(16)) + frames.encode(links.hello("generator:7"), 0, 0)[0]
 
 
 def nothing():
@@ -399,23 +352,15 @@ def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(pool):
 
 def test_a_session_that_was_lost_as_it_began_may_begin_again():
     said = []
-    settings = SETTINGS | {"reconnect_timeout": 0.0}
-    with listener_lib.Listener(
-        endpoints.listen(("127.0.0.1", 0)),
-        hello("discriminator"),
-        tls=None,
-        log=said.append,
-        **settings,
-    ) as listening:
+    with links.listening(log=said.append) as listening:
         ours = os.urandom(16)
-        data = frames.encode(hello("generator:0"), 0, 0)[0]
         with socket.create_connection(listening.address, 5.0) as first:
-            first.sendall(opening(ours) + data)
+            first.sendall(opening(ours) + HELLO)
         link = listening._came.get(timeout=5.0)
         while not link.is_over:
             time.sleep(0.01)
         with socket.create_connection(listening.address, 5.0) as second:
-            second.sendall(opening(ours, epoch=2) + data)
+            second.sendall(opening(ours, epoch=2) + HELLO)
             here = listening.accept(5.0)
             assert here.peer.cluster == "generator:0"
             assert here is not link

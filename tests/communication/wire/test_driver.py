@@ -9,22 +9,18 @@ import time
 
 import jax
 import jax.numpy as jnp
+import links
 import numpy as np
 import pytest
 from breakable_line import Proxy
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, codec, endpoints, wan
-from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication import codec, wan
 from nebula_jax.communication.wire import driver, frames, reconnect, session
 from nebula_jax.security import tls
 from nebula_jax.security.tls import certificates
 
 SPEC = jax.ShapeDtypeStruct((40_000,), jnp.float32)
-
-
-def hello(cluster):
-    return frames.Hello(cluster, "0.1", {})
 
 
 def value(step, side):
@@ -37,32 +33,13 @@ def pool():
         yield pool
 
 
-class Line:
+class Line(links.Pair):
     """Both links, the proxy between them, and what they told the log."""
 
-    def __init__(self, stack, pool, server=None, client=None, **settings):
-        settings = {"peer_timeout": 5.0, "reconnect_timeout": 20.0} | settings
+    def __init__(self, stack, **settings):
         self.said = []
-        self.listener = stack.enter_context(
-            listener_lib.Listener(
-                endpoints.listen(("127.0.0.1", 0)),
-                hello("discriminator"),
-                log=self.said.append,
-                **{"tls": None} | (server or {}) | settings,
-            )
-        )
-        self.proxy = Proxy(self.listener.address)
-        stack.callback(self.proxy.close)
-        coming = pool.submit(
-            bridge.connect,
-            self.proxy.address,
-            hello("generator:0"),
-            connect_timeout=5.0,
-            peer="discriminator",
-            log=self.said.append,
-            **{"tls": None} | (client or {}) | settings,
-        )
-        self.here, self.there = self.listener.accept(5.0), coming.result(5.0)
+        settings = {"reconnect_timeout": 20.0, "log": self.said.append} | settings
+        super().__init__(stack, breaks=True, **settings)
 
     def talk(self, pool, steps, disturb):
         """Tensors both ways and step tokens, while `disturb(step)` does its worst."""
@@ -96,9 +73,9 @@ class Line:
 
 
 @pytest.fixture
-def line(pool):
+def line():
     with contextlib.ExitStack() as stack:
-        yield lambda **settings: Line(stack, pool, **settings)
+        yield lambda **settings: Line(stack, **settings)
 
 
 def credentials(tmp_path, encrypted):
@@ -163,8 +140,7 @@ def test_a_line_that_damages_every_tensor_is_given_up_and_not_dialed_hot(
         sender, receiver = receiver, sender
     sending = sender.sender("h", SPEC, codec.identity())
     incoming = receiver.receiver("h", SPEC, codec.identity())
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     line.proxy.flip(10_000, direction)  # a tensor has 160,000 bytes
     start = time.monotonic()
     sending.send(1, value(1, 0))
@@ -215,8 +191,7 @@ def test_a_cut_of_the_emulated_line_is_survived(line, pool):
 
 def test_a_line_that_stays_broken_ends_both_sides_in_words(line, pool):
     line = line(reconnect_timeout=0.6)
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     line.proxy.refuse()
     line.proxy.cut()
     start = time.monotonic()
@@ -231,8 +206,7 @@ def test_a_line_that_stays_broken_ends_both_sides_in_words(line, pool):
 
 def test_a_listener_that_was_started_anew_says_so(line, pool):
     line = line()
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     line.listener._sessions.clear()
     line.proxy.cut()
     with pytest.raises(session.PeerAborted, match="does not have this session"):
@@ -242,8 +216,7 @@ def test_a_listener_that_was_started_anew_says_so(line, pool):
 
 def test_a_session_ends_well_though_the_line_breaks_at_its_end(line, pool):
     line = line()
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     ending = pool.submit(line.here.close)
     time.sleep(0.2)  # its End has come, ours has not
     line.proxy.cut()
@@ -253,8 +226,7 @@ def test_a_session_ends_well_though_the_line_breaks_at_its_end(line, pool):
 
 def test_a_session_cannot_be_taken_over_with_another_certificate(tmp_path, line, pool):
     line = line(**credentials(tmp_path, True))
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     context = tls.client_contexts(tmp_path / "generator-1")()
     opening = frames.encode(frames.Open(line.there.session_id, 2), 0, 1)
     raw = socket.create_connection(line.listener.address)
@@ -265,22 +237,17 @@ def test_a_session_cannot_be_taken_over_with_another_certificate(tmp_path, line,
     line.here.step_done(1)
     line.there.wait_for_step(1)
     assert line.proxy.connections == 1
-    line.here.abort("done")
-    line.there.abort("done")
 
 
 def test_an_older_connection_does_not_replace_a_newer_one(line, pool):
     line = line()
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     raw = socket.create_connection(line.listener.address)
     raw.sendall(frames.encode(frames.Open(line.there.session_id, 1), 0, 1)[0])
     assert raw.recv(100) == b""
     assert any("connection 1 of a session at connection 1" in s for s in line.said)
     line.here.step_done(1)
     line.there.wait_for_step(1)
-    line.here.abort("done")
-    line.there.abort("done")
     raw.close()
 
 
@@ -297,8 +264,7 @@ def test_what_was_read_when_the_break_was_noticed_is_not_lost(line, pool):
             for size in sizes
             for spec in [jax.ShapeDtypeStruct((size,), jnp.uint8)]
         ]  # fmt: skip
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
 
     def send(link):
         for step in range(150):
@@ -340,8 +306,7 @@ def test_a_side_with_a_full_queue_comes_back_as_well(line, stalled):
     )
     incoming = ours.receiver("h", SPEC, codec.identity())
     outgoing = theirs.sender("h", SPEC, codec.identity())
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     for step in range(20):
         outgoing.send(step, value(step, 0))
     time.sleep(0.3)
@@ -349,8 +314,6 @@ def test_a_side_with_a_full_queue_comes_back_as_well(line, stalled):
     time.sleep(3.0)  # longer than a session may be without a connection
     for step in range(20):
         np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
-    line.here.abort("done")
-    line.there.abort("done")
 
 
 def test_a_side_that_reads_nothing_for_long_is_not_given_up_by_who_sends(
@@ -362,8 +325,7 @@ def test_a_side_that_reads_nothing_for_long_is_not_given_up_by_who_sends(
     line = line(peer_timeout=0.4, reconnect_timeout=2.0)
     incoming = line.here.receiver("h", SPEC, codec.identity())
     outgoing = line.there.sender("h", SPEC, codec.identity())
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     big = 160  # tensors: more than both sides and the sockets between them keep
 
     def send():
@@ -382,68 +344,20 @@ def test_a_side_that_reads_nothing_for_long_is_not_given_up_by_who_sends(
     for step in range(big):
         np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
     sending.result(5.0)
-    line.here.abort("done")
-    line.there.abort("done")
 
 
 def test_a_first_connection_that_breaks_at_once_keeps_nobody_out(pool):
     with contextlib.ExitStack() as stack:
-        listener = stack.enter_context(
-            listener_lib.Listener(
-                endpoints.listen(("127.0.0.1", 0)),
-                hello("discriminator"),
-                peer_timeout=5.0,
-                reconnect_timeout=5.0,
-                tls=None,
-                log=lambda line: None,
-            )
-        )
-        proxy = Proxy(listener.address)
+        listening = stack.enter_context(links.listening(reconnect_timeout=5.0))
+        proxy = Proxy(listening.address)
         stack.callback(proxy.close)
         proxy.refuse()
-        coming = pool.submit(
-            bridge.connect,
-            proxy.address,
-            hello("generator:0"),
-            connect_timeout=10.0,
-            peer_timeout=5.0,
-            reconnect_timeout=5.0,
-            peer="discriminator",
-            tls=None,
-            log=lambda line: None,
-        )
+        coming = pool.submit(links.dial, proxy.address, reconnect_timeout=5.0)
         time.sleep(0.5)
         proxy.refuse(False)
-        here, there = listener.accept(10.0), coming.result(10.0)
+        here, there = listening.accept(10.0), coming.result(10.0)
         here.abort("done")
         there.abort("done")
-
-
-def test_silent_strangers_keep_nobody_out(pool):
-    with listener_lib.Listener(
-        endpoints.listen(("127.0.0.1", 0)),
-        hello("discriminator"),
-        peer_timeout=5.0,
-        reconnect_timeout=0.0,
-        tls=None,
-        log=lambda line: None,
-    ) as listener:
-        strangers = [socket.create_connection(listener.address) for _ in range(100)]
-        coming = pool.submit(
-            bridge.connect,
-            listener.address,
-            hello("generator:0"),
-            connect_timeout=30.0,
-            peer_timeout=20.0,
-            reconnect_timeout=20.0,
-            peer="discriminator",
-            tls=None,
-        )
-        here, there = listener.accept(30.0), coming.result(5.0)
-        here.abort("done")
-        there.abort("done")
-        for stranger in strangers:
-            stranger.close()
 
 
 def test_who_gives_up_right_after_the_welcome_is_heard(line):
@@ -461,8 +375,7 @@ def test_who_gives_up_right_after_the_welcome_is_heard(line):
 
 def test_who_comes_back_to_an_ended_session_hears_why_it_ended(line):
     line = line()
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     line.proxy.refuse()
     line.proxy.cut()
     time.sleep(0.2)
@@ -475,8 +388,7 @@ def test_who_comes_back_to_an_ended_session_hears_why_it_ended(line):
 @pytest.mark.parametrize("ending", ["close", "abort", "gone"])
 def test_no_thread_is_left_behind(line, pool, ending):
     line = line(reconnect_timeout=0.3)
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     if ending == "close":
         closing = pool.submit(line.there.close)
         line.here.close()
@@ -510,8 +422,7 @@ def test_a_failure_of_this_side_is_no_loss_of_the_peer_which_gets_the_reason(
     line = line()
     sender = line.here.sender("down", SPEC, codec.identity())
     line.there.receiver("down", SPEC, codec.identity())
-    line.here.welcome(0)
-    line.there.wait_for_welcome(5.0)
+    line.begin()
     window = line.here._session.window
 
     def full():
