@@ -48,8 +48,8 @@ class Transport(Protocol):
         """Returns what `take_tensor` would return at once; None if it would wait."""
 
 
-def accept(arrays: codec_lib.Arrays) -> None:
-    """Raises nothing: a receiver's check where the codec's own is enough."""
+Check = Callable[[codec_lib.Arrays], None]
+"""Raises ValueError at arrays that a receiver must not return."""
 
 
 class Sender:
@@ -160,7 +160,7 @@ class Receiver:
         codec: selector.CodecOrSelector,
         zstd_level: int | None = None,
         sharding: Any = None,
-        check: Callable[[codec_lib.Arrays], None] = accept,
+        check: Check | None = None,
     ) -> None:
         self.name, self._check = name, check
         self.format = agreement.format_of(name, spec, codec, zstd_level)
@@ -173,7 +173,7 @@ class Receiver:
         self._decode_here = [jax.jit(each.decode) for each in self._codecs]
         """Decoders for the root's own device, for `check` in many processes."""
         state = jax.eval_shape(lambda: self._codecs[0].init(spec))
-        if check is not accept and jax.tree.leaves(state):
+        if check is not None and jax.tree.leaves(state):
             raise ValueError(f"{name}: its codec has a state, so it can have no check")
         self._decompressor = None
         if zstd_level is not None:
@@ -211,7 +211,7 @@ class Receiver:
         with self.trace.span("decode", tensor=self.name):
             payload, option = selected.payload, selected.option
             arrays, self.state = self._decode[option](payload, self.state)
-            if self._check is not accept and ranks.count() == 1:
+            if self._check is not None and ranks.count() == 1:
                 self._verify(self._check, arrays, step, number)
             return self.trace.ready(arrays)
 
@@ -287,7 +287,7 @@ class Receiver:
         ]
         payload = jax.tree.unflatten(structure, leaves)
         self._verify(arrivals.check_payload, payload, step, micro_batch)
-        if self._check is not accept and ranks.count() > 1:
+        if self._check is not None and ranks.count() > 1:
             nothing = self._codecs[message.option].init(self._spec)
             whole, _ = self._decode_here[message.option](payload, nothing)
             self._verify(self._check, whole, step, micro_batch)
@@ -345,7 +345,7 @@ class Carrier(Protocol):
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
         sharding: Any = None,
-        check: Callable[[codec_lib.Arrays], None] = accept,
+        check: Check | None = None,
     ) -> Receiver:
         """Opens the receiving end of the peer's next channel."""
 

@@ -191,7 +191,7 @@ class Link:
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
         sharding: Any = None,
-        check: Callable[[codec_lib.Arrays], None] = channels.accept,
+        check: channels.Check | None = None,
     ) -> channels.Receiver:
         """Opens the receiving end of the peer's next channel.
 

@@ -57,7 +57,7 @@ class Loopback:
         codec: selector.CodecOrSelector,
         zstd: int | None = None,
         sharding: Any = None,
-        check: Callable[[codec_lib.Arrays], None] = channels.accept,
+        check: channels.Check | None = None,
     ) -> channels.Receiver:
         """Opens the receiving end of the first sender that has none yet.
 

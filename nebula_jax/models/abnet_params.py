@@ -8,13 +8,8 @@ import re
 import jax
 import jax.numpy as jnp
 
-from nebula_jax.models import (
-    abnet,
-    adapters,
-    bottleneck,
-    param_shapes,
-    transformer,
-)
+from nebula_jax import errors
+from nebula_jax.models import abnet, adapters, bottleneck, transformer
 
 RANDOM_PIECES = (8, 16)  # B and L: enough for a mean over pieces and units
 
@@ -60,13 +55,32 @@ def with_pretrained(
         if part in params and (part != "mlm_head" or part in pretrained)
     ]
     new = params | {part: pretrained.get(part, {}) for part in parts}
-    param_shapes.check(new, params, "pretrained model", "this configuration")
+    _check_shapes(new, params)
     if "mlm_head" in params:  # a Target
         activations = _layers_of_random_pieces(config.target, new)
         for layer, hidden in enumerate(activations):
             name = f"adapters_{layer}"
             new[name] = adapters.match_layer_norms(params[name], hidden)
     return new
+
+
+def _check_shapes(pretrained: abnet.Params, params: abnet.Params) -> None:
+    """Raises NebulaError at the first path, in order, whose shapes differ."""
+    got, wanted = _shapes(pretrained), _shapes(params)
+    for path in sorted(got.keys() | wanted.keys()):
+        if got.get(path) != wanted.get(path):
+            raise errors.NebulaError(
+                f"pretrained model: {path} is {got.get(path, 'missing')}; this"
+                f" configuration has {wanted.get(path, 'no such parameter')}"
+            )
+
+
+def _shapes(tree: abnet.Params) -> dict[str, tuple[int, ...]]:
+    """Returns path -> shape of every leaf."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    }
 
 
 def narrowed_source(params: abnet.Params, beginning: bottleneck.Start) -> abnet.Params:

@@ -8,32 +8,14 @@ import two_halves
 import xxhash
 import zstandard
 
-from nebula_jax import trace
-from nebula_jax.communication import channels, codec, codecs, loopback, selector
-from nebula_jax.communication.wire import frames, session, zstd
-
-
-class Loop:
-    """A transport from a sender to a receiver in one process."""
-
-    def __init__(self):
-        self.peer = frames.Hello("generator:0", "0.1", {})
-        self.trace = trace.OFF
-        self.sent = []
-
-    def put_tensor(self, message):
-        self.sent.append(message)
-
-    def take_tensor(self, channel, what):
-        message = self.sent.pop(0)
-        buffers = [np.frombuffer(bytes(each), np.uint8) for each in message.buffers]
-        return message._replace(buffers=buffers)
+from nebula_jax.communication import codec, codecs, loopback, selector
+from nebula_jax.communication.wire import session, zstd
 
 
 def ends(spec, codec, level=None):
-    loop = Loop()
-    sender = channels.Sender(loop, 0, "h", spec, codec, level)
-    return loop, sender, channels.Receiver(loop, 0, "h", spec, codec, level)
+    loop = loopback.Loopback()
+    sender = loop.sender("h", spec, codec, level)
+    return loop, sender, loop.receiver("h", spec, codec, level)
 
 
 def halves_or_whole():
@@ -58,7 +40,7 @@ def test_the_option_chosen_by_the_sender_is_the_one_that_is_decoded():
     whole = np.arange(8, dtype=np.float32)
     for step, array in enumerate((short, whole, short)):
         sender.send(step, array)
-        assert sum(map(len, loop.sent[0].buffers)) == (32 if array is whole else 16)
+        assert sum(map(len, loop.arrived(0).buffers)) == (32 if array is whole else 16)
         np.testing.assert_array_equal(receiver.recv(step), array)
     assert int(sender.state) == int(receiver.state) == 3
 
@@ -70,7 +52,7 @@ def test_compression_begins_at_its_step_in_every_channel():
         loop, sender, receiver = ends(spec, codecs.from_step(3, codecs.fp16()))
         for step, size in zip(steps, sizes, strict=True):
             sender.send(step, np.ones(8, np.float32))
-            assert sum(map(len, loop.sent[0].buffers)) == size
+            assert sum(map(len, loop.arrived(0).buffers)) == size
             np.testing.assert_array_equal(receiver.recv(step), np.ones(8))
 
 
@@ -90,7 +72,7 @@ def test_lossless_coding_gives_back_every_bit_and_leaves_noise_alone():
     loop, sender, receiver = ends(SPEC, codec.identity(), level=1)
     for step in range(20):
         sender.send(step, arrays(step))
-        even, noise = loop.sent[0].buffers
+        even, noise = loop.arrived(0).buffers
         assert len(even) < 2000
         assert len(noise) == 20_000
         received = receiver.recv(step)
@@ -109,9 +91,9 @@ def test_the_table_of_lengths_is_big_endian_and_comes_first():
 @pytest.mark.parametrize("level", [0, 20, 3.0, True, "fast"])
 def test_zstd_levels_are_checked(level):
     with pytest.raises(ValueError, match=f"level must be 1 to 19, not {level!r}"):
-        channels.Sender(Loop(), 0, "h", SPEC, codec.identity(), level)
+        loopback.Loopback().sender("h", SPEC, codec.identity(), level)
     with pytest.raises(ValueError, match=f"level must be 1 to 19, not {level!r}"):
-        channels.Receiver(Loop(), 0, "h", SPEC, codec.identity(), level)
+        loopback.Loopback().receiver("h", SPEC, codec.identity(), level)
 
 
 def test_over_a_link_a_compressed_channel_costs_its_table_beside_a_loopbacks():
@@ -185,8 +167,8 @@ def test_bytes_that_do_not_decode_to_the_plan_are_refused(coded, words):
 def test_the_receiver_names_who_sent_what_cannot_be_decoded():
     loop, sender, receiver = ends(SPEC, codec.identity(), level=1)
     sender.send(3, arrays(0))
-    message = loop.sent[0]
+    message = loop.arrived(0)
     message.buffers[1] = np.frombuffer(b"x" * 50, np.uint8)
-    words = "generator:0 sent bytes that zstd cannot decode: .*, as h of step 3"
+    words = "this process sent bytes that zstd cannot decode: .*, as h of step 3"
     with pytest.raises(session.RemoteProtocolError, match=words):
         receiver.recv(3)

@@ -6,6 +6,7 @@ checksums, others have them computed anew, so that they reach what is behind the
 seed draws them; a failure names it.
 """
 
+import contextlib
 import gc
 import os
 import random
@@ -14,12 +15,13 @@ import threading
 
 import jax
 import jax.numpy as jnp
+import links
 import numpy as np
 import psutil
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, codec, endpoints, listener
+from nebula_jax.communication import codec, listener
 from nebula_jax.communication.wire import frames, integrity
 
 STREAMS = 100_000
@@ -208,29 +210,15 @@ def standing() -> tuple[int, int, int]:
 def test_mutated_streams_leave_nothing_behind_and_keep_nobody_out(seed, raised):
     before = standing()
     streams, served, stop = Streams(seed), set(), threading.Event()
+    server = {"ours": HELLO, "clusters": GENERATORS}
+    client = {"theirs": frames.Hello("generator:0", "1", {"--seed": 0})}
     settings = {"peer_timeout": 10.0, "reconnect_timeout": 0.1}
-    with listener.Listener(
-        endpoints.listen(("127.0.0.1", 0)),
-        HELLO,
-        tls=None,
-        clusters=GENERATORS,
-        log=lambda line: None,
-        **settings,
-    ) as listening:
-        peer = bridge.connect(
-            listening.address,
-            frames.Hello("generator:0", "1", {"--seed": 0}),
-            connect_timeout=10.0,
-            peer="discriminator",
-            tls=None,
-            log=lambda line: None,
-            **settings,
-        )
-        link = listening.accept(10.0)
+    with contextlib.ExitStack() as stack:
+        pair = links.Pair(stack, server, client, **settings)
+        listening, link, peer = pair.listener, pair.here, pair.there
         tokens = link.receiver("tokens", SPEC, codec.identity())
         sender = peer.sender("tokens", SPEC, codec.identity())
-        link.welcome(0)
-        peer.wait_for_welcome(10.0)
+        pair.begin()
 
         server = threading.Thread(target=serve, args=(listening, served, stop))
         server.start()

@@ -12,11 +12,10 @@ import functools
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
+import links
 import numpy as np
 
-from nebula_jax.communication import bridge, endpoints, wan
-from nebula_jax.communication import listener as listener_lib
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication import wan
 
 B, L, D = 8, 6, 16
 INPUTS = 5  # features of a position; a kernel's shape is no activation's
@@ -135,20 +134,12 @@ def assert_close(got, want, atol=1e-6):
 @contextlib.contextmanager
 def met(line=""):
     """Links of the front and of the back half, over a socket of this machine."""
-    settings = {"peer_timeout": 10.0, "reconnect_timeout": 0.0, "tls": None}
     lines = wan.from_string(line)
-    listening = endpoints.listen(("127.0.0.1", 0))
-    hellos = [frames.Hello(name, "0.1", {}) for name in ("front", "back")]
-    with (
-        listener_lib.Listener(
-            listening, hellos[1], line=lines.down, **settings
-        ) as listener,
-        concurrent.futures.ThreadPoolExecutor(1) as pool,
-    ):
-        settings |= {"line": lines.up, "connect_timeout": 10.0, "peer": "back"}
-        coming = pool.submit(bridge.connect, listener.address, hellos[0], **settings)
-        back = listener.accept(10.0)
-        yield coming.result(), back
+    server = {"ours": "back", "line": lines.down}
+    client = {"theirs": "front", "peer": "back", "line": lines.up}
+    with contextlib.ExitStack() as stack:
+        pair = links.Pair(stack, server, client, peer_timeout=10.0)
+        yield pair.there, pair.here
 
 
 def both(front, back):

@@ -35,7 +35,6 @@ WELL_ENDED = (
     128 + signal.SIGINT,
     128 + signal.SIGTERM,
 )
-STOPPED = tuple(status for status in WELL_ENDED if status)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROGRAMS = "compiled_programs"
 """The folder, in a run's, where JAX keeps compiled programs for the next start."""

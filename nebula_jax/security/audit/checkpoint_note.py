@@ -45,7 +45,6 @@ MOST_CHARACTERS = 16_384
 LATEST = 2**63 - 1  # seconds; the largest that the format has
 _ID = 4  # bytes of a key's identifier
 _NAME = r"[!-*,-~]{1,200}"  # printable ASCII without space and "+"
-_NAME_RE = re.compile(_NAME)
 _BODY_RE = re.compile(rf"({_NAME})\n(0|[1-9][0-9]{{0,18}})\n([A-Za-z0-9+/=]{{44}})")
 _LINE_RE = re.compile(rf"— ({_NAME}) ([A-Za-z0-9+/=]{{8,400}})")
 _VERIFIER_RE = re.compile(rf"({_NAME})\+([0-9a-f]{{8}})\+([A-Za-z0-9+/=]{{44}})")

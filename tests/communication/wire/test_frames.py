@@ -82,13 +82,6 @@ def test_a_small_tensor_leaves_in_one_piece():
     )
 
 
-def test_hello_comes_back_equal():
-    hello = frames.Hello("generator:0", "0.1", {"steps": 5, "λ": [1.5]}, (10, 20))
-    (frame,) = frames.encode(hello, 0, 0)
-    head = frames.decode_head(frame[: frames.HEAD.size], b"")
-    assert frames.decode(head, b"", [frame[frames.HEAD.size :]]) == hello
-
-
 @pytest.mark.parametrize(
     ("data", "words"),
     [

@@ -398,27 +398,6 @@ def test_what_a_peer_receives_is_acknowledged_and_forgotten():
         assert connector.window.next_sequence == connector.window.acknowledged
 
 
-def test_a_message_waits_until_it_is_handed_out(pair):
-    pair.bring(Role.CONNECTOR, State.OPEN)
-    window = pair.ends[Role.CONNECTOR].window
-    assert window.is_pending is False
-    pair.ends[Role.CONNECTOR].send(TENSOR)
-    assert window.is_pending is True
-    pair.move(Role.CONNECTOR)
-    assert window.is_pending is False
-
-
-def test_the_window_closes_on_a_peer_that_acknowledges_nothing():
-    half = windows.WINDOW_BYTES // 2
-    pair = Pair([[half]])
-    pair.bring(Role.CONNECTOR, State.OPEN)
-    connector = pair.ends[Role.CONNECTOR]
-    for step in range(2):
-        assert connector.window.can_send
-        connector.send(frames.Tensor(0, step, 0, [bytes(half)]))
-    assert not connector.window.can_send
-
-
 # Exactly once: two ends talk over connections that break anywhere, at any time.
 
 SIZES = (3, 200, 9000)  # within the stage, within a read, far beyond both

@@ -6,23 +6,21 @@ import itertools
 import threading
 
 import jax
+import links
 import numpy as np
 import pytest
 from two_labs import wait_until
 
 from nebula_jax import errors, trace
+from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import (
-    bridge,
     codecs,
-    endpoints,
-    listener,
     loopback,
     ranks,
     selector,
     worker_link,
 )
-from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication.wire import frames, receive_queue
+from nebula_jax.communication.wire import receive_queue
 from nebula_jax.parallel.local_steps import rounds
 
 SPECS = [
@@ -134,27 +132,16 @@ def a_line(monkeypatch):
     monkeypatch.setattr(receive_queue, "MAX_TENSORS", 1)
     monkeypatch.setattr(receive_queue, "MAX_BYTES", 1)
     monkeypatch.setattr(receive_queue, "FLOOD_BYTES", 1)
-    settings = {"peer_timeout": 5.0, "reconnect_timeout": 5.0, "tls": None}
     with contextlib.ExitStack() as stack:
-        sock = endpoints.listen(("127.0.0.1", 0))
-        hello = frames.Hello(NAMES[0], "0.1", {})
-        listening = stack.enter_context(
-            listener.Listener(sock, hello, log=print, **settings)
-        )
-        hello = frames.Hello(NAMES[1], "0.1", {})
-        one = bridge.connect(
-            listening.address, hello, connect_timeout=5.0, peer=NAMES[0], **settings
-        )
-        other = listening.accept(5.0)
-        stack.callback(other.abort, "the end of the test")
-        stack.callback(one.abort, "the end of the test")
-        yield other, one
+        server, client = {"ours": NAMES[0]}, {"theirs": NAMES[1], "peer": NAMES[0]}
+        pair = links.Pair(stack, server, client, reconnect_timeout=5.0)
+        yield pair.here, pair.there
 
 
 def over(link, own, peer):
     """Returns an end of the star of NAMES, over one line of it."""
-    links, codec = {peer: link}, codec_lib.identity()
-    return rounds.Exchange(NAMES, own, links, [LARGE], codec, hub=NAMES[0])
+    lines, codec = {peer: link}, codec_lib.identity()
+    return rounds.Exchange(NAMES, own, lines, [LARGE], codec, hub=NAMES[0])
 
 
 def assert_sent(received):
