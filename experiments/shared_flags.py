@@ -62,11 +62,10 @@ class Shared:
     freeze_embeddings: bool = fields.of_training(
         False, "Leave the embeddings as they are, and train the rest."
     )
-    bottleneck: tuple[int, ...] = fields.of_line(
-        (),
-        "Columns that cross of a learned linear layer at the cut, in place of those of"
-        " the hidden states, such as 96. Several, such as 192,96,48, the most first:"
-        " each step trains another number of them, and the model then works with each.",
+    bottleneck: int = fields.of_line(
+        0,
+        "Columns of a learned linear layer at the cut, which cross in place of those"
+        " of the hidden states; 0 for none.",
     )
     pipeline: int = fields.for_experts(
         0,

@@ -236,30 +236,22 @@ class Run:
     cluster: str
     workdir: pathlib.Path
     codec: str
-    bottleneck: tuple[int, ...]
+    bottleneck: int
     seed: int
     steps: int
     log_every: int
     """Steps."""
 
-    @property
-    def rank(self) -> int:
-        """The columns of the bottleneck; 0 without one."""
-        return self.bottleneck[0] if self.bottleneck else 0
-
     def check(self) -> None:
         """Raises errors.NebulaError at what cannot work."""
         compression = codecs.from_string(self.codec)
-        if self.bottleneck and not (
-            len(self.bottleneck) == 1 and 1 <= self.rank <= WIDTH
-        ):
+        if self.bottleneck > WIDTH:
             raise errors.SettingsError(
-                f"--bottleneck={','.join(map(str, self.bottleneck))}: expected one"
-                f" number, 1 to {WIDTH}"
+                f"--bottleneck={self.bottleneck}: expected 1 to {WIDTH} columns"
             )
         try:
             for each in selector.variants(compression.codec):
-                codec_lib.payload_spec(each, spec(self.rank))
+                codec_lib.payload_spec(each, spec(self.bottleneck))
         except (TypeError, ValueError) as error:
             raise errors.SettingsError(f"--codec={self.codec}: {error}") from None
 
@@ -328,7 +320,6 @@ def main() -> int:
 def arguments(run: Run, cluster: str, reach: connect.Settings) -> list[str]:
     """Returns the flags of one cluster's process."""
     values = dataclasses.asdict(run) | dataclasses.asdict(reach) | {"cluster": cluster}
-    values["bottleneck"] = ",".join(map(str, run.bottleneck))
     return [f"--{name}={value}" for name, value in values.items()]
 
 
@@ -336,10 +327,10 @@ def train(run: Run, connection: connect.Settings) -> Any:
     """Trains one half; returns its parameters."""
     process.Interrupt().install()
     settings = {f"--{each}": getattr(run, each) for each in ("codec", "seed", "steps")}
-    settings["--bottleneck"] = run.rank
+    settings["--bottleneck"] = run.bottleneck
     hello = frames.Hello(run.cluster, nebula_jax.__version__, settings)
-    params = init(run.seed, run.rank, run.cluster)
-    about = spec(run.rank), *codecs.from_string(run.codec)
+    params = init(run.seed, run.bottleneck, run.cluster)
+    about = spec(run.bottleneck), *codecs.from_string(run.codec)
     if run.cluster == "front":
         images = micro_batches(run.seed, run.steps, 0)
         with connect.dial(connection, hello, peer="back") as link:
@@ -351,7 +342,7 @@ def train(run: Run, connection: connect.Settings) -> Any:
 
 def compare(run: Run) -> int:
     """Trains the model uncut; prints how far the split one is from it."""
-    params = {name: init(run.seed, run.rank, name) for name in ("front", "back")}
+    params = {name: init(run.seed, run.bottleneck, name) for name in ("front", "back")}
     split = {}
     for cluster, fresh in params.items():
         path = run_folder.of_cluster(run.workdir, cluster) / PARAMS

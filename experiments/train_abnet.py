@@ -13,10 +13,6 @@ of the same flagfile, with its own side of the text (scripts/split_parallel.py):
 `--wan=auto-scaled` the line is the paper's, scaled to this machine: see
 `abnet/scaled_wan`. The loops are in `abnet/source`, `abnet/target` and `abnet/whole`;
 what crosses is in `abnet/channels`.
-
-With `--replicas=2` there are two such pairs, `target:0` and `source:0`, `target:1` and
-`source:1`, whose adapters local steps join (`abnet/replicas`); in one process they are
-in `abnet/several`.
 """
 
 import contextlib
@@ -27,15 +23,11 @@ from typing import Any
 
 from experiments import cluster_process, configuration, shared_flags
 from experiments.abnet import (
-    checks,
     config,
     data,
-    meeting,
     models,
-    pairs,
     report,
     scaled_wan,
-    several,
     source,
     target,
     target_model,
@@ -50,16 +42,16 @@ from nebula_jax.runtime.records import checkpoints, run_folder, traces
 def main() -> int:
     """Runs the part that --cluster names."""
     run = config.from_flags()
-    cluster = run.local.cluster
-    pairs.check_cluster(run)
+    cluster, layout = run.local.cluster, run.local.layout()
     scaled_wan.check(run.local)
-    meeting.check_place(run, scaled_wan.without(run.local).connection())
-    checks.check(run)
-    devices.simulate(run.local.layout(), run.local.num_processes or 1)
+    connection = scaled_wan.without(run.local).connection()
+    connect.check_role(connection, cluster, "target", "source")
+    config.check(run)
+    devices.simulate(layout, run.local.num_processes or 1)
     if cluster in ("all", "whole"):
         with run_folder.lock(run.local.workdir):
             return _run_here(run)
-    train = source.train if pairs.role_of(cluster) == "source" else target.train
+    train = source.train if cluster == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
     settings = configuration.settings(run.agreed)
     return cluster_process.run(
@@ -71,47 +63,42 @@ def _run_here(run: config.Run) -> int:
     """Gives each side its text, prepares the models, runs the clusters, reports."""
     begin = time.monotonic()
     workdir, is_whole = run.local.workdir, run.local.cluster == "whole"
-    clusters = pairs.clusters(run.agreed)
-    is_one = len(clusters) == len(pairs.ROLES)
-    names = ["whole"] if is_whole and is_one else clusters
+    names = ("whole",) if is_whole else config.CLUSTERS
+    settings = configuration.settings(run.agreed)
     for name in names:
-        checkpoints.check_same_run(workdir, name, configuration.settings(run.agreed))
+        checkpoints.check_same_run(workdir, name, settings)
     with contextlib.ExitStack() as stack:
         if not is_whole:
-            connection = scaled_wan.without(run.local).connection()
+            # Ports and certificates first: text and models take long.
             launch = stack.enter_context(
                 launcher.prepared(
-                    *(workdir, clusters, connection, run.local.restart),
-                    *(run.local.processes_per_cluster, meeting.dials(run.agreed)),
+                    workdir,
+                    config.CLUSTERS,
+                    scaled_wan.without(run.local).connection(),
+                    run.local.restart,
+                    run.local.processes_per_cluster,
                 )
             )
         folders = data.split(run)
         # What is wrong with it shows before anything starts.
         encoder = {"source_model": models.load_source(run).digest}
-        for name in names:
-            if pairs.role_of(name) != "target":
-                checkpoints.check_same_run(
-                    workdir, name, configuration.settings(run.agreed), encoder
-                )
+        checkpoints.check_same_run(workdir, names[-1], settings, encoder)
         target_model.prepare(run, folders[1])
         digests = encoder["source_model"], target_model.fingerprint(run)
         run = run.with_local(wan=scaled_wan.resolve(run, folders, digests))
         configuration.write_run_flags(workdir, run)
         if is_whole:
-            status = (whole if is_one else several).train(run, folders)
+            status = whole.train(run, folders)
         else:
-            sides = dict(zip(("source", "target"), map(str, folders), strict=True))
-            arguments = functools.partial(_arguments, run, sides)
+            arguments = functools.partial(_arguments, run, folders)
             status = launch("experiments.train_abnet", arguments)
     if status == 0:
-        names = ["whole"] if is_whole else clusters
         reported = {name: run_folder.of_cluster(workdir, name) for name in names}
         traces.gather(workdir, reported.values(), run.local.traced)
         report.report(
             workdir,
             reported,
             {**dataclasses.asdict(run.agreed), **_reported(run.local)},
-            run.agreed.length_buckets,
             scaled_wan.read(run.local),
             time.monotonic() - begin,
         )
@@ -119,14 +106,17 @@ def _run_here(run: config.Run) -> int:
 
 
 def _arguments(
-    run: config.Run, sides: dict[str, str], cluster: str, reach: connect.Settings
+    run: config.Run, folders: whole.Folders, cluster: str, reach: connect.Settings
 ) -> list[str]:
     """Returns the flags of one cluster's process, whose pairs have been chosen."""
     reach = dataclasses.replace(reach, wan=run.local.wan)
     local = dataclasses.replace(
         run.local.reaching(cluster, reach),
-        side_dir=sides[pairs.role_of(cluster)],
-        **{"corpora": (), "max_pairs": None, "max_words": None, "held_out_pairs": 0},
+        side_dir=str(folders[("source", "target").index(cluster)]),
+        corpora=(),
+        max_pairs=None,
+        max_words=None,
+        held_out_pairs=0,
     )
     return configuration.arguments(config.Run(run.agreed, local))
 
@@ -134,8 +124,15 @@ def _arguments(
 def _reported(local: config.Local) -> dict[str, Any]:
     """Returns what the summary has of this process's own settings."""
     names = (
-        *("source_model", "target_model", "data_dir", "corpora", "max_pairs", "wan"),
-        *("max_in_flight", "mlm_head_steps", "held_out_pairs"),
+        "source_model",
+        "target_model",
+        "data_dir",
+        "corpora",
+        "max_pairs",
+        "wan",
+        "max_in_flight",
+        "mlm_head_steps",
+        "held_out_pairs",
     )
     return {name: getattr(local, name) for name in names}
 

@@ -19,7 +19,7 @@ import jax
 import numpy as np
 
 from experiments import configuration, fields, shared_flags
-from experiments.abnet import checks, config, evaluation, models, target_model
+from experiments.abnet import config, evaluation, models, target_model
 from nebula_jax import errors
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
 from nebula_jax.models import abnet, mixed_precision, transformer
@@ -35,11 +35,6 @@ class Command:
     step: int | None = fields.to_begin_with(
         None, "Step of the checkpoint; the newest that both sides have if not given."
     )
-    rank: int | None = fields.to_begin_with(
-        None,
-        "Columns of the bottleneck that are used; all of them if not given.",
-        lower=1,
-    )
     # Those of the run that may be replaced.
     beams: int
     iterations: int
@@ -51,7 +46,7 @@ FLAGS = fields.define(Command)
 BATCH = 64  # sentences: enough for all cores
 NOTHING = "-"  # stands in for an empty line, whose translation is empty
 WHOLE, SIDES = ("whole",), ("source", "target")
-LAYOUTS = (WHOLE, SIDES, ("source-0", "target-0"))  # the last one of several pairs
+LAYOUTS = (WHOLE, SIDES)
 """Folders of a run that together have what both sides trained."""
 CHECKPOINTS = "checkpoints"
 
@@ -61,12 +56,12 @@ def main() -> int:
     command = fields.read(Command)
     configuration.parse_run(command.run, "train_abnet")
     run = config.from_flags()
-    checks.check_beams(run.agreed)
+    config.check_beams(run.agreed)
     text = read_lines(sys.stdin.buffer)
     if not text:
         return 0
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
-    for line in Translator(run, command.step, command.rank).translate(lines):
+    for line in Translator(run, command.step).translate(lines):
         print(line)
     return 0
 
@@ -94,23 +89,19 @@ def read_lines(stream: BinaryIO) -> str:
 class Translator:
     """The two sides of a run."""
 
-    def __init__(
-        self, run: config.Run, step: int | None = None, rank: int | None = None
-    ) -> None:
+    def __init__(self, run: config.Run, step: int | None = None) -> None:
         """Reads models and checkpoints.
 
         Args:
           run: that has ended, or saved a step.
           step: of the checkpoint; None for the newest.
-          rank: columns of the bottleneck that are used; None for all.
 
         Raises:
-          errors.NebulaError: if there are fewer columns, a side is missing, or the
-            checkpoint is of another model.
+          errors.NebulaError: if a side is missing, or the checkpoint is of another
+            model.
         """
         agreed, local = run.agreed, run.local
-        check_rank(agreed, rank)
-        self._agreed, self._rank = agreed, rank
+        self._agreed = agreed
         self._source = models.load_source(run)
         self._target = target_model.load(run)
         translator = models.model(
@@ -170,33 +161,10 @@ class Translator:
         """Translates [B, l] int32 to [B, Q] int32."""
         mask = input_ids != self._task.source_controls.pad
         encoded = abnet.encode(self._task.config, params[0], input_ids, mask)
-        if self._rank:
-            first = encoded.hidden.at[..., self._rank :].set(0.0)
-            encoded = encoded._replace(hidden=first)
         translated = evaluation.translate(
             self._agreed, self._task, params[1], encoded, mask
         )
         return translated.ids
-
-
-def check_rank(agreed: config.Agreed, rank: int | None) -> None:
-    """Checks that a run's bottleneck has so many columns; names it if it is another.
-
-    Args:
-      agreed: of the run.
-      rank: None for all.
-
-    Raises:
-      errors.SettingsError: if not.
-    """
-    if rank is None:
-        return
-    trained = ", ".join(map(str, agreed.bottleneck))
-    if rank > agreed.rank:
-        there = f"a bottleneck of {trained} columns" if trained else "no bottleneck"
-        raise errors.SettingsError(f"--rank={rank}: the run has {there}")
-    if rank not in agreed.bottleneck:
-        process.message(f"--rank={rank} was not trained; these were: {trained}")
 
 
 def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], int]:

@@ -57,14 +57,9 @@ SIZES = Sizes()
 def chosen(settings: Mapping[str, str]) -> list[compression_rows.Row]:
     """Returns the rows of Table 5 whose codecs are attacked.
 
-    Those with a bottleneck are left out, since they have another model, and those with
-    late gradients: what crosses is the same.
+    Those with a bottleneck are left out, since they have another model.
     """
-    return [
-        row
-        for row in compression_rows.rows(settings)
-        if not row.bottleneck and not row.staleness
-    ]
+    return [row for row in compression_rows.rows(settings) if not row.bottleneck]
 
 
 def thirds(layers: int) -> list[int]:

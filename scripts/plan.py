@@ -9,7 +9,7 @@ Nothing is started, and no weights are made: both models are traced, the codecs 
 bytes on the line, and `parallel/planner.py` runs the clusters' pace in virtual time.
 Devices are as fast as --device_tflops, or as this machine. With --compile memory is
 that of the compiled steps. Settings that the run would refuse are refused, and so are
---replicas, --pipeline and --emulate_compute, of which a plan has nothing.
+--pipeline and --emulate_compute, of which a plan has nothing.
 """
 
 import dataclasses

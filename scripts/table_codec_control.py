@@ -20,7 +20,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments import shared_flags
-from experiments.abnet import crossing, scaled_wan
+from experiments.abnet import config as abnet_config
+from experiments.abnet import scaled_wan
 from nebula_jax import errors
 from nebula_jax.runtime.records import report
 from scripts.tables import abnet as abnet_runs
@@ -34,7 +35,7 @@ were the fastest."""
 FLAGFILE = "abnet_table5_tiny"
 CODECS = {
     name: (f"--forward_codec={text}", f"--backward_codec={text}")
-    for name, text in zip(("bf16", "int8", "int4"), crossing.LADDER, strict=True)
+    for name, text in zip(("bf16", "int8", "int4"), abnet_config.LADDER, strict=True)
 }
 """Name -> flags of the rungs of the ladder, the gentlest first."""
 EVERY = 50  # steps between two probes

@@ -42,14 +42,14 @@ class Row(NamedTuple):
     key: str
     """In the names of files."""
     columns: str
-    """For --bottleneck; empty for all columns."""
+    """For --bottleneck; 0 for all columns."""
     codecs: tuple[str, str]
     """Forward and backward."""
 
 
 ROWS = (
-    Row("all columns, fp16 and int8", "plain", "", PLAIN),
-    Row("all columns, int4", "int4", "", INT4),
+    Row("all columns, fp16 and int8", "plain", "0", PLAIN),
+    Row("all columns, int4", "int4", "0", INT4),
     Row("208 columns, int4 by token and zstd", "208", "208", BY_TOKEN),
     Row("288 columns, int4 by token and zstd", "288", "288", BY_TOKEN),
 )

@@ -3,15 +3,12 @@
 Both sides compute the same schedule of the length buckets of the source's rows, so a
 batch's hidden states have few lengths; the target's rows are as long as they are.
 
-With several pairs it is a schedule of joint batches, of which each pair takes its own
-part. A pair's loss is divided by the mean of the pairs' tokens, not by its own: so the
-mean of the pairs' gradients is the gradient of the joint batch.
-
 N training examples, B batch, M micro-batches, b = B / M, L source length, Q target
-length, P slots for predictions, R pairs.
+length, P slots for predictions.
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 from jax.sharding import Mesh
@@ -27,111 +24,92 @@ def row_buckets(agreed: config.Agreed, text: data.Text) -> np.ndarray:
     return length_buckets.bucket_of(text.train.lengths, agreed.length_buckets)
 
 
-class Schedule(length_buckets.Schedule):
-    """The batches of one pair: its share of the joint batch of all."""
-
-    def __init__(
-        self, agreed: config.Agreed, buckets: np.ndarray, replica: int = 0
-    ) -> None:
-        """Prepares the order; no epoch is shuffled yet.
-
-        Args:
-          agreed: of the run.
-          buckets: [N] uint8, of the source's rows.
-          replica: number of the pair.
-
-        Raises:
-          length_buckets.ScheduleError: if there are fewer than R B examples.
-        """
-        rows, self._replicas = agreed.batch_size, agreed.replicas
-        super().__init__(buckets, rows * agreed.replicas, agreed.seed)
-        self._share = slice(rows * replica, rows * (replica + 1))
-
-    def batch(self, step: int) -> length_buckets.Batch:
-        """Returns this pair's examples of step `step`, counted from 0: [B] of them."""
-        joint = super().batch(step)
-        return joint._replace(indices=joint.indices[self._share])
-
-    def tokens(self, step: int, lengths: np.ndarray) -> np.float32:
-        """Returns the mean of the pairs' tokens in step `step`, counted from 0.
-
-        Args:
-          step: counted from 0.
-          lengths: [N] int32, tokens of each row.
-        """
-        joint = super().batch(step)
-        return np.float32(lengths[joint.indices].sum() / self._replicas)
-
-
-def source_batch(
-    agreed: config.Agreed,
-    mesh: Mesh,
-    text: data.Text,
-    order: Schedule,
-    target_lengths: np.ndarray,
-    step: int,
-) -> tuple[int, Iterator[abnet_training.SourceBatch]]:
-    """Makes the source side's batch of a step.
+def schedule(agreed: config.Agreed, buckets: np.ndarray) -> length_buckets.Schedule:
+    """Returns the order of the training examples, the same on both sides.
 
     Args:
       agreed: of the run.
-      mesh: of the cluster.
-      text: of the source side.
-      order: of the examples.
-      target_lengths: [N] int32, tokens of each target row; 0 with the objective `ar`.
-      step: counted from 1.
-
-    Returns:
-      The number of the batch's bucket, and its M micro-batches ([b, L]), each put on
-      the devices when it is due.
+      buckets: [N] uint8, of the source's rows.
     """
-    bucket, indices = order.batch(step - 1)
-    is_cmlm = agreed.objective == "cmlm"
-    tokens = order.tokens(step - 1, target_lengths) if is_cmlm else np.float32(1)
-    everywhere = mesh_lib.replicated(mesh)
-    length, pad = agreed.length_buckets[bucket], text.tokenizer.special.pad
-
-    def on_devices(part: np.ndarray) -> abnet_training.SourceBatch:
-        here = part[mesh_lib.rows_here(mesh, len(part))]
-        rows = text.train.rows(here, length, pad), here, target_lengths[here]
-        return abnet_training.SourceBatch(
-            *mesh_lib.put_rows(mesh, rows, len(part)),
-            mesh_lib.put(tokens, everywhere),
-        )
-
-    parts = length_buckets.micro_batches(indices, agreed.micro_batches)
-    return bucket, map(on_devices, parts)
+    return length_buckets.Schedule(buckets, agreed.batch_size, agreed.seed)
 
 
-def target_batch(
-    agreed: config.Agreed,
-    mesh: Mesh,
-    text: data.Text,
-    order: Schedule,
-    step: int,
-) -> tuple[int, Iterator[abnet_training.TargetBatch]]:
-    """Makes the target side's batch of a step; see `source_batch`.
+class Source(NamedTuple):
+    """The source side's batches."""
 
-    Returns:
-      The number of the batch's bucket, which is that of the source's rows, and its M
-      micro-batches ([b, Q], with [P] slots).
-    """
-    bucket, indices = order.batch(step - 1)
-    lengths = text.train.lengths
-    columns = data.bucket_length(agreed, lengths[indices])
-    tokens = order.tokens(step - 1, lengths)
-    parts = length_buckets.micro_batches(indices, agreed.micro_batches)
-    longest = max(parts, key=lambda part: lengths[part].sum())
-    slots = data.slots(lengths[longest], len(longest), columns, agreed.objective)
-    everywhere = mesh_lib.replicated(mesh)
-    pad = text.tokenizer.special.pad
+    agreed: config.Agreed
+    mesh: Mesh
+    """Of the cluster."""
+    text: data.Text
+    """Of the source side."""
+    order: length_buckets.Schedule
+    """Of the examples."""
+    target_lengths: np.ndarray
+    """[N] int32, tokens of each target row; 0 with the objective `ar`."""
 
-    def on_devices(part: np.ndarray) -> abnet_training.TargetBatch:
-        here = part[mesh_lib.rows_here(mesh, len(part))]
-        rows = text.train.rows(here, columns, pad), here
-        return abnet_training.TargetBatch(
-            *mesh_lib.put_rows(mesh, rows, len(part)),
-            *mesh_lib.put((tokens, slots), everywhere),
-        )
+    def at(self, step: int) -> tuple[int, Iterator[abnet_training.SourceBatch]]:
+        """Makes the batch of a step, counted from 1.
 
-    return bucket, map(on_devices, parts)
+        Returns:
+          The number of the batch's bucket, and its M micro-batches ([b, L]), each put
+          on the devices when it is due.
+        """
+        bucket, indices = self.order.batch(step - 1)
+        # The length loss is divided by the tokens of the whole batch.
+        is_cmlm = self.agreed.objective == "cmlm"
+        tokens = np.float32(self.target_lengths[indices].sum() if is_cmlm else 1)
+        everywhere = mesh_lib.replicated(self.mesh)
+        length = self.agreed.length_buckets[bucket]
+
+        def on_devices(part: np.ndarray) -> abnet_training.SourceBatch:
+            here = part[mesh_lib.rows_here(self.mesh, len(part))]
+            ids = self.text.train.rows(here, length, self.text.tokenizer.special.pad)
+            rows = ids, here, self.target_lengths[here]
+            return abnet_training.SourceBatch(
+                *mesh_lib.put_rows(self.mesh, rows, len(part)),
+                mesh_lib.put(tokens, everywhere),
+            )
+
+        parts = length_buckets.micro_batches(indices, self.agreed.micro_batches)
+        return bucket, map(on_devices, parts)
+
+    def tokens(self, step: int) -> np.float32:
+        """Returns how many tokens the source's rows of a step have."""
+        indices = self.order.batch(step - 1).indices
+        return np.float32(self.text.train.lengths[indices].sum())
+
+
+class Target(NamedTuple):
+    """The target side's batches; the fields are those of `Source`."""
+
+    agreed: config.Agreed
+    mesh: Mesh
+    text: data.Text
+    order: length_buckets.Schedule
+
+    def at(self, step: int) -> tuple[int, Iterator[abnet_training.TargetBatch]]:
+        """Makes the batch of a step; see `Source.at`.
+
+        Returns:
+          The number of the batch's bucket, which is that of the source's rows, and its
+          M micro-batches ([b, Q], with [P] slots).
+        """
+        bucket, indices = self.order.batch(step - 1)
+        agreed, lengths = self.agreed, self.text.train.lengths
+        columns = data.bucket_length(agreed, lengths[indices])
+        tokens = np.float32(lengths[indices].sum())
+        parts = length_buckets.micro_batches(indices, agreed.micro_batches)
+        # All micro-batches have as many slots as the longest needs: one shape.
+        longest = max(parts, key=lambda part: lengths[part].sum())
+        slots = data.slots(lengths[longest], len(longest), columns, agreed.objective)
+        everywhere = mesh_lib.replicated(self.mesh)
+
+        def on_devices(part: np.ndarray) -> abnet_training.TargetBatch:
+            here = part[mesh_lib.rows_here(self.mesh, len(part))]
+            ids = self.text.train.rows(here, columns, self.text.tokenizer.special.pad)
+            return abnet_training.TargetBatch(
+                *mesh_lib.put_rows(self.mesh, (ids, here), len(part)),
+                *mesh_lib.put((tokens, slots), everywhere),
+            )
+
+        return bucket, map(on_devices, parts)

@@ -51,7 +51,9 @@ def of_text(
     rows = text.rows["dev"] if text.is_served else text.train
     indices = np.linspace(0, len(rows) - 1, min(SENTENCES, len(rows))).astype(int)
     found = []
-    with process.timed(f"finding the {agreed.rank} best directions of hidden states"):
+    with process.timed(
+        f"finding the {agreed.bottleneck} best directions of hidden states"
+    ):
         for batch in data.evaluation_batches(agreed, rows, indices):
             length = agreed.length_buckets[batch.bucket]
             index = indices[batch.indices]
@@ -60,7 +62,7 @@ def of_text(
     total = functools.reduce(
         lambda so_far, new: bottleneck.Moments(*map(operator.add, so_far, new)), found
     )
-    return bottleneck.start(total, agreed.rank)
+    return bottleneck.start(total, agreed.bottleneck)
 
 
 def send(end: channels.Sender, beginning: bottleneck.Start) -> bottleneck.Start:

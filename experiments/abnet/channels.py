@@ -9,8 +9,7 @@
                 probe.back  target -> source  `auto` codecs; see `control`
                 tape        source -> target
     evaluation  evaluation  source -> target  H^E of dev, test and held-out sentences,
-                                              length logits (cmlm); one channel for
-                                              each rank of a bottleneck
+                                              length logits (cmlm)
 
 Nothing else crosses; the byte ledger counts every frame.
 
@@ -25,13 +24,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import config, crossing
+from experiments.abnet import config, models
 from nebula_jax import errors
 from nebula_jax.communication import arrivals, channels, codecs, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.models import bottleneck
 from nebula_jax.parallel import codec_tape
-from nebula_jax.training import cut
+from nebula_jax.parallel import mesh as mesh_lib
 
 Role = Literal["source", "target"]
 PROBE: tuple[tuple[str, Role, int], ...] = (
@@ -71,8 +70,7 @@ class Ends(NamedTuple):
     """One role's ends of all channels: Senders and Receivers.
 
     lengths is None unless the objective is cmlm, and bottleneck unless there is one;
-    hidden and gradient have one channel for each length bucket, evaluation has one for
-    each rank of a bottleneck, the highest first.
+    hidden and gradient have one channel for each length bucket.
     """
 
     buckets: Any
@@ -80,7 +78,7 @@ class Ends(NamedTuple):
     lengths: Any
     hidden: list[Any]
     gradient: list[Any]
-    evaluation: list[Any]
+    evaluation: Any
     control: ControlEnds | None
     """None with fixed codecs."""
 
@@ -93,7 +91,6 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
       examples: N, of the training set.
       width: D of PLM-S.
     """
-    forward, backward = crossing.forward(agreed), crossing.backward(agreed)
     sent = agreed.sent_width(width)
     index = jax.ShapeDtypeStruct((examples,), jnp.uint8)
     lengths = jax.ShapeDtypeStruct((examples,), jnp.int32)
@@ -101,8 +98,8 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
     of_bucket = _in_range(0, len(agreed.length_buckets))
     level = codecs.Compression(zstd=1)
     rows = [Channel("buckets", "source", index, level, of_bucket)]
-    if agreed.rank:
-        start = jax.eval_shape(lambda: bottleneck.blank(width, agreed.rank))
+    if agreed.bottleneck:
+        start = jax.eval_shape(lambda: bottleneck.blank(width, agreed.bottleneck))
         plain = codecs.Compression()
         rows += [Channel("bottleneck", "source", start, plain, _check_start)]
     if agreed.objective == "cmlm":
@@ -112,30 +109,17 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
     for length in agreed.length_buckets:
         hidden = hidden_spec(agreed, length, sent)
         rows += [
-            Channel(f"hidden[{length}]", "source", hidden, forward),
-            Channel(f"gradient[{length}]", "target", hidden, backward),
+            Channel(f"hidden[{length}]", "source", hidden, agreed.codecs.forward),
+            Channel(f"gradient[{length}]", "target", hidden, agreed.codecs.backward),
         ]
-    if crossing.is_auto(agreed):
+    if agreed.is_auto:
         for name, sender, size in PROBE:
             figures = jax.ShapeDtypeStruct((size,), jnp.float32)
             plain = codecs.Compression()
             check = None if name == "tape" else _check_probe
             rows += [Channel(name, sender, figures, plain, check)]
-    return rows + [
-        Channel(
-            name,
-            "source",
-            spec,
-            crossing.of_rank(agreed, evaluation_codec(agreed, spec), place),
-            _check_evaluation,
-        )
-        for place, name in enumerate(_evaluations(agreed))
-    ]
-
-
-def _evaluations(agreed: config.Agreed) -> list[str]:
-    """Returns the names of the channels for evaluation."""
-    return ["evaluation", *(f"evaluation[{rank}]" for rank in agreed.bottleneck[1:])]
+    kept = evaluation_codec(agreed, spec)
+    return [*rows, Channel("evaluation", "source", spec, kept, _check_evaluation)]
 
 
 def _in_range(low: int, high: int) -> Callable[[codec_lib.Arrays], None]:
@@ -205,27 +189,24 @@ def open_ends(
         ends.get("lengths"),
         of_buckets("hidden"),
         of_buckets("gradient"),
-        [ends[name] for name in _evaluations(agreed)],
-        ControlEnds(*(ends[name] for name, *_ in PROBE))
-        if crossing.is_auto(agreed)
-        else None,
+        ends["evaluation"],
+        ControlEnds(*(ends[name] for name, *_ in PROBE)) if agreed.is_auto else None,
     )
 
 
-def init_codecs(
-    agreed: config.Agreed, program: cut.Front | cut.Back, width: int
-) -> list[cut.CodecStates]:
-    """Makes the states of a half's codecs, for each length bucket.
+def fresh(agreed: config.Agreed, half: models.Half, width: int) -> mesh_lib.ShardedInit:
+    """Returns what a side saves, at step 0: {"state", "codecs"}.
 
     Args:
       agreed: of the run.
-      program: front or back, with --forward_codec and --backward_codec.
+      half: of the side; its codecs have states for each length bucket.
       width: D of PLM-S.
     """
-    return [
-        program.init_codecs(hidden_spec(agreed, length, agreed.sent_width(width)))
+    codecs_of = [
+        half.program.init_codecs(hidden_spec(agreed, length, agreed.sent_width(width)))
         for length in agreed.length_buckets
     ]
+    return mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, codecs_of)
 
 
 def _check_codecs(agreed: config.Agreed, examples: int, width: int) -> None:
@@ -235,8 +216,8 @@ def _check_codecs(agreed: config.Agreed, examples: int, width: int) -> None:
     arrays = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), spec)
     arrays["index"] += np.arange(examples - len(arrays["index"]), examples, dtype="i4")
     for name, compression in (
-        ("forward_codec", crossing.forward(agreed)),
-        ("backward_codec", crossing.backward(agreed)),
+        ("forward_codec", agreed.codecs.forward),
+        ("backward_codec", agreed.codecs.backward),
     ):
         made = selector.as_selector(compression.codec)
         try:
@@ -248,11 +229,6 @@ def _check_codecs(agreed: config.Agreed, examples: int, width: int) -> None:
             for codec in made.codecs:
                 codec_lib.payload_spec(codec, spec)
             made.choose(arrays, made.init(spec), agreed.steps)
-            if agreed.staleness and jax.tree.leaves(made.init(spec)):
-                raise ValueError(
-                    "it remembers what was sent, and with --staleness=1 two steps cross"
-                    " at once"
-                )
         except ValueError as error:
             text = getattr(agreed, name)
             raise errors.SettingsError(f"--{name}={text}: {error}") from None
@@ -302,7 +278,7 @@ def evaluation_codec(agreed: config.Agreed, spec: codec_lib.Spec) -> codecs.Comp
       agreed: of the run.
       spec: from `evaluation_spec`.
     """
-    compression = crossing.evaluation(agreed)
+    compression = agreed.codecs.evaluation
     if jax.tree.leaves(jax.eval_shape(lambda: compression.codec.init(spec))):
         return codecs.from_string("pack_tokens|fp16")
     return compression

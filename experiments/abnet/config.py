@@ -1,13 +1,34 @@
-"""The configuration of an ABNet run: its flags, and the values that are passed on."""
+"""The configuration of an ABNet run: its flags, its codecs, and what cannot work."""
 
 import dataclasses
+import functools
 import pathlib
+from collections.abc import Callable
+from typing import NamedTuple
 
 from experiments import configuration, fields
 from experiments import shared_flags as _defines_flags  # noqa: F401
-from experiments.local_steps import config as local_steps_config
 from nebula_jax import errors
+from nebula_jax.communication import codecs, selector
+from nebula_jax.communication.wire import frames
+from nebula_jax.evaluation import mask_predict
 from nebula_jax.models import abnet
+from nebula_jax.parallel import codec_control
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import devices
+
+CLUSTERS = ("target", "source")  # the first one listens, and the other dials it
+MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
+AUTO = "auto"
+LADDER = (
+    "pack_tokens|bf16",
+    "pack_tokens|int8(64)",
+    "pack_tokens|hadamard|int4(64)|bf16",
+)
+"""The codecs of a run that chooses by itself, the least lossy first.
+
+bf16 and not fp16: a gradient is divided by the tokens of a batch, and nothing scales it
+up again, so that float16 would round it, or the scales of int4, towards zero."""
 
 DEFAULTS = {
     "job": "train_abnet",
@@ -20,21 +41,34 @@ DEFAULTS = {
 """Shared flags that have another default in this experiment."""
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreed(configuration.Agreed, local_steps_config.Settings):
-    """The settings that all clusters share.
+class Codecs(NamedTuple):
+    """The codecs of a run, which are read once and passed on."""
 
-    Those of local steps count with several pairs.
+    forward: codecs.Compression
+    """Of hidden states in training."""
+    backward: codecs.Compression
+    """Of gradients in them."""
+    evaluation: codecs.Compression
+    """Of hidden states in evaluation, unless this one remembers what was sent."""
+
+
+def chosen_codecs(levels: Callable[[int], codec_control.Rungs]) -> Codecs:
+    """Returns codecs that change from step to step.
+
+    Args:
+      levels: step -> the places on LADDER of both directions.
     """
+    ladder = [codecs.from_string(text) for text in LADDER]
+    choices = [each.codec for each in ladder]
+    forward = selector.by_step(choices, lambda step: levels(step).forward)
+    backward = selector.by_step(choices, lambda step: levels(step).backward)
+    return Codecs(codecs.Compression(forward), codecs.Compression(backward), ladder[0])
 
-    replicas: int = fields.for_experts(
-        1,
-        "Pairs of a source and a target, each of which trains on its own examples of a"
-        " joint batch, --replicas times --batch_size; local steps (--sync) join their"
-        " parameters.",
-        lower=1,
-        upper=8,
-    )
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agreed(configuration.Agreed):
+    """The settings that both clusters share."""
+
     pair: str = fields.to_begin_with(
         "es-en", "Languages of source and target; one of them is English."
     )
@@ -84,14 +118,13 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
         " Each takes two more micro-batches.",
         lower=2,
     )
-    staleness: int = fields.of_line(
-        0,
-        "Steps by which the source's gradient is late, 0 or 1: with 1 a step's hidden"
-        " states cross while the gradient of the step before is in flight, for lines"
-        " with a long round trip.",
-        upper=1,
+    quality: float = fields.for_experts(
+        0.98,
+        "Smallest cosine that an auto codec may leave of gradients, to those by the"
+        " least lossy codec.",
+        upper=1.0,
     )
-    bottleneck: tuple[int, ...]
+    bottleneck: int
     warmup_steps: int
     label_smoothing: float = fields.of_training(
         0.1, "Probability that label smoothing spreads over all pieces, ε.", upper=0.9
@@ -113,9 +146,28 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
     )
 
     @property
-    def rank(self) -> int:
-        """The columns of the bottleneck, R; 0 without one."""
-        return self.bottleneck[0] if self.bottleneck else 0
+    def is_auto(self) -> bool:
+        """True if the run chooses its codecs by itself."""
+        return self.forward_codec == self.backward_codec == AUTO
+
+    @property
+    def codec_texts(self) -> tuple[str, str]:
+        """The codecs that the run begins with, forward and backward, as flags."""
+        if self.is_auto:
+            return LADDER[0], LADDER[0]
+        return self.forward_codec, self.backward_codec
+
+    @functools.cached_property
+    def codecs(self) -> Codecs:
+        """The codecs of the run; those that it begins with if it chooses by itself.
+
+        Raises:
+          codecs.CodecError: at a codec that cannot be read.
+        """
+        if self.is_auto:
+            return chosen_codecs(lambda step: codec_control.Rungs())
+        forward, backward = map(codecs.from_string, self.codec_texts)
+        return Codecs(forward, backward, forward)
 
     def sent_width(self, width: int) -> int:
         """Returns the width of what crosses: R, or that of PLM-S without a bottleneck.
@@ -123,23 +175,7 @@ class Agreed(configuration.Agreed, local_steps_config.Settings):
         Args:
           width: D of PLM-S.
         """
-        return self.rank or width
-
-    def is_saved_after(self, step: int) -> bool:
-        """Returns True if a checkpoint is due after `step`, unless it is the last."""
-        if self.replicas == 1:
-            return step % self.checkpoint_every == 0
-        return self.local_steps().is_saved_after(step, self.checkpoint_every)
-
-    def window(self) -> int:
-        """Returns how many steps the checkpoints of two clusters may be apart.
-
-        Those of a pair are never apart: its source waits for the target's token, or for
-        its gradient of the step that is saved. A
-        cluster with all messages of a round has nothing to wait for until it applies
-        the next one, while another may not have begun the step after its own message.
-        """
-        return 0 if self.replicas == 1 else self.inner_steps + self.delay
+        return self.bottleneck or width
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -248,3 +284,92 @@ def side_dir(local: Local) -> pathlib.Path:
             " (python -m scripts.split_parallel makes both)"
         )
     return pathlib.Path(local.side_dir)
+
+
+def check(run: Run) -> None:
+    """Raises errors.NebulaError at what cannot work, before anything starts."""
+    agreed, local = run.agreed, run.local
+    if local.cluster not in ("all", "whole", *CLUSTERS):
+        raise errors.SettingsError(
+            f"--cluster={local.cluster}: expected all, whole, source or target"
+        )
+    languages(agreed.pair)
+    _check_buckets(agreed.length_buckets)
+    check_beams(agreed)
+    _check_codecs(run)
+    devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
+    if local.data:
+        if local.cluster != "source" or local.side_dir:
+            raise errors.SettingsError(
+                f"--data={local.data} is for --cluster=source, in place of --side_dir"
+            )
+    elif local.cluster in CLUSTERS:
+        side_dir(local)
+        _report_unused(local)
+    elif local.side_dir:
+        raise errors.SettingsError(
+            f"--side_dir is for one cluster; --cluster={local.cluster} makes both sides"
+            " of --data_dir"
+        )
+
+
+def _report_unused(local: Local) -> None:
+    """Names the flags that choose pairs where the side is there already."""
+    chosen = {
+        "corpora": local.corpora,
+        "max_pairs": local.max_pairs is not None,
+        "max_words": local.max_words is not None,
+        "held_out_pairs": local.held_out_pairs,
+    }
+    unused = ", ".join(f"--{name}" for name, is_given in chosen.items() if is_given)
+    if unused:
+        process.message(
+            f"--side_dir={local.side_dir} is taken as it is: {unused} chose its pairs"
+            " if scripts.split_parallel was given the same, and else count for nothing"
+        )
+
+
+def check_beams(agreed: Agreed) -> None:
+    """Raises errors.SettingsError if there are fewer lengths than candidates."""
+    longest = agreed.length_buckets[-1]
+    lengths = longest + 1 - mask_predict.SHORTEST
+    if agreed.objective == "cmlm" and agreed.beams > lengths:
+        raise errors.SettingsError(
+            f"--beams={agreed.beams}: with --objective=cmlm these are lengths of a"
+            f" translation, of which --length_buckets={longest} leaves {lengths}"
+        )
+
+
+def _check_buckets(buckets: tuple[int, ...]) -> None:
+    text = ",".join(map(str, buckets))
+    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 4:
+        raise errors.SettingsError(
+            f"--length_buckets={text}: must ascend, from 4 or more"
+        )
+    if len(buckets) > MOST_BUCKETS:
+        raise errors.SettingsError(
+            f"--length_buckets={text}: at most {MOST_BUCKETS} numbers"
+        )
+
+
+def _check_codecs(run: Run) -> None:
+    """Raises errors.NebulaError at a codec that cannot be read or used."""
+    agreed = run.agreed
+    for name in ("forward", "backward"):
+        text = getattr(agreed, f"{name}_codec")
+        if text == AUTO and not agreed.is_auto:
+            raise errors.SettingsError(
+                f"--{name}_codec=auto: --forward_codec and --backward_codec are auto"
+                " together"
+            )
+        count = len(selector.variants(getattr(agreed.codecs, name).codec))
+        if count > frames.MAX_OPTIONS:
+            raise errors.SettingsError(
+                f"--{name}_codec={text} has {count} shapes, of which at most"
+                f" {frames.MAX_OPTIONS} can be: give pack_tokens fewer capacities"
+            )
+    if agreed.is_auto and run.local.cluster == "whole":
+        raise errors.SettingsError(
+            "--forward_codec=auto is for two clusters with a line between them: not for"
+            " --cluster=whole"
+        )

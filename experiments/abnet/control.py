@@ -1,8 +1,8 @@
 """Codecs that the run chooses by itself: `--forward_codec=auto --backward_codec=auto`.
 
 Every --probe_every steps, and sooner while others are sought, the first micro-batch of
-a step crosses twice more, by the codecs in use and by the gentlest ones, and each side
-compares what it would train with. Then, in this order:
+a step crosses twice more, by the codecs in use and by the least lossy ones, and each
+side compares what it would train with. Then, in this order:
 
     probe.front  source -> target  [1] float32, cosine of the source's gradients
     probe.back   target -> source  [2] float32, that of the target's; its seconds
@@ -10,21 +10,22 @@ compares what it would train with. Then, in this order:
 
 The source measures how long the line takes, and so proposes; `parallel.codec_control`
 decides, the same on both sides. What was measured is also in the file `tape.jsonl` of
-the source's folder: a run that goes on takes it from there, and so comes to the same
-parameters. With fixed codecs nothing here does anything.
+the source's folder: a run that resumes takes it from there, and so comes to the same
+parameters. With fixed codecs no step is probed.
 """
 
 import math
 import pathlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from experiments.abnet import channels, config, crossing, models
+from experiments.abnet import channels, config, models
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs as codecs_lib
 from nebula_jax.communication import ranks, selector
 from nebula_jax.communication.wire import session
 from nebula_jax.parallel import codec_control, codec_tape, cosine, readings
@@ -35,6 +36,8 @@ FILE = "tape.jsonl"
 DELAY = 1  # step: both sides write the tape before the next one
 SHORTEST = 1e-6  # seconds
 Now = Callable[[], float]
+Batch = tuple[int, Iterable[Any]]
+"""A step's bucket and micro-batches, as `batches` makes them."""
 
 
 class Passed(NamedTuple):
@@ -54,7 +57,7 @@ class Control:
     """The choice of codecs in one cluster.
 
     Attributes:
-      in_use: the rungs that the codecs of this cluster's half have now.
+      codecs: of the run: the fixed ones, or those that change as this decides.
     """
 
     def __init__(
@@ -64,7 +67,7 @@ class Control:
         folder: pathlib.Path | None = None,
         now: Now = time.perf_counter,
     ) -> None:
-        """Begins with the gentlest codecs, or with the fixed ones.
+        """Begins with the least lossy codecs, or with the fixed ones.
 
         Args:
           agreed: of the run.
@@ -72,28 +75,38 @@ class Control:
           folder: of the cluster that proposes, for what its clock measured.
           now: a clock, in seconds.
         """
-        self.in_use = crossing.InUse()
+        self.codecs = agreed.codecs
         self._now = now
         self._tape: codec_tape.Tape | None = None
-        if crossing.is_auto(agreed):
+        self._tried: codec_control.Rungs | None = None
+        if agreed.is_auto:
             self._tape = codec_tape.Tape(policy(agreed, width))
+            self.codecs = config.chosen_codecs(self.levels)
         self._readings = readings.Readings(None if folder is None else folder / FILE)
         self._round_trip = math.inf
 
-    def go_on(self, position: Any) -> None:
-        """Goes on from what `position` was when a checkpoint was saved; None at step 0.
+    @property
+    def _written(self) -> codec_tape.Tape:
+        assert self._tape is not None  # else no step is probed
+        return self._tape
+
+    def levels(self, step: int) -> codec_control.Rungs:
+        """Returns the places on the ladder by which a step sends now."""
+        return self._written.rungs(step) if self._tried is None else self._tried
+
+    def resume(self, position: Any) -> None:
+        """Resumes from the `position` of a checkpoint; None at step 0.
 
         Raises:
           errors.NebulaError: if it is no tape of this rule.
         """
         if self._tape is None:
             return
-        self._tape.go_on(np.asarray(position or [], np.float32))
-        self._readings.go_on(is_new=position is None)
+        self._tape.resume(np.asarray(position or [], np.float32))
+        self._readings.resume(is_new=position is None)
 
-    @property
     def position(self) -> Any:
-        """The tape as JSON values, for a checkpoint; None with fixed codecs."""
+        """Returns the tape as JSON values, for a checkpoint; None with fixed codecs."""
         return None if self._tape is None else self._tape.rows.tolist()
 
     @property
@@ -101,12 +114,7 @@ class Control:
         """The tape for a summary, and the rungs that follow; {} with fixed codecs."""
         if self._tape is None:
             return {}
-        return {"tape": self.position, "rungs": list(self._tape.following)}
-
-    def begin(self, step: int) -> None:
-        """Uses the codecs of a step."""
-        if self._tape is not None:
-            self.in_use.rungs = self._tape.rungs(step)
+        return {"tape": self.position(), "rungs": list(self._tape.following)}
 
     def is_probed(self, step: int) -> bool:
         """Returns True if a micro-batch of this step crosses twice more."""
@@ -117,9 +125,8 @@ class Control:
         step: int,
         half: models.Half,
         state: train_state.TrainState,
-        micro_batch: tuple[Any, Any],
+        batch: Batch,
         ends: channels.Ends,
-        bucket: int,
         states: cut.States,
     ) -> cut.States:
         """Probes the codecs on the source side, and writes the tape.
@@ -128,52 +135,34 @@ class Control:
           step: that is probed; its batch has crossed.
           half: of the source.
           state: before the step.
-          micro_batch: the first one of the step, with its key.
+          batch: of the step, made again.
           ends: of the source.
-          bucket: of the step.
           states: of the half's codecs; used up.
 
         Returns:
           The states of the codecs.
         """
-        tape = self._tape
-        assert tape is not None
-        in_use, params, passes = tape.rungs(step), half.params(state), []
-        for number, rungs in enumerate((in_use, codec_control.Rungs())):
-            self.in_use.rungs = rungs
+        params, passes = half.params(state), []
+        bucket, micro_batches = batch
+        first = next(half.with_key(micro_batches, state))
+        for number in self._tries(step):
             begin = self._now()
             selected, kept, _, states = half.program.forward(
-                params, micro_batch, None, states, step
+                params, first, None, states, step
             )
             jax.block_until_ready(selected.payload)
             sent = self._now()
             ends.hidden[bucket].send_payload(step, selected, number)
             received = ends.gradient[bucket].recv_payload(step, number)
             came = self._now()
+            zeros = cut.zero_grads(state.params)
             grads, states = half.program.backward(
-                *(params, micro_batch, None, kept, received, states),
-                cut.zero_grads(state.params),
+                params, first, None, kept, received, states, zeros
             )
             jax.block_until_ready(grads)
             end = self._now()
             passes.append(Passed(grads, (sent - begin) + (end - came), end - begin))
-        similar = float(cosine.similarity(*(each.grads for each in passes)))
-        asked = self._now()
-        ends.control.front.send(step, np.asarray([similar], np.float32))
-        there, computed = np.asarray(ends.control.back.recv(step)).tolist()
-        # The least so far: at first programs are compiled in between.
-        self._round_trip = min(self._round_trip, self._now() - asked)
-        wire = passes[0].total - passes[0].computed - computed - self._round_trip
-        busier = max(passes[0].computed, computed, SHORTEST)
-        line_bound = max(0.0, wire) * self._share(in_use) / busier
-        line_bound = self._readings.of(step, line_bound)
-        row = codec_tape.as_row(
-            codec_control.Probe(step, in_use, there, similar, line_bound)
-        )
-        row = np.frombuffer(ranks.bytes_from_root(row.tobytes()), np.float32)
-        ends.control.tape.send(step, row)
-        tape.write(codec_tape.of_row(row))
-        self._readings.write(row.tolist())
+        self._propose(step, passes, ends.control)
         return states
 
     def probe_target(
@@ -181,9 +170,8 @@ class Control:
         step: int,
         half: models.Half,
         state: train_state.TrainState,
-        micro_batch: tuple[Any, Any],
+        batch: Batch,
         ends: channels.Ends,
-        bucket: int,
         states: cut.States,
     ) -> cut.States:
         """Probes the codecs on the target side, and writes what the source proposes.
@@ -193,16 +181,15 @@ class Control:
         Raises:
           session.RemoteProtocolError: if the source writes what cannot follow.
         """
-        tape = self._tape
-        assert tape is not None
-        in_use, params, passes = tape.rungs(step), half.params(state), []
-        for number, rungs in enumerate((in_use, codec_control.Rungs())):
-            self.in_use.rungs = rungs
+        params, passes = half.params(state), []
+        bucket, micro_batches = batch
+        first = next(half.with_key(micro_batches, state))
+        for number in self._tries(step):
             received = ends.hidden[bucket].recv_payload(step, number)
             begin = self._now()
+            zeros = cut.zero_grads(state.params)
             reply, grads, _, states = half.program.step(
-                *(params, micro_batch, None, received, states),
-                *(cut.zero_grads(state.params), step),
+                params, first, None, received, states, zeros, step
             )
             jax.block_until_ready((reply.payload, grads))
             seconds = self._now() - begin
@@ -217,20 +204,48 @@ class Control:
             probe = codec_tape.of_row(row)
             if probe.forward != similar:
                 raise ValueError(f"a cosine of {probe.forward} where it was {similar}")
-            tape.write(probe)
+            self._written.write(probe)
         except ValueError as error:
             raise session.RemoteProtocolError(
                 f"source wrote on the tape what cannot follow: {error}"
             ) from None
         return states
 
+    def _tries(self, step: int) -> Iterator[int]:
+        """Yields the numbers of two tries: codecs in use, then the least lossy ones."""
+        in_use = self._written.rungs(step)
+        for number, self._tried in enumerate((in_use, codec_control.Rungs())):
+            yield number
+        self._tried = None
+
+    def _propose(
+        self, step: int, passes: list[Passed], ends: channels.ControlEnds
+    ) -> None:
+        """Writes what both sides found in a step, and sends it as both write it."""
+        in_use = self._written.rungs(step)
+        similar = float(cosine.similarity(*(each.grads for each in passes)))
+        asked = self._now()
+        ends.front.send(step, np.asarray([similar], np.float32))
+        there, computed = np.asarray(ends.back.recv(step)).tolist()
+        # The least so far: at first programs are compiled in between.
+        self._round_trip = min(self._round_trip, self._now() - asked)
+        wire = passes[0].total - passes[0].computed - computed - self._round_trip
+        busier = max(passes[0].computed, computed, SHORTEST)
+        line_bound = max(0.0, wire) * self._share(in_use) / busier
+        line_bound = self._readings.of(step, line_bound)
+        row = codec_tape.as_row(
+            codec_control.Probe(step, in_use, there, similar, line_bound)
+        )
+        # Of the root: each process of a cluster has a clock of its own.
+        row = np.frombuffer(ranks.bytes_from_root(row.tobytes()), np.float32)
+        ends.tape.send(step, row)
+        self._written.write(codec_tape.of_row(row))
+        self._readings.write(row.tolist())
+
     def _share(self, rungs: codec_control.Rungs) -> float:
         """Returns the busier direction's share of the bytes that crossed."""
-        assert self._tape is not None
-        sizes = [
-            of_way[rung]
-            for of_way, rung in zip(self._tape.policy.sizes, rungs, strict=True)
-        ]
+        ways = zip(self._written.policy.sizes, rungs, strict=True)
+        sizes = [of_way[rung] for of_way, rung in ways]
         return max(sizes) / sum(sizes)
 
 
@@ -241,16 +256,16 @@ def policy(agreed: config.Agreed, width: int) -> codec_control.Policy:
       agreed: of the run.
       width: D of PLM-S.
     """
-    spec = channels.hidden_spec(
-        agreed, agreed.length_buckets[-1], agreed.sent_width(width)
-    )
-    sizes = tuple(
-        max(
-            codec_lib.nbytes(codec_lib.payload_spec(each, spec))
-            for each in selector.variants(codec)
+    longest = agreed.length_buckets[-1]
+    spec = channels.hidden_spec(agreed, longest, agreed.sent_width(width))
+
+    def most_bytes(text: str) -> int:
+        variants = selector.variants(codecs_lib.from_string(text).codec)
+        return max(
+            codec_lib.nbytes(codec_lib.payload_spec(each, spec)) for each in variants
         )
-        for codec in crossing.ladder(agreed)
-    )
+
+    sizes = tuple(map(most_bytes, config.LADDER))
     return codec_control.Policy(
         agreed.probe_every, DELAY, agreed.quality, (sizes, sizes)
     )

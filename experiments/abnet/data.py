@@ -53,28 +53,25 @@ class Text(NamedTuple):
         """True if the training sentences come from elsewhere, as they are due."""
         return isinstance(self.train, remote_side.RemoteExamples)
 
-    def begin(
-        self, order: length_buckets.Schedule, start: int, last: int, window: int
-    ) -> None:
+    def begin(self, order: length_buckets.Schedule, start: int, last: int) -> None:
         """Begins to read the steps after `start`, if the text is served elsewhere.
 
-        It may end at any step. So batches are in hand for as many steps as may still
-        come when this cluster requests the end: the next one, and those of the window.
+        It may end at any step. So a batch is in hand for the one step that may still
+        come when this cluster requests the end.
 
         Args:
           order: of the examples.
           start: the step that the run goes on after.
           last: of the run.
-          window: steps by which the pace lets this cluster be ahead.
 
         Raises:
           errors.NebulaError: if it ends already.
         """
         if isinstance(self.train, remote_side.RemoteExamples):
-            self.train.begin(order, start, last, ahead=window + 2)
+            self.train.begin(order, start, last, ahead=2)
 
     def next_batch(self) -> None:
-        """Goes on to the next step, if the text is served elsewhere."""
+        """Takes the next step's rows, if the text is served elsewhere."""
         if isinstance(self.train, remote_side.RemoteExamples):
             self.train.next_batch()
 
@@ -93,9 +90,8 @@ def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
       The folders of source and target.
     """
     pair, local = run.agreed.pair, run.local
-    made_of = [pair, local.data_dir, local.corpora, local.max_pairs, local.max_words]
-    if local.held_out_pairs:  # else the folder is the one made before there were any
-        made_of.append(local.held_out_pairs)
+    chosen = local.corpora, local.max_pairs, local.max_words, local.held_out_pairs
+    made_of = [pair, local.data_dir, *chosen]
     name = f"{pair}-{files.digest_of(made_of)[:16]}"
     with process.timed("giving each side its own text"):
         return split_parallel.split(

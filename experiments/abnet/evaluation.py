@@ -2,8 +2,7 @@
 
 The source side sends H^E of the sentences; the target side translates them, compares
 the translations with its own sentences and keeps them in the run's folder. Held-out
-pairs are one more test set, of which the target side also computes the loss. The lower
-ranks of a bottleneck are evaluated once, after the last step.
+pairs are one more test set, of which the target side also computes the loss.
 
 B batch, L length of the longest bucket, l length of a batch's bucket, D width of PLM-S,
 Q longest target row.
@@ -18,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import config, data, held_out, pairs
+from experiments.abnet import config, data, held_out
 from nebula_jax.communication import channels, ranks
 from nebula_jax.communication.wire import session
 from nebula_jax.evaluation import abnet_translate, bleu, hypotheses
@@ -47,30 +46,6 @@ def splits(agreed: config.Agreed, text: data.Text, step: int) -> list[str]:
     if step < agreed.steps:
         return ["dev"]
     return [name for name in text.ids if name != "train"]
-
-
-class Pass(NamedTuple):
-    """A split that is translated, with a number of columns."""
-
-    split: str
-    place: int
-    """The place of its rank in --bottleneck; 0 without one."""
-    name: str
-    """In files and figures."""
-
-
-def passes(agreed: config.Agreed, text: data.Text, step: int) -> list[Pass]:
-    """Returns what is translated after `step`, and with which columns."""
-    found = [Pass(split, 0, split) for split in splits(agreed, text, step)]
-    if step < agreed.steps:
-        return found
-    lower = list(enumerate(agreed.bottleneck))[1:]
-    if held_out.SPLIT in text.ids:
-        return found + [
-            Pass(held_out.SPLIT, place, held_out.with_rank(rank))
-            for place, rank in lower
-        ]
-    return found + [Pass("dev", place, f"dev_rank{rank}") for place, rank in lower]
 
 
 def encoder(
@@ -111,7 +86,7 @@ def send(
     encode: Callable[[Any, np.ndarray, np.ndarray], Hidden],
     params: Any,
     step: int,
-    ends: Sequence[channels.Sender],
+    end: channels.Sender,
 ) -> None:
     """Sends the hidden states of the sentences that are translated after `step`.
 
@@ -121,10 +96,10 @@ def send(
       encode: from `encoder`.
       params: of the source side.
       step: just taken.
-      ends: to the target side, one for each rank.
+      end: to the target side.
     """
     numbers = itertools.count()
-    for split, place, _ in passes(agreed, text, step):
+    for split in splits(agreed, text, step):
         rows = text.rows[split]
         indices = data.evaluation_indices(agreed, split, len(rows))
         for batch in data.evaluation_batches(agreed, rows, indices):
@@ -132,7 +107,7 @@ def send(
             index = indices[batch.indices].astype(np.int32)
             ids = rows.rows(index, length, text.tokenizer.special.pad)
             index[batch.count :] = -1  # they only fill the batch up
-            ends[place].send(step, encode(params, ids, index), next(numbers))
+            end.send(step, encode(params, ids, index), next(numbers))
 
 
 def translate(
@@ -191,7 +166,7 @@ def evaluate(
     decode: Decoder,
     params: Any,
     step: int,
-    ends: Sequence[channels.Receiver],
+    end: channels.Receiver,
 ) -> dict[str, dict[str, float]]:
     """Translates what `send` sends, and compares it with the target side's sentences.
 
@@ -204,10 +179,10 @@ def evaluate(
       decode: from `decoder`.
       params: of the target side.
       step: just taken.
-      ends: from the source side, one for each rank.
+      end: from the source side.
 
     Returns:
-      Name of a pass -> {"bleu", "sentences"}; of held-out pairs also those of
+      Split -> {"bleu", "sentences"}; of held-out pairs also those of
       `held_out.figures`.
 
     Raises:
@@ -216,13 +191,13 @@ def evaluate(
     numbers = itertools.count()
     words = bleu.tokenizer_of(config.languages(run.agreed.pair)[1])
     found = {}
-    for split, place, name in passes(run.agreed, text, step):
+    for split in splits(run.agreed, text, step):
         total = len(text.ids[split])
         wanted = len(data.evaluation_indices(run.agreed, split, total))
         translations: dict[int, str] = {}
         losses: held_out.Losses = {}
         while len(translations) < wanted:
-            hidden = ends[place].recv(step, next(numbers))
+            hidden = end.recv(step, next(numbers))
             ids = np.asarray(ranks.everywhere(decode.translate(params, hidden)))
             new = _sentences(text, hidden["index"], ids)
             if not new or not new.keys() <= set(range(wanted)) - translations.keys():
@@ -235,15 +210,15 @@ def evaluate(
         hypotheses = [translations[index] for index in range(wanted)]
         references = text.sentences[split][:wanted]
         score = bleu.corpus_bleu(hypotheses, references, tokenize=words)
-        found[name] = {"bleu": score.score, "sentences": float(wanted)}
+        found[split] = {"bleu": score.score, "sentences": float(wanted)}
         if ranks.is_root():
-            _write(run, name, step, hypotheses)
-            process.message(f"target: step {step}, {name}: {score}")
+            _write(run, split, step, hypotheses)
+            process.message(f"target: step {step}, {split}: {score}")
         if split == held_out.SPLIT:
             scores = held_out.scores(text, losses, hypotheses, words)
-            found[name] |= held_out.figures(scores)
+            found[split] |= held_out.figures(scores)
             if ranks.is_root():
-                held_out.write(_folder(run), name, step, scores)
+                held_out.write(_folder(run), step, scores)
     return found
 
 
@@ -264,6 +239,5 @@ def _write(run: config.Run, name: str, step: int, sentences: Sequence[str]) -> N
 
 
 def _folder(run: config.Run) -> pathlib.Path:
-    """Returns the folder of the translations: of the target that evaluates."""
-    first = pairs.names(run.agreed, "target")[0]
-    return run_folder.of_cluster(run.local.workdir, first) / "translations"
+    """Returns the folder of the translations."""
+    return run_folder.of_cluster(run.local.workdir, "target") / "translations"

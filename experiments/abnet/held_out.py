@@ -105,25 +105,17 @@ def figures(found: sentence_scores.Scores) -> dict[str, float]:
     }
 
 
-def with_rank(rank: int | str) -> str:
-    """Returns the name of their evaluation with so many columns of a bottleneck."""
-    return f"{SPLIT}_rank{rank}"
-
-
-def path(translations: pathlib.Path, step: int, name: str = SPLIT) -> pathlib.Path:
+def path(translations: pathlib.Path, step: int) -> pathlib.Path:
     """Returns the file of the scores after `step`.
 
     Args:
       translations: folder of the target cluster's translations.
       step: the last one.
-      name: of the evaluation; see `with_rank`.
     """
-    return translations / f"{name}-{step:08d}.scores.tsv"
+    return translations / f"{SPLIT}-{step:08d}.scores.tsv"
 
 
-def write(
-    translations: pathlib.Path, name: str, step: int, found: sentence_scores.Scores
-) -> None:
+def write(translations: pathlib.Path, step: int, found: sentence_scores.Scores) -> None:
     """Writes the scores beside the translations; see `path`."""
-    with files.writing(path(translations, step, name)) as partial:
+    with files.writing(path(translations, step)) as partial:
         partial.write_text(sentence_scores.dumps(found), "utf-8")

@@ -1,16 +1,22 @@
-"""The Hellos of an ABNet run: contents, and checks of the peer's."""
+"""What a side shows the other one when they connect, and checks of what it is shown."""
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import nebula_jax
 from experiments import configuration
-from experiments.abnet import config
+from experiments.abnet import config, data, models
 from nebula_jax import errors, printable
-from nebula_jax.communication import bridge
+from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import frames
+from nebula_jax.data import example_alignment
 from nebula_jax.models import transformer
+from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.connect import all_clusters, routes
+from nebula_jax.runtime.records import checkpoints
+from nebula_jax.training import state as train_state
 
 MOST_FINGERPRINTS = 8
 FINGERPRINT_LENGTH = 64  # characters that are kept of one
@@ -23,6 +29,46 @@ LARGEST_MODEL = {
     "max_length": 1 << 24,
 }
 """Far beyond any encoder; a side's own layers are as wide as the peer's model."""
+
+
+class Side(NamedTuple):
+    """One side of a run, before it has met the other one."""
+
+    plm: models.Plm
+    text: data.Text
+    saved: checkpoints.Checkpoints
+    hello: frames.Hello
+    check: routes.Check
+    """Checks the other side's Hello."""
+
+
+def side(
+    run: config.Run,
+    context: context_lib.Context,
+    plm: models.Plm,
+    text: data.Text,
+    fingerprints: Mapping[str, str],
+) -> Side:
+    """Opens a side's checkpoints, and makes its Hello.
+
+    Args:
+      run: of this process.
+      context: of its loop.
+      plm: the side's pretrained model.
+      text: the side's text.
+      fingerprints: of both, which must be the same when the run resumes.
+
+    Raises:
+      checkpoint.CheckpointError: if the folder holds another run.
+    """
+    settings = configuration.settings(run.agreed)
+    saved = context.open_checkpoints(settings, fingerprints)
+    if ranks.is_root():  # only now: it is this run that the folder holds
+        configuration.write_run_flags(context.folder, run)
+    examples = example_alignment.fingerprint(text.ids, data.id_key(run))
+    greeting = hello(run, saved.steps, plm.model.config, examples, fingerprints)
+    check = functools.partial(data.check_same_examples, run, text)
+    return Side(plm, text, saved, greeting, check)
 
 
 def hello(
@@ -54,30 +100,8 @@ def hello(
     )
 
 
-def check_same_side(own: frames.Hello, peer: frames.Hello) -> None:
-    """Checks that another cluster of this side has the same model and text.
-
-    Args:
-      own: of this cluster.
-      peer: of the other one.
-
-    Raises:
-      bridge.Mismatch: if not.
-    """
-    here, there = own.details["fingerprints"], peer.details.get("fingerprints")
-    if not isinstance(there, dict):
-        there = {}
-    for name in sorted(here.keys() | there.keys()):
-        if here.get(name) != there.get(name):
-            shown = printable.line(there.get(name), FINGERPRINT_LENGTH)
-            raise bridge.Mismatch(
-                f"{peer.cluster} has {printable.line(name)}={shown}, {own.cluster} has"
-                f" {here.get(name)}: those of one side need the same model and text"
-            )
-
-
 def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:
-    """Returns the fingerprints of the peer's model and text.
+    """Returns the fingerprints of the peer's model and text, as a checkpoint has them.
 
     Raises:
       errors.NebulaError: if its Hello has none.
@@ -87,14 +111,9 @@ def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:
         raise errors.NebulaError(
             f"{peer.cluster} sent no fingerprints of its model and text"
         )
-    return of_peer(found)
-
-
-def of_peer(fingerprints: Mapping[str, Any]) -> dict[str, str]:
-    """Returns the fingerprints of a peer under the names that a checkpoint has."""
     return {
         f"the peer's {printable.line(name)}": printable.line(value, FINGERPRINT_LENGTH)
-        for name, value in fingerprints.items()
+        for name, value in found.items()
     }
 
 
@@ -116,3 +135,20 @@ def peer_model(peer: frames.Hello) -> transformer.Config:
     if not (are_sizes and are_others and fields["width"] % fields["heads"] == 0):
         raise errors.NebulaError(f"{peer.cluster} has a model of impossible shape")
     return transformer.Config(**fields)
+
+
+def described(
+    link: all_clusters.AnyLink, text: data.Text, state: train_state.TrainState
+) -> dict[str, Any]:
+    """Returns what both sides' summaries have.
+
+    Args:
+      link: to the other side.
+      text: of this side.
+      state: after the last step.
+    """
+    return {
+        "ledger": link.ledger,
+        "text": data.describe(text),
+        "trained_parameters": models.trained_parameters(state),
+    }

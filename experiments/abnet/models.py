@@ -13,7 +13,7 @@ import jax
 import optax
 from jax.sharding import Mesh
 
-from experiments.abnet import config, crossing
+from experiments.abnet import config
 from nebula_jax import errors, files
 from nebula_jax.data import tokenizers
 from nebula_jax.models import (
@@ -132,7 +132,7 @@ def source_half(
     run: config.Run,
     plm: Plm,
     target: transformer.Config,
-    in_use: crossing.InUse | None = None,
+    codecs: config.Codecs | None = None,
 ) -> Half:
     """Puts the source side's model on this cluster's devices.
 
@@ -140,9 +140,9 @@ def source_half(
       run: of this process.
       plm: PLM-S.
       target: shape of PLM-T.
-      in_use: the rungs of `auto` codecs.
+      codecs: of the run, if it chooses by itself; else its settings have them.
     """
-    agreed = run.agreed
+    agreed, codecs = run.agreed, codecs or run.agreed.codecs
     translator = model(agreed, plm.model.config, target)
     task = make_task(agreed, translator, source=plm.tokenizer.special)
     # Dropout belongs to the example: the same key at every step.
@@ -151,15 +151,21 @@ def source_half(
     mesh = _mesh(run)
     front = cut.front(
         activations.on(mesh, functools.partial(abnet_training.front_half, task)),
-        crossing.forward(agreed, in_use).codec,
-        crossing.backward(agreed, in_use).codec,
+        codecs.forward.codec,
+        codecs.backward.codec,
         is_trained=is_trained,
         has_loss=True,
     )
     params = source_params(agreed, translator, plm.model)
     return _half(
-        *(run, SOURCE, task, mesh, params, is_trained),
-        *(plm.model.config, front, lambda state: key),
+        run,
+        SOURCE,
+        task,
+        mesh,
+        partition.split(params, is_trained),
+        plm.model.config,
+        program=front,
+        rng=lambda state: key,
     )
 
 
@@ -168,7 +174,7 @@ def target_half(
     plm: Plm,
     source: transformer.Config,
     is_trained: partition.IsTrained,
-    in_use: crossing.InUse | None = None,
+    codecs: config.Codecs | None = None,
 ) -> Half:
     """Puts the target side's model on this cluster's devices.
 
@@ -177,23 +183,29 @@ def target_half(
       plm: PLM-T.
       source: shape of PLM-S.
       is_trained: True for the paths that are trained (`target_model.is_trained`).
-      in_use: the rungs of `auto` codecs.
+      codecs: of the run, if it chooses by itself; else its settings have them.
     """
-    agreed = run.agreed
+    agreed, codecs = run.agreed, codecs or run.agreed.codecs
     translator = model(agreed, source, plm.model.config)
     task = make_task(agreed, translator, target=plm.tokenizer.special)
     mesh = _mesh(run)
     back = cut.back(
         activations.on(mesh, functools.partial(abnet_training.back_half, task)),
-        crossing.forward(agreed, in_use).codec,
-        crossing.backward(agreed, in_use).codec,
+        codecs.forward.codec,
+        codecs.backward.codec,
         is_trained=is_trained,
         sharding=mesh_lib.batch_sharding(mesh),
     )
     params = target_params(agreed, translator, plm.model)
     return _half(
-        *(run, TARGET, task, mesh, params, is_trained),
-        *(plm.model.config, back, train_state.TrainState.key),
+        run,
+        TARGET,
+        task,
+        mesh,
+        partition.split(params, is_trained),
+        plm.model.config,
+        program=back,
+        rng=train_state.TrainState.key,
     )
 
 
@@ -202,23 +214,25 @@ def _half(
     side: int,
     task: abnet_training.Task,
     mesh: Mesh,
-    params: Any,
-    is_trained: partition.IsTrained,
+    params: tuple[Any, Any],
     plm: transformer.Config,
-    half: cut.Front | cut.Back,
+    *,
+    program: cut.Front | cut.Back,
     rng: Callable[[train_state.TrainState], jax.Array],
 ) -> Half:
+    """Puts a half on the devices; `params` are the trained and the frozen ones."""
     optimizer = make_optimizer(run.agreed)
-    trained, frozen = partition.split(params, is_trained)
+    trained, frozen = params
     planned = fresh(run, side, mesh, trained)
     apply = mesh_lib.jit_step(
         lambda state, grads, metrics: state.apply_gradients(grads, optimizer, metrics),
-        *(mesh, rules.RULES, planned.shapes),
+        mesh,
+        rules.RULES,
+        planned.shapes,
         inputs=(None, None),  # gradients come as the half's program leaves them
-        # The source's parameters may meet a gradient that is late.
-        donate=side != SOURCE or not run.agreed.staleness,
     )
-    return Half(task, mesh, planned, place_frozen(mesh, frozen, plm), half, apply, rng)
+    placed = place_frozen(mesh, frozen, plm)
+    return Half(task, mesh, planned, placed, program, apply, rng)
 
 
 def fresh(run: config.Run, side: int, mesh: Mesh, trained: Any) -> mesh_lib.ShardedInit:
@@ -245,9 +259,9 @@ def is_trained_source(local: config.Local) -> partition.IsTrained:
 
 
 def _check_rank(agreed: config.Agreed, source: transformer.Config) -> None:
-    if agreed.rank > source.width:
+    if agreed.bottleneck > source.width:
         raise errors.SettingsError(
-            f"--bottleneck={agreed.rank}: more than the source model's width,"
+            f"--bottleneck={agreed.bottleneck}: more than the source model's width,"
             f" {source.width}"
         )
 
@@ -281,7 +295,7 @@ def model(
         heads=agreed.cross_attention_heads,
         dropout=agreed.adapter_dropout,
         max_target_length=agreed.length_buckets[-1],
-        bottleneck=agreed.rank,
+        bottleneck=agreed.bottleneck,
     )
 
 

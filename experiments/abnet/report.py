@@ -4,8 +4,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from experiments.abnet import config, crossing
-from experiments.abnet import held_out as held_out_lib
+from experiments.abnet import config
 from nebula_jax.data import split_parallel
 from nebula_jax.evaluation import bleu
 from nebula_jax.runtime.life import restarts
@@ -22,7 +21,6 @@ def report(
     folder: pathlib.Path,
     clusters: Mapping[str, pathlib.Path],
     settings: Mapping[str, Any],
-    buckets: Sequence[int],
     line: Mapping[str, Any],
     seconds: float,
 ) -> None:
@@ -31,8 +29,7 @@ def report(
     Args:
       folder: of the run.
       clusters: name -> folder; the first one has the target model.
-      settings: flag -> value, with batch_size, objective, replicas and bottleneck.
-      buckets: lengths of the padded batches, in tokens, ascending.
+      settings: flag -> value.
       line: from `scaled_wan.read`; {} if --wan was given.
       seconds: wall time of this command.
     """
@@ -46,13 +43,13 @@ def report(
     if is_of_others or run_report.is_stale(path, clusters.values()):
         records = metrics.read(next(iter(clusters.values())))
         plot(records, folder / "losses.png")
+        translations = run_folder.of_cluster(folder, "target") / "translations"
         summary = {
             **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
             "flags": dict(settings),
             "clusters": [each for each in found.values() if each],
             "restarts": restarts.read(folder, clusters.values()),
-            "bytes": step_bytes(_sources(found), settings, buckets),
-            "deltas": delta_bytes(found, settings["replicas"]),
+            "bytes": step_bytes(found.get("source"), settings),
             "line": dict(line),
             "losses": {
                 name: run_report.first_and_last(metrics.read(each))
@@ -64,59 +61,39 @@ def report(
                 if "held_out_bleu" in record
             ],
             "held_out": held_out(records),
-            "ranks": of_ranks(records, settings.get("bottleneck", ())),
-            "examples": _examples(_translations(folder, settings), records),
+            "examples": _examples(translations, records),
         }
         run_report.write(path, summary)
     run_report.show(markdown(run_report.read_summary(folder)))
     print(f"report: {path}, {folder / 'losses.png'}")
 
 
-def _sources(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
-    """Returns the summaries of the source clusters; none where there was no line."""
-    return [
-        each
-        for name, each in found.items()
-        if each and name.partition(":")[0] == "source"
-    ]
-
-
-def _translations(folder: pathlib.Path, settings: Mapping[str, Any]) -> pathlib.Path:
-    """Returns where the target that evaluates leaves its translations."""
-    first = "target" if settings["replicas"] == 1 else "target:0"
-    return run_folder.of_cluster(folder, first) / "translations"
-
-
 def step_bytes(
-    sources: Sequence[Mapping[str, Any]],
-    settings: Mapping[str, Any],
-    buckets: Sequence[int],
+    source: Mapping[str, Any] | None, settings: Mapping[str, Any]
 ) -> dict[str, float]:
     """Averages the bytes of a step's activations and gradients, with frame heads.
 
     Args:
-      sources: the source clusters' summaries, of each pair one; none where there was no
-        line.
-      settings: flag -> value, with batch_size and objective.
-      buckets: lengths of the padded batches, in tokens, ascending.
+      source: the source cluster's summary; None or {} where there was no line.
+      settings: flag -> value, with batch_size and length_buckets.
 
     Returns:
       forward, backward: bytes a step; padded: of the same steps as float32 rows padded
       to the longest bucket; and the two ratios. {} without a line.
     """
-    if not sources:
+    if not source:
         return {}
-    forward = backward = padded = 0.0
-    for source in sources:
-        steps = source["last_step"] - source["first_step"] + 1
-        sent = sum(_ledger(source, f"sent hidden[{length}]") for length in buckets)
-        received = sum(
-            _ledger(source, f"received gradient[{length}]") for length in buckets
-        )
-        forward, backward = forward + sent / steps, backward + received / steps
-        padded += float(
-            FLOAT32 * settings["batch_size"] * buckets[-1] * source["width"]
-        )
+    steps, buckets = (
+        source["last_step"] - source["first_step"] + 1,
+        settings["length_buckets"],
+    )
+    padded = float(FLOAT32 * settings["batch_size"] * buckets[-1] * source["width"])
+
+    def of(kind: str) -> float:
+        kinds = [f"{kind}[{length}]" for length in buckets]
+        return sum(source["ledger"].get(each, (0, 0))[1] for each in kinds) / steps
+
+    forward, backward = of("sent hidden"), of("received gradient")
     return {
         "forward": forward,
         "backward": backward,
@@ -126,82 +103,20 @@ def step_bytes(
     }
 
 
-def delta_bytes(
-    found: Mapping[str, Mapping[str, Any]], replicas: int
-) -> dict[str, float]:
-    """Sums the bytes of the deltas by which local steps join several pairs.
-
-    Args:
-      found: cluster -> its summary; `whole` if all pairs were in one process.
-      replicas: R, pairs.
-
-    Returns:
-      sent: by all clusters, with frame heads; in one process, what their payloads would
-      have been. formula: the payloads, of which each goes to R - 1 others. per_step:
-      of `sent`. {} of one pair.
-    """
-    first: Mapping[str, Any] = next((each for each in found.values() if each), {})
-    if replicas == 1 or not first:
-        return {}
-    steps = first["last_step"] - first["first_step"] + 1
-    if "whole" in found:
-        sides = first["rounds"].values()
-        formula = (
-            replicas * (replicas - 1) * sum(each["message_bytes"] for each in sides)
-        )
-        sent = formula
-    else:
-        sizes = [each["rounds"]["message_bytes"] for each in found.values() if each]
-        formula = (replicas - 1) * sum(sizes)
-        sent = sum(
-            size
-            for each in found.values()
-            for ledger in each.get("side_ledgers", {}).values()
-            for kind, (_, size) in ledger.items()
-            if kind.startswith("sent delta ")
-        )
-    return {"sent": sent, "formula": formula, "per_step": sent / steps}
-
-
-def _ledger(summary: Mapping[str, Any], kind: str) -> int:
-    return summary["ledger"].get(kind, (0, 0))[1]
-
-
-def of_ranks(
-    records: Sequence[Mapping[str, Any]], ranks: Sequence[int]
-) -> dict[str, dict[str, float]]:
-    """Returns the figures of held-out pairs with the lower ranks of a bottleneck.
-
-    Args:
-      records: metrics.jsonl of the cluster that has them.
-      ranks: of the bottleneck.
-
-    Returns:
-      Rank -> as `held_out`; {} without held-out pairs, or with one rank.
-    """
-    found = {
-        str(rank): held_out(records, held_out_lib.with_rank(rank)) for rank in ranks[1:]
-    }
-    return {rank: figures for rank, figures in found.items() if figures}
-
-
-def held_out(
-    records: Sequence[Mapping[str, Any]], name: str = SPLIT
-) -> dict[str, float]:
+def held_out(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the figures of held-out pairs after the last step; {} without such pairs.
 
     Args:
       records: metrics.jsonl of the cluster that has them.
-      name: of the evaluation.
 
     Returns:
       step, loss (nats a token), standard_error, tokens, sentences, bleu.
     """
     found: dict[str, float] = {}
     for record in records:
-        if name in record.get("held_out_loss", {}):
+        if SPLIT in record.get("held_out_loss", {}):
             wanted = ("loss", "standard_error", "tokens", "sentences", "bleu")
-            figures = {each: record[f"held_out_{each}"][name] for each in wanted}
+            figures = {each: record[f"held_out_{each}"][SPLIT] for each in wanted}
             found = {"step": record["step"], **figures}
     return found
 
@@ -261,13 +176,8 @@ def markdown(summary: Mapping[str, Any]) -> str:
         run_report.outages(summary["clusters"]),
         _sizes_markdown(summary["bytes"]),
         _tape_markdown(summary),
-        _deltas_markdown(summary.get("deltas", {})),
         _bleu_markdown(summary["bleu"], summary["flags"]["pair"]),
         _held_out_markdown(summary.get("held_out", {})),
-        *(
-            _held_out_markdown(each, f" with {rank} columns")
-            for rank, each in summary.get("ranks", {}).items()
-        ),
         "\n".join(f"    {line}" for line in examples),
     )
 
@@ -287,7 +197,7 @@ def _tape_markdown(summary: Mapping[str, Any]) -> str:
     """Renders which codecs the run has chosen, and when."""
     cluster = next((each for each in summary["clusters"] if "tape" in each), {})
     rows = cluster.get("tape", [])
-    names = crossing.ladder_texts(summary["flags"].get("bottleneck", ()))
+    names = config.LADDER
     cells, before, last = [], None, 0
     for step, forward, backward, there, here, _ in rows:
         rungs = int(forward), int(backward)
@@ -302,24 +212,13 @@ def _tape_markdown(summary: Mapping[str, Any]) -> str:
     return run_report.table(header, cells, "rlll") if cells else ""
 
 
-def _deltas_markdown(sizes: Mapping[str, float]) -> str:
-    if not sizes:
-        return ""
-    return (
-        f"Deltas between the pairs: {metrics.in_bytes(sizes['sent'])}"
-        f" ({metrics.in_bytes(sizes['formula'])} without frame heads),"
-        f" {metrics.in_bytes(sizes['per_step'])} a step."
-    )
-
-
-def _held_out_markdown(found: Mapping[str, float], how: str = "") -> str:
+def _held_out_markdown(found: Mapping[str, float]) -> str:
     if not found:
         return ""
-    pairs = f"{found['sentences']:,.0f} held-out pairs{how}"
     return (
-        f"{pairs} after step {found['step']}: loss {found['loss']:.3f}"
-        f" ± {found['standard_error']:.3f} nats a predicted token,"
-        f" BLEU {found['bleu']:.2f}."
+        f"{found['sentences']:,.0f} held-out pairs after step {found['step']}:"
+        f" loss {found['loss']:.3f} ± {found['standard_error']:.3f} nats a predicted"
+        f" token, BLEU {found['bleu']:.2f}."
     )
 
 

@@ -100,7 +100,7 @@ def without(local: config.Local) -> config.Local:
 def resolve(run: config.Run, folders: whole.Folders, models: Sequence[str]) -> str:
     """Returns --wan, or the line that auto-scaled stands for; reports that.
 
-    It is kept in the run's folder, so that a run that goes on has the same line. One
+    It is kept in the run's folder, so that a run that resumes has the same line. One
     with other settings measures anew.
 
     Args:
@@ -111,8 +111,8 @@ def resolve(run: config.Run, folders: whole.Folders, models: Sequence[str]) -> s
     if run.local.wan != AUTO:
         return run.local.wan
     path, settings = run.local.workdir / FILE, _settings(run, models)
-    kept = json.loads(path.read_text()) if path.is_file() else {SETTINGS: ""}
-    if kept.pop(SETTINGS, settings) == settings:  # once they were not kept
+    kept = json.loads(path.read_text()) if path.is_file() else {}
+    if kept.get(SETTINGS) == settings:
         found = _line(kept)
     else:
         with process.timed("measuring a step's compute"):
@@ -159,43 +159,41 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
     Returns:
       The median seconds of a step, and the bits of its hidden states as padded float32.
     """
-    plain = run.with_agreed(forward_codec="", backward_codec="")
-    both = whole.load(plain, folders)
+    both = whole.load(run.with_agreed(forward_codec="", backward_codec=""), folders)
     source, target = both.halves
-    steps = range(1, both.order.steps_per_epoch + 1)
-    step = max(steps, key=lambda step: both.order.batch(step - 1).bucket)
-    _, source_batches, target_batches = both.batch(plain.agreed, step)
-    states = [source.fresh.init(), target.fresh.init()]
-    pairs = list(both.pairs(source_batches, target_batches, states))
-    spec = source.program.spec(source.params(states[0]), pairs[0][0], None)
+    order = both.batches[0].order
+    steps = range(1, order.steps_per_epoch + 1)
+    step = max(steps, key=lambda step: order.batch(step - 1).bucket)
+    states = source.fresh.init(), target.fresh.init()
+    parts = list(both.at(step, states)[1])
+    spec = source.program.spec(source.params(states[0]), parts[0][0], None)
     codecs = source.program.init_codecs(spec), target.program.init_codecs(spec)
-    source_end, target_end = loopback.ends()
+    here, there = loopback.ends()
     plain = codec_lib.identity()
-    channels = [
-        (sender.sender(name, spec, plain), receiver.receiver(name, spec, plain))
-        for name, sender, receiver in (
-            ("hidden", source_end, target_end),
-            ("gradient", target_end, source_end),
-        )
-    ]
+    hidden = here.sender("hidden", spec, plain), there.receiver("hidden", spec, plain)
+    gradient = (
+        there.sender("gradient", spec, plain),
+        here.receiver("gradient", spec, plain),
+    )
     seconds = []
     for _ in range(1 + MEASURED_STEPS):
         start = time.perf_counter()
         grads, codecs, _, metrics = pipeline.in_process_step(
             (source.program, target.program),
             (source.params(states[0]), target.params(states[1])),
-            pairs,
+            parts,
             (None, None),
             step,
-            *channels,
+            hidden,
+            gradient,
             codecs,
-            grads=tuple(cut.zero_grads(state.params) for state in states),
+            grads=(cut.zero_grads(states[0].params), cut.zero_grads(states[1].params)),
         )
-        states = [
-            half.apply(state, grad, metrics)[0]
-            for half, state, grad in zip((source, target), states, grads, strict=True)
-        ]
+        states = (
+            source.apply(states[0], grads[0], metrics)[0],
+            target.apply(states[1], grads[1], metrics)[0],
+        )
         jax.block_until_ready(states)
         seconds.append(time.perf_counter() - start)
-    padded = 8 * len(pairs) * codec_lib.nbytes(spec["hidden"])
+    padded = 8 * len(parts) * codec_lib.nbytes(spec["hidden"])
     return statistics.median(seconds[1:]), padded

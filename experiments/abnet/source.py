@@ -3,12 +3,10 @@
 N training examples, D width of PLM-S.
 """
 
-import functools
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from experiments import configuration
 from experiments.abnet import (
     batches,
     bottleneck,
@@ -18,161 +16,119 @@ from experiments.abnet import (
     data,
     evaluation,
     hello,
-    meeting,
     models,
-    pairs,
-    replicas,
-    staleness,
 )
-from nebula_jax import trace as trace_lib
-from nebula_jax.communication import ranks
-from nebula_jax.communication.wire import activity
-from nebula_jax.data import example_alignment
-from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import process
-from nebula_jax.runtime.ranks import cluster
-from nebula_jax.runtime.records import checkpoints, progress, run_folder
+from nebula_jax.parallel import pipeline
+from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.training import cut
 
 
 def train(run: config.Run) -> int:
     """Trains the source side to the end; returns the exit status."""
-    agreed, local = run.agreed, run.local
-    interrupt = process.Interrupt().install()
-    trace = trace_lib.Trace(local.trace)
-    work = activity.Work(local.stuck_timeout, trace=trace)
-    cluster.watch(work, interrupt)
-    plm = models.load_source(run)
-    text = data.of_source(run, plm.tokenizer, work)
-    width = plm.model.config.width
-
-    fingerprints = {"source_model": plm.digest, "source_text": data.digest(run, text)}
-    saved = checkpoints.Checkpoints(
-        local.workdir,
-        local.cluster,
-        configuration.settings(agreed),
-        agreed.checkpoint_every,
-        agreed.window(),
-        fingerprints=fingerprints,
-        work=work,
-    )
-    folder = run_folder.of_cluster(local.workdir, local.cluster)
-    if ranks.is_root():
-        configuration.write_run_flags(folder, run)
-    examples = example_alignment.fingerprint(text.ids, data.id_key(run))
-    greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
-    check = functools.partial(data.check_same_examples, run, text)
-    with (
-        text.session,
-        meeting.meet(run, greeting, check, work) as met,
-    ):
-        link = met.link
-        saved.add_fingerprints(hello.peer_fingerprints(link.peer))
-        choice = control.Control(agreed, width, folder)
-        half = models.source_half(run, plm, hello.peer_model(link.peer), choice.in_use)
+    agreed, context = run.agreed, run.context()
+    own = prepare(run, context)
+    text, saved = own.text, own.saved
+    with text.session, context.dial(own.hello, peer="target", check=own.check) as link:
+        half, choice, ends, batch, state, codecs = begin(run, context, own, link)
         encode = evaluation.encoder(agreed, half.task)
-        ends = channels.open_ends(agreed, link, "source", len(text.train), width)
-        member = replicas.member(agreed, local.cluster, half, folder)
-        rounds = replicas.Rounds(agreed, [member], local.cluster, met.side)
-        start = met.start()
-        if agreed.rank and start == 0:
-            beginning = bottleneck.of_text(run, plm, text, half.task.config.target)
-            beginning = bottleneck.send(ends.bottleneck, beginning)
-            half = bottleneck.narrowed_source(run, plm, half, beginning)
-        new_codecs = channels.init_codecs(agreed, half.program, width)
-        fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
-        fresh = replicas.planned(fresh, half.mesh, member)
-        fresh = staleness.planned(agreed, fresh)
-        restored, position = saved.restore(start, fresh)
-        state, codecs = restored["state"], restored["codecs"]
-        rounds.go_on([restored], [position])
-        choice.go_on(position)
-        under_way = staleness.under_way(
-            agreed, half, local.max_in_flight, start, restored
-        )
-        del restored
-        buckets = batches.row_buckets(agreed, text)
-        target_lengths = exchange_lengths(ends, buckets)
-        replica = pairs.replica_of(local.cluster)
-        order = batches.Schedule(agreed, buckets, replica)
-        text.begin(order, start, agreed.steps, agreed.staleness)
-        record = progress.Progress(
-            *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
-            *(met.links, work),
-            allow_nonfinite=local.allow_nonfinite,
-        )
-        saved.before_save = record.settle
-        saved.after_save = connect.recorder(local.connection(), local.cluster).saved
-
-        def arrays() -> dict[str, Any]:
-            return {
-                **{"state": state, "codecs": codecs},
-                **rounds.arrays(),
-                **staleness.arrays(under_way, step, codecs),
-            }
-
-        def position_now() -> Any:
-            return rounds.position() or choice.position
-
-        interrupt.is_graceful = True
-        step = start
-        steps = pace.follow(
-            *(link, start, agreed.steps, agreed.staleness),
-            lambda: interrupt.requested() or text.end is not None,
-        )
-        for step in trace.each("wait", ranks.in_step(steps)):
-            choice.begin(step)
-            with trace.span("next batch", step=step):
+        for step in context.each(context.follow(link)):
+            with context.trace.span("next batch", step=step):
                 text.next_batch()
-                bucket, micro_batches = batches.source_batch(
-                    agreed, half.mesh, text, order, target_lengths, step
-                )
+                bucket, parts = batch.at(step)
+            # H^E of each micro-batch goes up at once; its gradient comes down later,
+            # and finishes the backward pass. Parameters change once a batch.
             grads, codecs[bucket], length_loss = pipeline.front_step(
-                *(half.program, half.params(state)),
-                *(half.with_key(micro_batches, state), None),
-                *(step, ends.hidden[bucket], ends.gradient[bucket], codecs[bucket]),
+                half.program,
+                half.params(state),
+                half.with_key(parts, state),
+                None,  # keys come with the micro-batches
+                step,
+                ends.hidden[bucket],
+                ends.gradient[bucket],
+                codecs[bucket],
                 grads=cut.zero_grads(state.params),
-                ahead=local.max_in_flight,
-                under_way=under_way,
+                ahead=run.local.max_in_flight,
             )
             if choice.is_probed(step):
-                _, again = batches.source_batch(
-                    agreed, half.mesh, text, order, target_lengths, step
-                )
-                first = next(half.with_key(again, state))
                 codecs[bucket] = choice.probe_source(
-                    step, half, state, first, ends, bucket, codecs[bucket]
+                    step, half, state, batch.at(step), ends, codecs[bucket]
                 )
-            metrics = {"loss": length_loss, "tokens": tokens(text, order, step)}
-            with trace.span("compute", step=step):
-                state, metrics = trace.ready(half.apply(state, grads, metrics))
-            [state], _ = rounds.after(step, [state])
-            if step == agreed.steps:
-                [state] = rounds.finish(step, [state])
-            record.step(step, metrics)
-            if agreed.is_evaluated(step) and replica == 0:
+            metrics = {"loss": length_loss, "tokens": batch.tokens(step)}
+            state, metrics = context.compute(step, half.apply, state, grads, metrics)
+            context.record.step(step, metrics)
+            if agreed.is_evaluated(step):
                 params = half.params(state)
-                with work.busy(activity.Activity.EVALUATING):
+                with context.evaluating():
                     evaluation.send(agreed, text, encode, params, step, ends.evaluation)
-            if agreed.is_saved_after(step):
-                saved.save(step, arrays(), position_now())
-        saved.at_end(step, arrays(), position_now)
-        link.wait_for_step(step)
-        described = {
-            "ledger": link.ledger,
-            "text": data.describe(text),
-            "width": width,
-            "trained_parameters": models.trained_parameters(state),
-            "outages": link.outages,
-            **met.described(rounds.described),
-            **choice.described,
-        }
-        record.finish(step, described)
-    if text.end is not None:
-        process.message(str(text.end))
-    return interrupt.exit_status(local.cluster, step, agreed.steps)
+            saved.after(step, {"state": state, "codecs": codecs}, choice.position)
+        saved.at_end(context.step, {"state": state, "codecs": codecs}, choice.position)
+        # The target may still want what was sent last.
+        link.wait_for_step(context.step)
+        described = {"outages": link.outages, "width": own.plm.model.config.width}
+        context.finish(
+            hello.described(link, text, state) | described | choice.described
+        )
+    return context.exit_status()
+
+
+def prepare(run: config.Run, context: context_lib.Context) -> hello.Side:
+    """Reads model and text of this side, and opens its checkpoints."""
+    plm = models.load_source(run)
+    text = data.of_source(run, plm.tokenizer, context.work)
+    context.ends_with(lambda: text.end)
+    digests = {"source_model": plm.digest, "source_text": data.digest(run, text)}
+    return hello.side(run, context, plm, text, digests)
+
+
+class Begun(NamedTuple):
+    """The source side as its loop begins."""
+
+    half: models.Half
+    choice: control.Control
+    ends: channels.Ends
+    batch: batches.Source
+    state: Any
+    codecs: Any
+    """States of the codecs, for each length bucket."""
+
+
+def begin(
+    run: config.Run,
+    context: context_lib.Context,
+    own: hello.Side,
+    link: all_clusters.AnyLink,
+) -> Begun:
+    """Opens all channels to the target, and restores the step that both have saved.
+
+    Args:
+      run: of this process.
+      context: of its loop, which begins.
+      own: from `prepare`.
+      link: to the target.
+    """
+    agreed, text, width = run.agreed, own.text, own.plm.model.config.width
+    own.saved.add_fingerprints(hello.peer_fingerprints(link.peer))
+    choice = control.Control(agreed, width, context.folder)
+    target = hello.peer_model(link.peer)
+    half = models.source_half(run, own.plm, target, choice.codecs)
+    # All that crosses, as one table.
+    ends = channels.open_ends(agreed, link, "source", len(text.train), width)
+    # The target names the newest step that both sides have saved.
+    start = context.wait_for_welcome(link)
+    if agreed.bottleneck and start == 0:
+        beginning = bottleneck.of_text(run, own.plm, text, half.task.config.target)
+        beginning = bottleneck.send(ends.bottleneck, beginning)
+        half = bottleneck.narrowed_source(run, own.plm, half, beginning)
+    arrays, position = own.saved.restore(start, channels.fresh(agreed, half, width))
+    choice.resume(position)
+    buckets = batches.row_buckets(agreed, text)
+    lengths = exchange_lengths(ends, buckets)
+    order = batches.schedule(agreed, buckets)
+    text.begin(order, start, agreed.steps)
+    context.begin(start, [link])
+    batch = batches.Source(agreed, half.mesh, text, order, lengths)
+    return Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
 
 
 def exchange_lengths(ends: channels.Ends, buckets: np.ndarray) -> np.ndarray:
@@ -189,8 +145,3 @@ def exchange_lengths(ends: channels.Ends, buckets: np.ndarray) -> np.ndarray:
     if ends.lengths is None:
         return np.zeros(len(buckets), np.int32)
     return np.asarray(ends.lengths.recv(0))
-
-
-def tokens(text: data.Text, order: batches.Schedule, step: int) -> np.float32:
-    """Returns how many tokens the source's rows of a step have."""
-    return np.float32(text.train.lengths[order.batch(step - 1).indices].sum())

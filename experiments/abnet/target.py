@@ -3,15 +3,13 @@
 N training examples.
 """
 
-import functools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import configuration
 from experiments.abnet import (
     batches,
     bottleneck,
@@ -21,151 +19,124 @@ from experiments.abnet import (
     data,
     evaluation,
     hello,
-    meeting,
     models,
-    pairs,
-    replicas,
     target_model,
 )
-from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
-from nebula_jax.communication.wire import activity, session
-from nebula_jax.data import example_alignment
-from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import process
-from nebula_jax.runtime.ranks import cluster
-from nebula_jax.runtime.records import checkpoints, progress, run_folder
+from nebula_jax.communication.wire import session
+from nebula_jax.parallel import pipeline
+from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.training import cut
 
 
 def train(run: config.Run) -> int:
     """Trains the target side to the end; returns the exit status."""
-    agreed, local = run.agreed, run.local
-    interrupt = process.Interrupt().install()
-    trace = trace_lib.Trace(local.trace)
-    work = activity.Work(local.stuck_timeout, trace=trace)
-    cluster.watch(work, interrupt)
-    side_dir = config.side_dir(local)
-    if ranks.is_root():
-        target_model.prepare(run, side_dir)
-    ranks.agree(0)  # the others go on when it is there
-    plm = target_model.load(run)
-    text = data.read(run, side_dir, plm.tokenizer, is_translated=False)
-
-    fingerprints = {
-        "target_model": target_model.fingerprint(run),
-        "target_text": data.digest(run, text),
-    }
-    saved = checkpoints.Checkpoints(
-        local.workdir,
-        local.cluster,
-        configuration.settings(agreed),
-        agreed.checkpoint_every,
-        agreed.window(),
-        fingerprints=fingerprints,
-        work=work,
-    )
-    folder = run_folder.of_cluster(local.workdir, local.cluster)
-    if ranks.is_root():
-        configuration.write_run_flags(folder, run)
-    examples = example_alignment.fingerprint(text.ids, data.id_key(run))
-    greeting = hello.hello(run, saved.steps, plm.model.config, examples, fingerprints)
-    check = functools.partial(data.check_same_examples, run, text)
-    with meeting.meet(run, greeting, check, work) as met:
-        link = met.link
-        saved.add_fingerprints(hello.peer_fingerprints(link.peer))
-        source = hello.peer_model(link.peer)
-        is_trained = target_model.is_trained(local)
-        choice = control.Control(agreed, source.width)
-        half = models.target_half(run, plm, source, is_trained, choice.in_use)
+    agreed, context = run.agreed, run.context()
+    own = prepare(run, context)
+    text, saved = own.text, own.saved
+    with context.listen(own.hello, ["source"], check=own.check) as [link]:
+        half, choice, ends, batch, state, codecs = begin(run, context, own, link)
         decode = evaluation.decoder(agreed, half.task)
-        ends = channels.open_ends(agreed, link, "target", len(text.train), source.width)
-        member = replicas.member(agreed, local.cluster, half, folder)
-        rounds = replicas.Rounds(agreed, [member], local.cluster, met.side)
-        start = met.start()
-        if agreed.rank and start == 0:
-            beginning = bottleneck.receive(ends.bottleneck)
-            half = bottleneck.narrowed_target(run, plm, half, is_trained, beginning)
-        new_codecs = channels.init_codecs(agreed, half.program, source.width)
-        fresh = mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, new_codecs)
-        fresh = replicas.planned(fresh, half.mesh, member)
-        restored, position = saved.restore(start, fresh)
-        state, codecs = restored["state"], restored["codecs"]
-        rounds.go_on([restored], [position])
-        choice.go_on(position)
-        del restored
-        replica = pairs.replica_of(local.cluster)
-        order = batches.Schedule(agreed, exchange_lengths(ends, text), replica)
-        record = progress.Progress(
-            *(local.workdir, local.cluster, start, agreed.steps, local.log_every),
-            *(met.links, work),
-            allow_nonfinite=local.allow_nonfinite,
-        )
-        saved.before_save = record.settle
-        saved.after_save = connect.recorder(local.connection(), local.cluster).saved
-
-        def arrays() -> dict[str, Any]:
-            return {"state": state, "codecs": codecs} | rounds.arrays()
-
-        def position_now() -> Any:
-            return rounds.position() or choice.position
-
-        interrupt.is_graceful = True
-        step = start
-        ending = replicas.Ending(agreed, link, start, interrupt.requested)
-        steps = pace.Lead(
-            *([ending.follower], start, agreed.steps, agreed.staleness),
-            *(ending.is_due, process.message),
-        )
-        for step in trace.each("wait", ranks.in_step(iter(steps))):
-            choice.begin(step)
-            with trace.span("next batch", step=step):
-                bucket, micro_batches = batches.target_batch(
-                    agreed, half.mesh, text, order, step
-                )
+        steps = context.lead([link])
+        for step in context.each(steps):
+            with context.trace.span("next batch", step=step):
+                bucket, parts = batch.at(step)
+            # H^E of each micro-batch comes; the gradient in it is the answer.
             grads, codecs[bucket], metrics = pipeline.back_step(
-                *(half.program, half.params(state)),
-                *(half.with_key(micro_batches, state), None),
-                *(step, ends.hidden[bucket], ends.gradient[bucket], codecs[bucket]),
+                half.program,
+                half.params(state),
+                half.with_key(parts, state),
+                None,  # keys come with the micro-batches
+                step,
+                ends.hidden[bucket],
+                ends.gradient[bucket],
+                codecs[bucket],
                 grads=cut.zero_grads(state.params),
             )
             check_alignment(step, metrics)  # waits for the device, as the token should
             if choice.is_probed(step):
-                _, again = batches.target_batch(agreed, half.mesh, text, order, step)
-                first = next(half.with_key(again, state))
                 codecs[bucket] = choice.probe_target(
-                    step, half, state, first, ends, bucket, codecs[bucket]
+                    step, half, state, batch.at(step), ends, codecs[bucket]
                 )
+            # The token leaves before the step is taken: the source goes on meanwhile.
             steps.done(step)
-            with trace.span("compute", step=step):
-                metrics = step_metrics(metrics)
-                state, metrics = trace.ready(half.apply(state, grads, metrics))
-            [state], heads = rounds.after(step, [state], ending.now)
-            ending.take(step, heads)
-            if step == agreed.steps:
-                [state] = rounds.finish(step, [state])
-            record.step(step, metrics)
-            if agreed.is_evaluated(step) and replica == 0:
+            metrics = step_metrics(metrics)
+            state, metrics = context.compute(step, half.apply, state, grads, metrics)
+            context.record.step(step, metrics)
+            if agreed.is_evaluated(step):
                 params = half.params(state)
-                with work.busy(activity.Activity.EVALUATING):
+                with context.evaluating():
                     figures = evaluation.evaluate(
                         run, text, decode, params, step, ends.evaluation
                     )
-                record.evaluation(step, figures)
-            if agreed.is_saved_after(step):
-                saved.save(step, arrays(), position_now())
-        saved.at_end(step, arrays(), position_now)
-        described = {
-            "ledger": link.ledger,
-            "text": data.describe(text),
-            "trained_parameters": models.trained_parameters(state),
-            **met.described(rounds.described),
-            **choice.described,
-        }
-        record.finish(step, described)
-    return interrupt.exit_status(local.cluster, step, agreed.steps)
+                context.record.evaluation(step, figures)
+            saved.after(step, {"state": state, "codecs": codecs}, choice.position)
+        saved.at_end(context.step, {"state": state, "codecs": codecs}, choice.position)
+        context.finish(hello.described(link, text, state) | choice.described)
+    return context.exit_status()
+
+
+def prepare(run: config.Run, context: context_lib.Context) -> hello.Side:
+    """Makes PLM-T ready, reads text, and opens the checkpoints of this side."""
+    side_dir = config.side_dir(run.local)
+    if ranks.is_root():
+        target_model.prepare(run, side_dir)
+    ranks.agree(0)  # the cluster's other processes go on when it is there
+    plm = target_model.load(run)
+    text = data.read(run, side_dir, plm.tokenizer, is_translated=False)
+    digests = {
+        "target_model": target_model.fingerprint(run),
+        "target_text": data.digest(run, text),
+    }
+    return hello.side(run, context, plm, text, digests)
+
+
+class Begun(NamedTuple):
+    """The target side as its loop begins."""
+
+    half: models.Half
+    choice: control.Control
+    ends: channels.Ends
+    batch: batches.Target
+    state: Any
+    codecs: Any
+    """States of the codecs, for each length bucket."""
+
+
+def begin(
+    run: config.Run,
+    context: context_lib.Context,
+    own: hello.Side,
+    link: all_clusters.AnyLink,
+) -> Begun:
+    """Opens all channels to the source, and restores the step that both have saved.
+
+    Args:
+      run: of this process.
+      context: of its loop, which begins.
+      own: from `prepare`.
+      link: to the source.
+    """
+    agreed, text = run.agreed, own.text
+    own.saved.add_fingerprints(hello.peer_fingerprints(link.peer))
+    source = hello.peer_model(link.peer)
+    is_trained = target_model.is_trained(run.local)
+    choice = control.Control(agreed, source.width)
+    half = models.target_half(run, own.plm, source, is_trained, choice.codecs)
+    # All that crosses, as one table.
+    ends = channels.open_ends(agreed, link, "target", len(text.train), source.width)
+    start = context.welcome([link], own.saved)
+    if agreed.bottleneck and start == 0:
+        beginning = bottleneck.receive(ends.bottleneck)
+        half = bottleneck.narrowed_target(run, own.plm, half, is_trained, beginning)
+    fresh = channels.fresh(agreed, half, source.width)
+    arrays, position = own.saved.restore(start, fresh)
+    choice.resume(position)
+    order = batches.schedule(agreed, exchange_lengths(ends, text))
+    context.begin(start, [link])
+    batch = batches.Target(agreed, half.mesh, text, order)
+    return Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
 
 
 def exchange_lengths(ends: channels.Ends, text: data.Text) -> np.ndarray:

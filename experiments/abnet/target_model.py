@@ -13,9 +13,9 @@ from typing import Any
 import jax
 
 from experiments import configuration
-from experiments.abnet import batches, config, data, models, pairs
+from experiments.abnet import batches, config, data, models
 from nebula_jax import files
-from nebula_jax.data import parallel_side, tokenizers
+from nebula_jax.data import length_buckets, parallel_side, tokenizers
 from nebula_jax.models import abnet_params, mixed_precision, pretrained
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints, progress, run_folder
@@ -29,7 +29,7 @@ MADE_OF = "made_of.json"
 
 
 def folder(workdir: pathlib.Path) -> pathlib.Path:
-    """Returns where `prepare` leaves PLM-T: one for all targets of this folder."""
+    """Returns where `prepare` leaves PLM-T."""
     return run_folder.of_cluster(workdir, "target") / "model"
 
 
@@ -63,7 +63,7 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
         return
     fingerprints = {"target_model": _keyed(run, made_of)}
     settings = configuration.settings(agreed)
-    for cluster in (*pairs.names(agreed, "target"), "whole"):
+    for cluster in ("target", "whole"):
         checkpoints.check_same_run(local.workdir, cluster, settings, fingerprints)
     texts = parallel_side.read(train_file).texts
     counts = tokenizers.count_pieces(whole.tokenizer, texts)
@@ -140,8 +140,8 @@ def train_head(
     head = mlm_head.init_head(encoder_config, rng)
     state = train_state.create(head, optimizer, rng)
     rows_of_batch = min(agreed.batch_size, len(rows))
-    most = dataclasses.replace(agreed, batch_size=rows_of_batch, replicas=1)
-    order = batches.Schedule(most, batches.row_buckets(agreed, text))
+    buckets = batches.row_buckets(agreed, text)
+    order = length_buckets.Schedule(buckets, rows_of_batch, agreed.seed)
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
     encoder = jax.device_put(
         mixed_precision.cast_kernels(encoder, encoder_config.operands)
@@ -155,8 +155,14 @@ def train_head(
         slots = data.slots(lengths, len(indices), columns, agreed.objective)
         ids = rows.rows(indices, columns, text.tokenizer.special.pad)
         state, metrics = mlm_head.step(
-            *(encoder_config, special, agreed.objective, len(slots)),
-            *(optimizer, state, encoder, ids),
+            encoder_config,
+            special,
+            agreed.objective,
+            len(slots),
+            optimizer,
+            state,
+            encoder,
+            ids,
         )
         skips.take(number + 1, metrics)
         last = float(metrics["loss"])

@@ -74,12 +74,6 @@ class Settings:
         " with --sync=sparse, or without its residual where --unsent=parameters.\n"
         "e3m0(256)|zstd(3): a codec, and the level of zstd.",
     )
-    quality: float = fields.for_experts(
-        0.98,
-        "Smallest cosine that an auto codec may leave of gradients, to those by the"
-        " least lossy codec.",
-        upper=1.0,
-    )
     delta_weights: str = fields.for_experts(
         "equal",
         "Weights of the clusters in the mean of what they send: equal, or tokens (by"

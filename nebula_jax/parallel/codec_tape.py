@@ -104,7 +104,7 @@ class Tape:
             -1, FIGURES
         )
 
-    def go_on(self, rows: np.ndarray) -> None:
+    def resume(self, rows: np.ndarray) -> None:
         """Takes the probes of a checkpoint, in place of those so far.
 
         Args:

@@ -163,7 +163,6 @@ def jit_step(
       inputs: for each other argument a PartitionSpec, for all of its leaves, or a tree
         of NamedShardings.
       outputs: for each other result, likewise.
-      donate: whether the arrays of the states given are used up.
 
     Returns:
       The jitted step.
@@ -181,7 +180,7 @@ def jit_step(
         activations.on(mesh, step),
         in_shardings=(*placed, *map(on_mesh, inputs)),
         out_shardings=results if len(results) > 1 else results[0],
-        donate_argnums=range(len(states)) if donate else (),
+        donate_argnums=range(len(states)),
     )
 
 

@@ -5,8 +5,7 @@ gradient; the back answers each as it comes. So both clusters and both direction
 line are busy together. Parameters change once a batch: the gradients are those of the
 whole batch, added in the micro-batches' order, however they overlapped.
 
-Between two batches the line is idle for a round trip. A front that trains with the
-gradient of the batch before (`under_way` of `front_step`) does not wait for it.
+Between two batches the line is idle for a round trip.
 
 Every function takes the states of the half and returns them, as the gradients so far:
 what was given cannot be used again. They go from one micro-batch to the next: those of
@@ -51,96 +50,10 @@ def _fold(rng: jax.Array, tag: jax.Array) -> jax.Array:
 class _Sent(NamedTuple):
     """A micro-batch that waits for its gradient, with what that is to meet."""
 
-    tag: Tag
-    params: cut.Params
+    number: int
     batch: cut.Batch
     rng: cut.Rng
     kept: residuals.Residuals
-    gradient: channels.Receiver
-
-
-class UnderWay:
-    """The micro-batches that a front half sent and awaits the gradients of."""
-
-    def __init__(self, half: cut.Front, ahead: int) -> None:
-        """Begins with none.
-
-        Args:
-          half: of the model.
-          ahead: micro-batches that may be under way, at least 1: each keeps its
-            residuals.
-
-        Raises:
-          ValueError: if `ahead` is less than 1.
-        """
-        if ahead < 1:
-            raise ValueError(f"ahead must be at least 1, not {ahead}")
-        self._half, self._ahead = half, ahead
-        self._waiting: collections.deque[_Sent] = collections.deque()
-        self._grads: dict[int, cut.Params] = {}
-
-    def begin(self, step: int, grads: cut.Params) -> None:
-        """Begins a batch; its gradients are added to `grads`, which are used up."""
-        self._grads[step] = grads
-
-    def send(
-        self,
-        params: cut.Params,
-        batch: cut.Batch,
-        rng: cut.Rng,
-        tag: Tag,
-        hidden: channels.Sender,
-        gradient: channels.Receiver,
-        states: cut.States,
-    ) -> tuple[jax.Array, cut.States]:
-        """Sends a micro-batch, after the backward passes that are possible or due.
-
-        Args:
-          params: of the half; to be there until the gradient has come.
-          batch, hidden, gradient, states: as in `front_step`.
-          rng: of the micro-batch.
-          tag: of the tensors.
-
-        Returns:
-          The half's own loss, and its states.
-        """
-        waiting = self._waiting
-        while waiting and (
-            len(waiting) >= self._ahead or waiting[0].gradient.has_arrived
-        ):
-            states = self._finish(states)
-        kept, loss, states = _send_hidden(
-            self._half, params, batch, rng, tag, hidden, states
-        )
-        waiting.append(_Sent(tag, params, batch, rng, kept, gradient))
-        return loss, states
-
-    def finish(self, step: int, states: cut.States) -> tuple[cut.Params, cut.States]:
-        """Waits for all gradients of a step.
-
-        Returns:
-          The batch's gradient, which stays here too, and the half's states.
-        """
-        while self._waiting and self._waiting[0].tag[0] <= step:
-            states = self._finish(states)
-        return self._grads[step], states
-
-    def forget(self, step: int) -> None:
-        """Drops the gradient of a step."""
-        del self._grads[step]
-
-    def _finish(self, states: cut.States) -> cut.States:
-        """Takes the backward pass of the micro-batch that waits longest."""
-        # What it kept is freed here: nothing else has it.
-        tag, params, batch, rng, kept, gradient = self._waiting.popleft()
-        step, number = tag
-        selected = gradient.recv_payload(step, number)
-        with gradient.trace.span("compute", step=step, micro_batch=number):
-            grads = self._grads.pop(step)
-            self._grads[step], states = gradient.trace.ready(
-                self._half.backward(params, batch, rng, kept, selected, states, grads)
-            )
-        return states
 
 
 def front_step(
@@ -155,7 +68,6 @@ def front_step(
     *,
     ahead: int,
     grads: cut.Params | None = None,
-    under_way: UnderWay | None = None,
 ) -> tuple[cut.Params, cut.States, jax.Array]:
     """Takes one batch through the front half, each backward pass once it is possible.
 
@@ -169,33 +81,60 @@ def front_step(
       hidden: channel of h.
       gradient: channel of the gradient in h.
       states: of the half, with the codecs of these two channels; used up.
-      ahead: micro-batches that may be under way, at least 1: each keeps its residuals.
+      ahead: micro-batches that may be in flight, at least 1: each keeps its residuals.
       grads: to add to, and used up; zeros if not given.
-      under_way: of the step before, whose gradient is awaited in place of this one's,
-        while this batch crosses; its `ahead` counts. The codecs are to have no states,
-        and `params` to be there until the step after this one.
 
     Returns:
-      The batch's gradient, or with `under_way` that of the batch before; the half's
-      states, and the sum of its own losses in this batch, [] float32.
+      The batch's gradient, the half's states, and the sum of its own losses in this
+      batch, [] float32.
 
     Raises:
       ValueError: if `ahead` is less than 1.
       session.RemoteProtocolError: if another tensor comes than the gradient due.
     """
-    flight = under_way or UnderWay(half, ahead)
-    flight.begin(step, half.zero_grads(params) if grads is None else grads)
+    if ahead < 1:
+        raise ValueError(f"ahead must be at least 1, not {ahead}")
+    if grads is None:
+        grads = half.zero_grads(params)
+    waiting: collections.deque[_Sent] = collections.deque()
     losses = []
     for number, batch in enumerate(micro_batches):
+        # Backward passes that are possible come first: they free their residuals.
+        while waiting and (len(waiting) >= ahead or gradient.has_arrived):
+            grads, states = _finish(
+                half, params, step, waiting.popleft(), gradient, states, grads
+            )
         key = micro_batch_key(rng, step, number)
-        loss, states = flight.send(
-            params, batch, key, (step, number), hidden, gradient, states
+        kept, loss, states = _send_hidden(
+            half, params, batch, key, (step, number), hidden, states
         )
+        waiting.append(_Sent(number, batch, key, kept))
+        del kept  # else its residuals would stay until the next ones are there
         losses.append(loss)
-    due = step - 1 if under_way else step
-    found, states = flight.finish(due, states)
-    flight.forget(due)
-    return found, states, _total(losses)
+    while waiting:
+        grads, states = _finish(
+            half, params, step, waiting.popleft(), gradient, states, grads
+        )
+    return grads, states, _total(losses)
+
+
+def _finish(
+    half: cut.Front,
+    params: cut.Params,
+    step: int,
+    sent: _Sent,
+    gradient: channels.Receiver,
+    states: cut.States,
+    grads: cut.Params,
+) -> tuple[cut.Params, cut.States]:
+    """Waits for a micro-batch's gradient, and takes the backward pass."""
+    selected = gradient.recv_payload(step, sent.number)
+    with gradient.trace.span("compute", step=step, micro_batch=sent.number):
+        return gradient.trace.ready(
+            half.backward(
+                params, sent.batch, sent.rng, sent.kept, selected, states, grads
+            )
+        )
 
 
 def back_step(
@@ -231,8 +170,7 @@ def back_step(
     for number, batch in enumerate(micro_batches):
         key = micro_batch_key(rng, step, number)
         grads, states, measured = _answer(
-            *(half, params, batch, key, (step, number)),
-            *(hidden, gradient, states, grads),
+            half, params, batch, key, (step, number), hidden, gradient, states, grads
         )
         metrics.append(measured)
     return grads, states, _sum(metrics)
@@ -272,19 +210,25 @@ def in_process_step(
     front_states, back_states = states
     losses, metrics = [], []
     for number, (front_batch, back_batch) in enumerate(micro_batches):
-        keys = [micro_batch_key(rng, step, number) for rng in rngs]
+        tag = step, number
+        front_key, back_key = (micro_batch_key(rng, step, number) for rng in rngs)
         kept, loss, front_states = _send_hidden(
-            *(front, params[0], front_batch, keys[0], (step, number)),
-            *(hidden[0], front_states),
+            front, params[0], front_batch, front_key, tag, hidden[0], front_states
         )
         back_grads, back_states, measured = _answer(
-            *(back, params[1], back_batch, keys[1], (step, number)),
-            *(hidden[1], gradient[0], back_states, back_grads),
+            back,
+            params[1],
+            back_batch,
+            back_key,
+            tag,
+            hidden[1],
+            gradient[0],
+            back_states,
+            back_grads,
         )
-        selected = gradient[1].recv_payload(step, number)
-        front_grads, front_states = front.backward(
-            *(params[0], front_batch, keys[0], kept),
-            *(selected, front_states, front_grads),
+        sent = _Sent(number, front_batch, front_key, kept)
+        front_grads, front_states = _finish(
+            front, params[0], step, sent, gradient[1], front_states, front_grads
         )
         losses.append(loss)
         metrics.append(measured)

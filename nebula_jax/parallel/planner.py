@@ -117,8 +117,6 @@ class ABNet:
     """In a step."""
     in_flight: int = 1
     """Micro-batches whose gradient the front may await."""
-    staleness: int = 0
-    """Steps by which the front trains with a gradient that is late, 0 or 1."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -150,7 +148,7 @@ def time_of(run: M3 | ABNet, cores: float | None = None, steps: int = STEPS) -> 
     Returns:
       Time.
     """
-    window = run.window if isinstance(run, M3) else run.staleness
+    window = run.window if isinstance(run, M3) else 0
     steps = math.ceil(steps / (window + 1)) * (window + 1)
     first = 8 + 2 * window
     total = first + steps + window + 1  # a follower must not be at its end
@@ -321,7 +319,7 @@ def _abnet(run: ABNet, world: _World, last: int) -> dict[str, _Process]:
             yield gradients, waiting.popleft()
             yield compute.backward, compute.cores
 
-        for step, waits in _follow(link, last, run.staleness):
+        for step, waits in _follow(link, last, window=0):
             yield from waits
             for number in range(run.micro_batches):
                 while waiting and (
@@ -331,13 +329,13 @@ def _abnet(run: ABNet, world: _World, last: int) -> dict[str, _Process]:
                 yield compute.forward, compute.cores
                 up.send((step, number), run.forward_bytes)
                 waiting.append((step, number))
-            while waiting and waiting[0][0] <= step - run.staleness:
+            while waiting:
                 yield from finish()
             yield compute.update, compute.cores
 
     def back() -> _Process:
         compute = run.back
-        lead = _lead([link], last, run.staleness)
+        lead = _lead([link], last, window=0)
         for step in lead:
             for number in range(run.micro_batches):
                 yield up, (step, number)

@@ -31,7 +31,7 @@ class Readings:
         self._path = path
         self._kept: dict[int, float] = {}
 
-    def go_on(self, is_new: bool) -> None:
+    def resume(self, is_new: bool) -> None:
         """Takes the readings of the file.
 
         Args:

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import channels, checks, crossing, data, models
+from experiments.abnet import channels, data, models
 from experiments.abnet import config as abnet_config
 from nebula_jax import errors
 from nebula_jax.communication import codecs
@@ -87,12 +87,7 @@ def possible(settings: Settings) -> tuple[Settings, str]:
     Raises:
       errors.NebulaError: if there is none, or at what a run or a plan cannot have.
     """
-    if (replicas := settings.run.agreed.replicas) > 1:
-        raise errors.SettingsError(
-            f"--replicas={replicas}: a plan is of one pair of clusters, and local steps"
-            " between several are not in it"
-        )
-    checks.check(of_all(settings.run).with_local(side_dir=""))
+    abnet_config.check(of_all(settings.run).with_local(side_dir=""))
     given = settings.run.agreed.micro_batches
     for number in range(given, 0, -1):
         run = settings.run.with_agreed(micro_batches=number)
@@ -115,11 +110,10 @@ def rows(agreed: abnet_config.Agreed) -> int:
     return agreed.batch_size // agreed.micro_batches
 
 
-def most_under_way(settings: Settings) -> int:
+def most_in_flight(settings: Settings) -> int:
     """Returns how many micro-batches may await their gradient in the source."""
-    agreed = settings.run.agreed
-    of_steps = agreed.micro_batches * (1 + agreed.staleness)
-    return min(settings.run.local.max_in_flight, of_steps)
+    run = settings.run
+    return min(run.local.max_in_flight, run.agreed.micro_batches)
 
 
 def parts(settings: Settings) -> list[count.Part]:
@@ -146,7 +140,7 @@ def parts(settings: Settings) -> list[count.Part]:
 def memory_of(settings: Settings, side: str) -> Callable[[Settings], count.Memory]:
     """Returns the memory of a half's device; see `scripts.plans.m3.memory_of`.
 
-    It is that of all micro-batches that may be under way.
+    It is that of all micro-batches that may be in flight.
     """
     local = settings.run.local
     grid = count.grid_of(
@@ -163,7 +157,7 @@ def memory_of(settings: Settings, side: str) -> Callable[[Settings], count.Memor
 
     def memory(changed: Settings) -> count.Memory:
         of_device = rows(changed.run.agreed) / (grid[0] * grid[1])
-        times = most_under_way(changed) if side == "source" else 1
+        times = most_in_flight(changed) if side == "source" else 1
         return count.Memory(of_state, times * kept(of_device) / grid[2])
 
     return memory
@@ -298,7 +292,7 @@ def bytes_each_way(
 ) -> tuple[float, float]:
     """Returns the bytes of a micro-batch on the line, forward and back, with frames.
 
-    They are a mean over the run, of --bottleneck's ranks and of a pair's visits. A
+    They are a mean over the run, of a pair's visits. A
     codec that chooses by the contents is given rows of which --padding_share is
     padding, at the last step; bytes that zstd compresses are counted uncompressed.
 
@@ -338,7 +332,7 @@ def pace(
 ) -> planner.ABNet:
     """Returns the run as the planner takes it; see `scripts.plans.m3.pace`."""
     agreed, local = settings.run.agreed, settings.run.local
-    texts = crossing.texts(agreed)
+    texts = agreed.codec_texts
     return planner.ABNet(
         compute["source"],
         compute["target"],
@@ -346,7 +340,6 @@ def pace(
         *bytes_each_way(settings, texts, agreed.micro_batches),
         agreed.micro_batches,
         local.max_in_flight,
-        agreed.staleness,
     )
 
 

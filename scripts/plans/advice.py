@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from experiments.abnet import crossing
 from nebula_jax import errors
 from nebula_jax.parallel import fan_out as fan_out_lib
 from nebula_jax.parallel import planner
@@ -202,10 +201,7 @@ def of_abnet(plan: settings.Settings, run: ABNet, cores: float | None) -> list[s
         changed = dataclasses.replace(chosen, in_flight=number)
         return planner.time_of(changed, cores).seconds
 
-    # Gradients that are a step late need more in flight than a step has.
-    of_late = chosen.micro_batches * run.staleness
-    legal = range(of_late + 1, of_late + chosen.micro_batches + 1)
-    ahead, after = smallest(legal, with_ahead)
+    ahead, after = smallest(range(1, chosen.micro_batches + 1), with_ahead)
     if after > before:
         chosen, ahead, after = late, late.in_flight, before
     flags = f"--micro_batches={chosen.micro_batches} --max_in_flight={ahead}"
@@ -236,7 +232,7 @@ def divide(plan: settings.Settings, run: ABNet, number: int) -> ABNet:
     """
     agreed = plan.run.agreed
     share = run.micro_batches / number
-    texts = crossing.texts(agreed)
+    texts = agreed.codec_texts
     forward, backward = abnet.bytes_each_way(plan, texts, number)
 
     def part(compute: planner.Compute) -> planner.Compute:
@@ -250,7 +246,7 @@ def divide(plan: settings.Settings, run: ABNet, number: int) -> ABNet:
         forward_bytes=forward,
         backward_bytes=backward,
         micro_batches=number,
-        in_flight=number * (1 + run.staleness),
+        in_flight=number,
     )
 
 
@@ -309,24 +305,16 @@ def _with_less_memory(
     plan: settings.Settings, side: str
 ) -> Iterator[tuple[str, settings.Settings]]:
     """Yields flags and the plan with them: more micro-batches, then fewer under way."""
-    agreed, local = plan.run.agreed, plan.run.local
-    is_abnet = plan.experiment == "abnet"
-    staleness = agreed.staleness if is_abnet else 0
-    last = plan
+    agreed, last = plan.run.agreed, plan
     for number in range(agreed.micro_batches + 1, agreed.batch_size + 1):
-        changed, flags = with_micro_batches(plan, number), f"--micro_batches={number}"
-        if staleness and local.max_in_flight <= (least := number * staleness):
-            # As in `experiments.abnet.checks`.
-            more = changed.run.with_local(max_in_flight=least + 1)
-            changed = dataclasses.replace(changed, run=more)
-            flags += f" --max_in_flight={least + 1}"
+        changed = with_micro_batches(plan, number)
         if not _refused(settings.check_rows, changed):
             last = changed
-            yield flags, changed
-    if not is_abnet or side != "source":
+            yield f"--micro_batches={number}", changed
+    if plan.experiment != "abnet" or side != "source":
         return
     number, most = last.run.agreed.micro_batches, last.run.local.max_in_flight
-    for ahead in range(most - 1, number * staleness, -1):
+    for ahead in range(most - 1, 0, -1):
         fewer = last.run.with_local(max_in_flight=ahead)
         flags = f"--micro_batches={number} --max_in_flight={ahead}"
         yield flags, dataclasses.replace(last, run=fewer)

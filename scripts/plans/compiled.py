@@ -48,7 +48,7 @@ def memory(settings: Settings, side: str) -> count.Memory:
         grid = tuple(mesh.shape[axis] for axis in activations.AXES)
         state += count.bytes_on_device(half.state.opt_state, grid)
         if side == "source":
-            working *= abnet.most_under_way(settings)
+            working *= abnet.most_in_flight(settings)
     return count.Memory(state + results, working, is_compiled=True)
 
 

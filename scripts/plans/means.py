@@ -1,4 +1,4 @@
-"""Means over a run of ABNet: the ranks that its steps draw, the visits of its pairs.
+"""Means over a run of ABNet: the visits of its pairs.
 
 B rows of a batch.
 """
@@ -10,60 +10,25 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import config, crossing
+from experiments.abnet import config
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.wire import frames
 
 
 def frame_bytes(run: config.Run, compression: codecs.Compression, arrays: Any) -> float:
-    """Returns the bytes of a micro-batch's frame, the mean over a run.
+    """Returns the bytes of a micro-batch's frame, the mean over first and later visits.
 
     Args:
-      run: of the experiment.
+      run: of the experiment; the codec chooses as at its last step.
       compression: in one direction, as a flag has it.
       arrays: a micro-batch, of which some codecs choose a shape by the contents.
 
     Raises:
       ValueError: if the codec cannot encode them.
     """
-    return sum(
-        share
-        * _of_visits(
-            run, crossing.of_rank(run.agreed, compression, place).codec, arrays, share
-        )
-        for place, share in enumerate(shares_of_ranks(run.agreed))
-    )
-
-
-def shares_of_ranks(agreed: config.Agreed) -> list[float]:
-    """Returns the share of the steps that `crossing.rank_of_step` gives each rank.
-
-    With `auto` codecs a run begins with the first, and a plan stays there.
-    """
-    others = len(agreed.bottleneck) - 1
-    if others < 1 or crossing.is_auto(agreed):
-        return [1.0]
-    return [0.5, *[0.5 / others] * others]
-
-
-def _of_visits(
-    run: config.Run, codec: selector.CodecOrSelector, arrays: Any, share: float
-) -> float:
-    """Returns the bytes of a codec's frame, the mean over first and later visits.
-
-    Args:
-      run: of the experiment; the codec chooses as at its last step.
-      codec: of one rank.
-      arrays: a micro-batch.
-      share: of the steps, in which the codec is used.
-    """
-    agreed, made = run.agreed, selector.as_selector(codec)
+    agreed, made = run.agreed, selector.as_selector(compression.codec)
     state = jax.eval_shape(made.init, arrays)
-    if agreed.staleness and jax.tree.leaves(state):  # as in `abnet.channels`
-        raise ValueError(
-            "it remembers what was sent, and with --staleness=1 two steps cross at once"
-        )
 
     def sent(is_visited: bool) -> int:
         filled = jax.tree.map(functools.partial(_filled, is_visited), state)
@@ -75,7 +40,7 @@ def _of_visits(
     pairs = [leaf.size for leaf in jax.tree.leaves(state) if leaf.dtype == jnp.bool_]
     if not pairs:
         return later
-    visits = share * agreed.steps * agreed.batch_size
+    visits = agreed.steps * agreed.batch_size
     first = min(*pairs, run.local.max_pairs or visits, visits) / visits
     return first * sent(False) + (1 - first) * later
 
@@ -94,14 +59,10 @@ def _filled(is_visited: bool, leaf: Any) -> Any:
 def assumptions(run: config.Run) -> list[str]:
     """Returns what the means of a plan rest on; empty without any."""
     found = []
-    if any("delta(" in text for text in crossing.texts(run.agreed)):
+    if any("delta(" in text for text in run.agreed.codec_texts):
         found.append(
             "Bytes of delta are the mean over the run: the first visit of each pair"
             " crosses in full, and there are as many pairs as delta remembers, or"
             " --max_pairs if that is less."
-        )
-    if len(shares_of_ranks(run.agreed)) > 1:
-        found.append(
-            "Bytes are the mean over the ranks of --bottleneck: each step draws one."
         )
     return found

@@ -89,8 +89,7 @@ def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
       summary: of the run, without its examples. losses: [[step, loss]] of the cluster
       that has the translation loss. records: metrics.jsonl of the source cluster, if
       there is one, else of the same, without its losses. held_out: the file of the
-      scores of held-out sentences, which has no text; None if there is none. ranks:
-      rank of a bottleneck -> the same with so many columns.
+      scores of held-out sentences, which has no text; None if there is none.
     """
     del run
     summary = report.read_summary(workdir)
@@ -109,20 +108,14 @@ def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
             {name: each[name] for name in RECORDED if name in each} for each in steps
         ],
         "held_out": _held_out(workdir, summary.get("held_out", {})),
-        "ranks": {
-            rank: _held_out(workdir, found, held_out.with_rank(rank))
-            for rank, found in summary.get("ranks", {}).items()
-        },
     }
 
 
-def _held_out(
-    workdir: pathlib.Path, found: Mapping[str, float], name: str = held_out.SPLIT
-) -> str | None:
+def _held_out(workdir: pathlib.Path, found: Mapping[str, float]) -> str | None:
     if not found:
         return None
     folder = workdir / "target" / "translations"
-    return held_out.path(folder, int(found["step"]), name).read_text("utf-8")
+    return held_out.path(folder, int(found["step"])).read_text("utf-8")
 
 
 def bleu(result: dict[str, Any], split: str = "test") -> float:

@@ -17,8 +17,6 @@ BY_TOKEN, BY_TOKEN_RANKS = "pack_tokens|int4(row)|fp16|zstd(1)", (208, 192)
 """With one scale for a token, and without a rotation that would make columns alike,
 numbers of the last columns are small, and zstd packs them well. With the first
 rank there are still 25 times fewer bytes each way over a whole run."""
-ONE_RUN = "bottleneck of all four"
-STALE = "int4 both ways with late gradients"
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
 
@@ -30,9 +28,7 @@ class Row(NamedTuple):
     backward: str
     is_ours: bool = True
     bottleneck: str = ""
-    """Ranks of a bottleneck."""
-    staleness: int = 0
-    """Steps by which gradients are late."""
+    """Columns of a bottleneck."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -40,9 +36,6 @@ class Row(NamedTuple):
         found = [f"--forward_codec={self.forward}", f"--backward_codec={self.backward}"]
         if self.bottleneck:
             found.append(f"--bottleneck={self.bottleneck}")
-        if self.staleness:
-            # There has to be room for the micro-batches of two steps.
-            found += [f"--staleness={self.staleness}", "--max_in_flight=32"]
         return tuple(found)
 
 
@@ -65,7 +58,6 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
         Row("no padding", *["pack_tokens"] * 2),
         Row("int8 both ways", *["pack_tokens|int8(64)"] * 2),
         Row("int4 both ways", *[f"pack_tokens|{int4}"] * 2),
-        Row(STALE, *[f"pack_tokens|{int4}"] * 2, staleness=1),
         Row("subspace", *["pack_tokens|subspace(16)|fp16"] * 2),
         Row("top_k", "pack_tokens|top_k(0.3)|fp16", "pack_tokens|top_k(0.1)|fp16"),
         Row(
@@ -86,9 +78,7 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
         )
         for rank in BY_TOKEN_RANKS
     ]
-    several = ",".join(map(str, RANKS))
-    one = Row(ONE_RUN, *[NARROW] * 2, bottleneck=several)
-    return [*paper, *more, *narrow, *by_token, one]
+    return [*paper, *more, *narrow, *by_token]
 
 
 def late(row: Row, step: int) -> Row:

@@ -36,29 +36,6 @@ def by_seed(results: Mapping[str, Mapping[str, Any]]) -> BySeed:
     return {seed: each for seed, each in found.items() if each is not None}
 
 
-def of_ranks(
-    results: Mapping[str, Mapping[str, Any]], beside: BySeed
-) -> dict[str, dict[str, Any]]:
-    """Compares the lower ranks of a bottleneck, each as `compare` does.
-
-    Args:
-      results: seed -> figures of the run.
-      beside: of the row that they are compared with.
-
-    Returns:
-      Rank -> what `compare` returns under `held_out`.
-    """
-    ranks = {rank for result in results.values() for rank in result.get("ranks", {})}
-    found = {}
-    for rank in sorted(ranks, key=int, reverse=True):
-        of_rank = {
-            seed: sentence_scores.loads(result["ranks"][rank])
-            for seed, result in results.items()
-        }
-        found[rank] = compare(of_rank, beside)["held_out"]
-    return found
-
-
 def compare(row: BySeed, beside: BySeed) -> dict[str, Any]:
     """Returns what a record has of a row.
 

@@ -39,38 +39,15 @@ def points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [
         row | {"fewer": _fewer(row, result)}
         for row in result["rows"]
-        if "speed" in row and row.get("held_out", {}).get("difference")
-        if not row.get("staleness")  # which changes no byte
+        if "speed" in row
+        and row.get("held_out", {}).get("difference")
+        # Rows of withdrawn modes, which records still have.
+        and not (row.get("staleness") or "ranks" in row)
     ]
 
 
 def _fewer(row: Mapping[str, Any], result: Mapping[str, Any]) -> float:
     return 2 * result["padded_bytes"] / sum(abnet_runs.step_bytes(row).values())
-
-
-def one_run(result: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns the ranks of the run that serves several, as `points`.
-
-    Bytes are those of the rows that have one of its ranks alone, and its codec.
-    """
-    found = points(result)
-    of_ranks: list[dict[str, Any]] = []
-    for row in found:
-        if "ranks" not in row:
-            continue
-        alone = {
-            each["bottleneck"]: each
-            for each in found
-            if each.get("bottleneck") and each["forward"] == row["forward"]
-        }
-        ranks = row["bottleneck"].split(",")
-        figures = [row["held_out"], *(row["ranks"][rank] for rank in ranks[1:])]
-        of_ranks += [
-            {"name": rank, "held_out": each, "fewer": alone[rank]["fewer"]}
-            for rank, each in zip(ranks, figures, strict=True)
-            if rank in alone
-        ]
-    return of_ranks
 
 
 def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
@@ -80,7 +57,7 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
       result: record of Table 5, with `points`.
       path: of the PNG.
     """
-    rows = [row for row in points(result) if "ranks" not in row]
+    rows = points(result)
     bottlenecks = [row for row in rows if row.get("bottleneck")]
     packed = [row for row in bottlenecks if row["forward"] == compression_rows.BY_TOKEN]
     narrow = [row for row in bottlenecks if row["forward"] == compression_rows.NARROW]
@@ -90,7 +67,6 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
         Method("ours, all columns", "o", False, others),
         Method("a bottleneck, a run for each rank", "D", True, narrow),
         Method("a bottleneck, a scale for each token, zstd", "*", False, packed, True),
-        Method("a bottleneck, one run for all", "^", True, one_run(result)),
     )
     figure = matplotlib.figure.Figure(figsize=(13, 5.6), layout="constrained")
     loss, score = figure.subplots(1, 2)

@@ -5,7 +5,6 @@ import jax.numpy as jnp
 import pytest
 
 from experiments import pretrain_m3
-from experiments.abnet import checks as abnet_checks
 from experiments.abnet import config as abnet_config
 from experiments.abnet import models as abnet_models
 from experiments.abnet import scaled_wan
@@ -43,7 +42,7 @@ def test_every_translation_is_a_possible_run(path):
     connection = scaled_wan.without(run.local).connection()
     connect.check_role(connection, run.local.cluster, "target", "source")
     scaled_wan.check(run.local)
-    abnet_checks.check(run)
+    abnet_config.check(run)
 
 
 def abnet_run(path):

@@ -46,10 +46,3 @@ def test_a_folder_without_checkpoints_says_so(saved):
     folder = saved(source=[2], target=[])
     with pytest.raises(errors.NebulaError, match=r"any step .source has 2; target has"):
         translate.trained_params(folder, None)
-
-
-def test_of_several_pairs_the_first_is_taken(saved, capsys):
-    folder = saved(**{"source-0": [3], "target-0": [3], "source-1": [3]})
-    params, step = translate.trained_params(folder, None)
-    assert (params, step) == (["source-0's source-0 3", "target-0's target-0 3"], 3)
-    assert not capsys.readouterr().err

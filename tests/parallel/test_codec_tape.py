@@ -20,11 +20,11 @@ def test_a_tape_that_was_saved_goes_on_as_it_was():
             row = codec_tape.as_row(Probe(step, rungs, cosine, cosine, 2.0))
             tape.write(codec_tape.of_row(row))
     other = codec_tape.Tape(POLICY)
-    other.go_on(tape.rows)
+    other.resume(tape.rows)
     assert other.probes == tape.probes
     assert tape.rows.shape == (len(tape.probes), 6)
     half = codec_tape.Tape(POLICY)
-    half.go_on(tape.rows[:20])
+    half.resume(tape.rows[:20])
     assert half.probes == tape.probes[:20]
     last = half.probes[-1].step
     for step in range(1, last + POLICY.soon + DELAY):

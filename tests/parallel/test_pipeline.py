@@ -257,7 +257,7 @@ class Half:
         (9, True, "F0 B0 F1 B1 F2 B2 F3 B3"),
     ],
 )
-def test_no_more_than_ahead_micro_batches_are_under_way(ahead, arrive, calls):
+def test_no_more_than_ahead_micro_batches_are_in_flight(ahead, arrive, calls):
     half, sent = Half(), []
     hidden = types.SimpleNamespace(
         send_payload=lambda step, selected, *tag: sent.append(selected),
@@ -299,32 +299,6 @@ def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
     )
     assert half < plain
     assert sizes == [dict.fromkeys(("hidden", "back"), size) for size in (plain, half)]
-
-
-def test_a_front_with_a_step_under_way_trains_with_the_gradient_before():
-    """It has sent all of a step before the back answers any of it."""
-    front, back = halves(PLAIN, PLAIN)
-    spec, (here, there) = spec_of(front), loopback.ends()
-    ends_of_front = front_ends(here, spec, PLAIN, PLAIN)
-    take_back = back_step_of(back, back_ends(there, spec, PLAIN, PLAIN))
-    states = front.init_codecs(spec)
-    differentiate = jax.jit(jax.grad(two_halves.whole_loss), static_argnames="front")
-    params, state = two_halves.init(), OPTIMIZER.init(two_halves.init())
-    before = front.zero_grads(params[0])
-    under_way = pipeline.UnderWay(front, 2 * COUNT)
-    under_way.begin(0, before)
-    take_front = front_step_of(front, ends_of_front, under_way=under_way)
-    for step in range(1, 4):
-        late, _, _ = take_front(params[0], states, step)
-        of_back, _, _ = take_back(params[1], back.init_codecs(spec), step)
-        two_halves.assert_close(late, before, atol=1e-5)
-        pieces = two_halves.pieces(two_halves.batch(step), COUNT)
-        keys = two_halves.keys(COUNT, step)
-        want = differentiate(params, pieces, keys, front=two_halves.front_with_loss)
-        two_halves.assert_close(of_back, want[1], atol=1e-5)
-        before = want[0]
-        params, state = update(params, state, (late, of_back))
-    two_halves.assert_close(under_way.finish(3, states)[0], before, atol=1e-5)
 
 
 def test_none_ahead_is_refused():

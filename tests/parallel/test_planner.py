@@ -155,18 +155,13 @@ class Half(NamedTuple):
 def steps_of_the_pipeline(run, steps=30):
     """Seconds of a step of `pipeline.front_step` itself."""
     clock, marks, tokens = Clock(run), [], [0.0]
-    under_way = None
-    if run.staleness:
-        under_way = pipeline.UnderWay(Half(clock), run.in_flight)
-        under_way.begin(0, ())
     for step in range(1, steps + 1):
-        clock.now = max(clock.now, tokens[max(0, step - 1 - run.staleness)])
+        clock.now = max(clock.now, tokens[step - 1])
         pipeline.front_step(
             *(Half(clock), None, range(run.micro_batches), None, step),
             *(Hidden(clock), Gradient(clock), None),
             ahead=run.in_flight,
             grads=(),
-            under_way=under_way,
         )
         clock.now += run.front.update
         # The token follows the last gradient, before the back's update.
@@ -185,26 +180,15 @@ def steps_of_the_pipeline(run, steps=30):
         (Compute(0.03, 0.05, 0.01), Compute(0.1, 0.25, 0.02)),
     ],
 )
-@pytest.mark.parametrize("staleness", [0, 1])
-def test_the_plan_is_the_pipelines_own_order(front, back, delay, in_flight, staleness):
+def test_the_plan_is_the_pipelines_own_order(front, back, delay, in_flight):
     """Against `pipeline.front_step`, its halves and channels replaced by a clock."""
     line = Lines(Line(2e6, delay), Line(1e6, delay))
     run = ABNet(
         *(front, back, line, 2e5, 3e5),
         micro_batches=6,
-        in_flight=in_flight * (1 + staleness),
-        staleness=staleness,
+        in_flight=in_flight,
     )
     assert seconds(run) == pytest.approx(steps_of_the_pipeline(run), rel=1e-6)
-
-
-def test_late_gradients_hide_the_round_trip_between_steps():
-    """A step is then as long as its busiest part: here the line back, 6 x 0.3 s."""
-    part, line = Compute(0.01, 0.02), Lines(Line(2e6, 0.5), Line(1e6, 0.5))
-    run = ABNet(part, part, line, 2e5, 3e5, micro_batches=6, in_flight=12)
-    assert seconds(run) > 1.8 + 2 * 0.5
-    late = dataclasses.replace(run, staleness=1)
-    assert seconds(late) == pytest.approx(1.8, rel=1e-3)
 
 
 def test_more_in_flight_hides_the_round_trip():

@@ -88,10 +88,7 @@ class Stub:
             )
             folder = workdir / "target" / "translations"
             folder.mkdir(parents=True)
-            held_out.write(folder, held_out.SPLIT, 10, scores)
-            for rank in arguments.get("bottleneck", "").split(",")[1:]:
-                summary.setdefault("ranks", {})[rank] = {"step": 10}
-                held_out.write(folder, held_out.with_rank(rank), 10, scores)
+            held_out.write(folder, 10, scores)
         (workdir / "summary.json").write_text(json.dumps(summary))
         for name in names:
             (workdir / name).mkdir(exist_ok=True)
@@ -249,11 +246,8 @@ def test_time_bytes_speed_and_ideal_are_the_hand_computed_ones(tmp_path):
     lost, *over, slower = result["targets"]
     assert lost["value"] == pytest.approx(1.0)
     assert not lost["met"]
-    # Of rows whose gradients come in time, and of those whose do not.
-    assert [each["value"] for each in over] == pytest.approx([1.25, 0.125 / 0.11] * 2)
+    assert [each["value"] for each in over] == pytest.approx([1.25, 0.125 / 0.11])
     assert not any(each["met"] for each in over)
-    late = "s/step over max(compute, wire) with late gradients, at worst (int4 both"
-    assert over[2]["what"].startswith(late)
     assert slower["value"] == pytest.approx(0.125)
     assert slower["met"]
 
@@ -354,28 +348,13 @@ def test_held_out_loss_and_bleu_are_beside_the_baseline(tmp_path):
     assert (tmp_path / "t_fig10.png").is_file()
 
 
-def test_one_run_has_the_figures_of_all_its_ranks_and_a_picture_has_them(tmp_path):
+def test_a_bottleneck_is_named_in_its_row_and_in_the_picture(tmp_path):
     result = run_all(tmp_path, Stub(has_held_out=True))
-    rows = {row["name"]: row for row in result["rows"]}
-    one = rows[compression_rows.ONE_RUN]
-    wide, *lower = map(str, compression_rows.RANKS)
-    assert list(one["ranks"]) == lower
-    for found in one["ranks"].values():
-        assert found["difference"] == pytest.approx({"0": 0.1, "1": 0.2})
-    assert "ranks" not in rows[f"bottleneck of {wide}"]
     block = abnet_markdown.table5(result)
+    wide, *_ = compression_rows.RANKS
     assert f"`--bottleneck={wide}`<br>`pack_tokens" in block
-    assert f"| with {lower[0]} of its columns | | 2.250 ± 0.150 |" in block
     pictures.draw(result, tmp_path, "t")
     assert (tmp_path / "t_bytes.png").read_bytes()[:4] == b"\x89PNG"
-    # A row with as many columns, but another codec, says nothing about its bytes.
-    [rank] = set(compression_rows.BY_TOKEN_RANKS) & set(compression_rows.RANKS)
-    other = rows[f"bottleneck of {rank} by token and zstd"]
-    other["speed"] = {name: value / 2 for name, value in other["speed"].items()}
-    points = quality_against_bytes.one_run(result)
-    assert [each["fewer"] for each in points] == [
-        pytest.approx(2 * PADDED / sum(FAST.values()))
-    ] * len(compression_rows.RANKS)
 
 
 def test_bytes_of_whole_runs_are_held_to_targets_and_told_where_they_differ(tmp_path):

@@ -76,7 +76,7 @@ class Stub:
             )
             folder = workdir / "target" / "translations"
             folder.mkdir(parents=True)
-            held_out.write(folder, held_out.SPLIT, 160, scores)
+            held_out.write(folder, 160, scores)
         (workdir / "summary.json").write_text(json.dumps(summary))
         for name in names:
             (workdir / name).mkdir(exist_ok=True)

@@ -20,7 +20,6 @@ from nebula_jax.communication.codecs.parser import Compression as Compression
 from nebula_jax.communication.codecs.parser import from_string as from_string
 from nebula_jax.communication.codecs.rotations import hadamard as hadamard
 from nebula_jax.communication.codecs.sparse import top_k as top_k
-from nebula_jax.communication.codecs.wrappers import columns as columns
 from nebula_jax.communication.codecs.wrappers import error_feedback as error_feedback
 from nebula_jax.communication.codecs.wrappers import from_step as from_step
 from nebula_jax.communication.selector import chain as chain

@@ -35,7 +35,6 @@ from nebula_jax.communication.wire import zstd as zstd_lib
 
 NAMES: dict[str, Callable[..., Any]] = {
     "bf16": floats.bf16,
-    "columns": wrappers.columns,
     "delta": differences.delta,
     "e3m0": block_floats.e3m0,
     "error_feedback": wrappers.error_feedback,

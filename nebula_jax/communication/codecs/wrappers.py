@@ -1,4 +1,4 @@
-"""Codecs around codecs: error feedback, a late start, and the first columns alone."""
+"""Codecs around codecs: error feedback, and a late start."""
 
 import functools
 from typing import Any
@@ -142,101 +142,6 @@ def from_step(n: int, codec: selector.CodecOrSelector) -> selector.Selector:
 
     name = f"from_step({n}, {inner.name})"
     return inner._replace(codecs=(plain, *inner.codecs), choose=choose, name=name)
-
-
-@struct.dataclass
-class Narrow:
-    """A payload of `columns`.
-
-    payload: the inner codec's, of the first columns.
-    widths: of the floating-point leaves before, in order; static.
-    """
-
-    payload: Any
-    widths: tuple[int, ...] = struct.field(pytree_node=False)
-
-
-def columns(codec: selector.CodecOrSelector, n: int) -> selector.CodecOrSelector:
-    """Sends the first n columns of floating-point leaves; the others come out as 0.
-
-    For leaves whose last axis is in order of importance, as behind a bottleneck. With
-    it in both directions a step is that of a bottleneck of rank n: no gradient comes
-    back to the other columns. Leaves without as many are sent whole. Payload, wire,
-    state and NaN: of the inner codec, on fewer columns; NaN in a column that is not
-    sent makes a row of NaN.
-
-    >>> from nebula_jax.communication.codecs import floats
-    >>> codec = columns(floats.fp16(), 2)
-    >>> payload, _ = codec.encode(jnp.arange(1.0, 5.0), ())
-    >>> codec.decode(payload, ())[0].tolist()
-    [1.0, 2.0, 0.0, 0.0]
-
-    Args:
-      codec: the inner one.
-      n: columns.
-
-    Returns:
-      A Codec around a codec, a Selector around a Selector.
-
-    Raises:
-      ValueError: if an argument is out of its range.
-    """
-    check_codec(codec)
-    if type(n) is not int or n < 1:
-        raise ValueError(f"n must be a positive integer, not {n!r}")
-
-    def narrowed(arrays: codec_lib.Arrays) -> codec_lib.Arrays:
-        return leaves.encode(lambda leaf: _narrowed(leaf, n), arrays)
-
-    def init(spec: codec_lib.Spec) -> codec_lib.State:
-        return codec.init(jax.eval_shape(narrowed, spec))
-
-    def wrap(inner: codec_lib.Codec) -> codec_lib.Codec:
-        def encode(
-            arrays: codec_lib.Arrays, state: codec_lib.State
-        ) -> tuple[Narrow, codec_lib.State]:
-            widths = tuple(
-                leaf.shape[-1] if leaf.shape else 0 for leaf in leaves.floats(arrays)
-            )
-            payload, state = inner.encode(narrowed(arrays), state)
-            return Narrow(payload, widths), state
-
-        def decode(
-            payload: Narrow, state: codec_lib.State
-        ) -> tuple[codec_lib.Arrays, codec_lib.State]:
-            arrays, state = inner.decode(payload.payload, state)
-            widths = iter(payload.widths)
-            arrays = leaves.encode(lambda leaf: _widened(leaf, next(widths)), arrays)
-            return arrays, state
-
-        return codec_lib.Codec(init, encode, decode)
-
-    if isinstance(codec, codec_lib.Codec):
-        made: selector.CodecOrSelector = wrap(codec)
-    else:
-        made = codec._replace(
-            codecs=tuple(map(wrap, codec.codecs)),
-            choose=lambda arrays, state, step: codec.choose(
-                narrowed(arrays), state, step
-            ),
-        )
-    return made._replace(name=f"columns({codec.name}, {n})")
-
-
-def _narrowed(leaf: jax.Array, n: int) -> jax.Array:
-    """Drops all columns but the first n; NaN where a dropped one is not finite."""
-    if not leaf.ndim or leaf.shape[-1] <= n:
-        return leaf
-    is_finite = jnp.all(jnp.isfinite(leaf[..., n:]), axis=-1, keepdims=True)
-    return jnp.where(is_finite, leaf[..., :n], jnp.nan)
-
-
-def _widened(leaf: jax.Array, width: int) -> jax.Array:
-    """Adds zeros at the end of the last axis."""
-    if not leaf.ndim:
-        return leaf
-    missing = width - leaf.shape[-1]
-    return jnp.pad(leaf, [(0, 0)] * (leaf.ndim - 1) + [(0, missing)])
 
 
 def check_codec(codec: Any) -> None:

@@ -41,7 +41,6 @@ NAMED = [
     *("e3m0(256)", "e3m0(64)", "sparse_loco(32, 4096)", "sparse_loco(64, 4096)"),
     *("sparse_loco(32, 1024)", "error_feedback(fp16)", "error_feedback(fp16, 0.9)"),
     "error_feedback(sparse_loco(64, 4096), 0.95)",
-    *("columns(fp16, 8)", "columns(pack_tokens(mask, 8)|fp16, 8)"),
     "svd(0.6, false)|fp16",
     "fp16|svd(0.6, false)",
     "pack_tokens(mask, 8)|svd(0.6, false)|fp16",
@@ -145,7 +144,7 @@ NESTED = "delta(" * 8 + "fp16" + ", 9)" * 8
         ("svd(0.6)|fp15", "unknown codec fp15; did you mean fp16?", "fp15"),
         (
             "qqq",
-            "unknown codec qqq; known: bf16, columns, delta, ",
+            "unknown codec qqq; known: bf16, delta, ",
             "qqq",
         ),
         ("svd(0.6", "'(' was never closed", "(0.6"),

@@ -281,27 +281,6 @@ def test_a_sender_keeps_no_more_than_it_must():
     assert codec_lib.nbytes(state) == 20 * 6 * 8 * 4 + 20
 
 
-def test_columns_sends_the_first_ones_and_the_others_come_out_as_zero():
-    x = gaussian(0)
-    ends = Ends(codecs.columns(codecs.identity(), 3), x)
-    got = ends.send(x)
-    np.testing.assert_array_equal(got, x * (np.arange(8) < 3))
-    narrow = codecs.columns(codecs.fp16(), 9)
-    np.testing.assert_array_equal(Ends(narrow, x).send(x), x.astype("f2"))
-    scalar = {"loss": np.float32(2), "h": x, "ids": np.arange(4)}
-    got = Ends(codecs.columns(codecs.identity(), 3), scalar).send(scalar)
-    np.testing.assert_array_equal(got["loss"], scalar["loss"])
-    np.testing.assert_array_equal(got["ids"], scalar["ids"])
-
-
-def test_a_column_that_is_not_sent_is_not_silently_nan():
-    x = gaussian(0)
-    x[1, 7] = np.nan
-    got = np.asarray(Ends(codecs.columns(codecs.identity(), 3), x).send(x))
-    assert np.isnan(got[1, :3]).all()
-    assert np.isfinite(got[[0, 2, 3]]).all()
-
-
 def test_by_step_uses_another_codec_in_each_step_with_its_own_state():
     memory = codecs.error_feedback(codecs.top_k(0.25))
     tokens = codecs.from_string("from_step(3, fp16)").codec

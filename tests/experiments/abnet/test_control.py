@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 import tiny_translations
 
-from experiments.abnet import channels, checks, control, crossing, report
+from experiments.abnet import channels, config, control, report
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs
 from nebula_jax.parallel import codec_control
 
 STEPS, EVERY, SAVED = 24, 2, 12
@@ -21,7 +22,7 @@ RUN = {
     "backward_codec": "auto",
     "quality": 0.5,  # gradients of so small a model are coarse
     "probe_every": EVERY,
-    "bottleneck": "8,3",
+    "bottleneck": 8,
     "tls": "off",
     # So slow that whatever crosses is waited for, though the machine has other work.
     "wan": "20kbit,1ms",
@@ -126,7 +127,7 @@ def test_a_run_that_begins_anew_measures_anew(tmp_path):
     """The line of an attempt that was not saved may have been another."""
     (tmp_path / control.FILE).write_text("[2.0, 0.0, 0.0, 1.0, 1.0, 50.0]\n")
     chosen = control.Control(agreed_of(), 384, tmp_path)
-    chosen.go_on(None)
+    chosen.resume(None)
     assert (tmp_path / control.FILE).read_text().endswith("\n[]\n")
     assert chosen.described == {"tape": [], "rungs": [0, 0]}
 
@@ -137,14 +138,11 @@ def agreed_of(**flags):
     ).agreed
 
 
-def test_the_ladder_ends_with_fewer_columns_and_every_rung_is_smaller():
-    agreed = agreed_of(bottleneck="96,64,32")
-    policy = control.policy(agreed, 384)
-    assert len(policy.sizes[0]) == len(crossing.LADDER) + 2
+def test_every_rung_is_smaller():
+    policy = control.policy(agreed_of(bottleneck=96), 384)
+    assert len(policy.sizes[0]) == len(config.LADDER)
     for of_way in policy.sizes:
         assert list(of_way) == sorted(set(of_way), reverse=True)
-    plain = control.policy(agreed_of(bottleneck=""), 384)
-    assert len(plain.sizes[0]) == len(crossing.LADDER)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-7, 1e-9])
@@ -153,7 +151,6 @@ def test_every_rung_loses_more_than_the_one_before(size):
 
     Probes compare with the first rung: what that loses, others would be blamed for.
     """
-    agreed = agreed_of(bottleneck="64,48,32")
     random = np.random.RandomState(0).randn(2, 16, 64).astype(np.float32)
     arrays = {
         "hidden": random * np.float32(size),
@@ -161,7 +158,8 @@ def test_every_rung_loses_more_than_the_one_before(size):
         "index": np.arange(2, dtype=np.int32),
     }
     errors_of = []
-    for codec in crossing.ladder(agreed):
+    for text in config.LADDER:
+        codec = codecs.from_string(text).codec
         sent, state = codec.encode(arrays, codec.init(arrays))
         got = np.asarray(codec.decode(sent, state)[0]["hidden"], np.float64) / size
         errors_of.append(np.linalg.norm(got - random) / np.linalg.norm(random))
@@ -171,17 +169,17 @@ def test_every_rung_loses_more_than_the_one_before(size):
 
 
 def test_a_rung_is_what_the_codec_encodes_with():
-    agreed, in_use = agreed_of(), crossing.InUse()
+    agreed, in_use = agreed_of(), [codec_control.Rungs()]
     spec = channels.hidden_spec(agreed, 8, 8)
     arrays = {
         "hidden": np.ones(spec["hidden"].shape, np.float32),
         "mask": np.ones(spec["mask"].shape, bool),
         "index": np.arange(len(spec["index"].shape), dtype=np.int32),
     }
-    codec = crossing.backward(agreed, in_use).codec
+    codec = config.chosen_codecs(lambda step: in_use[0]).backward.codec
     sizes = []
-    for rung in range(4):
-        in_use.rungs = codec_control.Rungs(0, rung)
+    for rung in range(len(config.LADDER)):
+        in_use[0] = codec_control.Rungs(0, rung)
         sent, _ = codec.encode(arrays, codec.init(spec))
         sizes.append(codec_lib.nbytes(sent.payload))
     assert sizes == sorted(set(sizes), reverse=True)
@@ -198,14 +196,13 @@ def test_a_rung_is_what_the_codec_encodes_with():
             {"forward_codec": "fp16"},
             "--backward_codec=auto: --forward_codec and --back",
         ),
-        ({"cluster": "whole"}, "not for --cluster=whole, nor for --replicas"),
-        ({"replicas": 2, "bottleneck": ""}, "not for --cluster=whole, nor for --repl"),
+        ({"cluster": "whole"}, "not for --cluster=whole"),
     ],
 )
 def test_where_nothing_can_be_chosen_it_is_refused(flags, problem):
     values = tiny_translations.TINY | RUN | {"workdir": "w", "cluster": "all"} | flags
     with pytest.raises(errors.SettingsError) as refused:
-        checks.check(tiny_translations.run(**values))
+        config.check(tiny_translations.run(**values))
     assert problem in str(refused.value)
 
 

@@ -10,7 +10,7 @@ import tiny_translations
 
 from experiments import configuration
 from experiments.abnet import channels, config, data, models
-from nebula_jax import errors, files
+from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.data import ragged_rows
@@ -83,20 +83,6 @@ def test_evaluation_batches_are_of_what_was_chosen_alike_ones_together():
     assert [each.indices.tolist() for each in batches] == [[4, 0, 2], [1, 3, 3]]
     assert [each.count for each in batches] == [3, 2]
     assert [each.bucket for each in batches] == [0, 1]
-
-
-def test_held_out_pairs_are_of_the_sides_name_if_there_are_any(monkeypatch):
-    """So that a run finds the sides that were made before there were any."""
-    made = []
-    monkeypatch.setattr(data.split_parallel, "split", lambda *given: made.append(given))
-    for values in ({}, {"held_out_pairs": 0}, {"held_out_pairs": 3}):
-        run = configured(max_pairs=5, **values)
-        data.split(run)
-    before = ["es-en", run.local.data_dir, (), 5, None]
-    names = [given[2].name for given in made]
-    assert names[:2] == [f"es-en-{files.digest_of(before)[:16]}"] * 2
-    assert names[2] != names[0]
-    assert [given[-1] for given in made] == [0, 0, 3]
 
 
 def test_a_digest_is_of_ids_tokens_and_where_sentences_end():

@@ -52,17 +52,11 @@ def owner(labs, runs, sides):
 
 
 @pytest.mark.slow  # M3's is in every run of the tests
-@pytest.mark.parametrize("staleness", [0, 1])
 def test_a_run_on_a_side_that_is_served_ends_as_one_on_its_folder(
-    owner, labs, runs, sides, staleness
+    owner, labs, runs, sides
 ):
     """First a grant that is soon spent: both save one step, and go on from there."""
-    more, plain, handle = MORE, "plain", "handle"
-    if staleness:  # a gradient is under way at the end
-        more = MORE | {"staleness": 1, "max_in_flight": 4}
-        plain, handle = "plain_late", "handle_late"
-        status, output = runs.run(workdir=plain, **more)
-        assert status == 0, output
+    plain, handle = "plain", "handle"
     held_out = 2 * tiny_translations.TINY["bleu_sentences"] + HELD_OUT
     operations = ("schema", "lengths", "rows")
 
@@ -73,14 +67,14 @@ def test_a_run_on_a_side_that_is_served_ends_as_one_on_its_folder(
                 federation=labs.s.folder.path,
                 side_dir=sides["target"],
                 workdir=handle,
-                **more,
+                **MORE,
             ),
             runs.start(
                 cluster="source",
                 federation=labs.t.folder.path,
                 data=f"handle:{served_corpus.HANDLE}",
                 workdir=handle,
-                **more,
+                **MORE,
             ),
         ]
         ends = [runs._end_of(each, 120) for each in started]

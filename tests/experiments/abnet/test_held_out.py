@@ -90,7 +90,7 @@ def test_scores_are_in_the_order_of_the_examples_and_kept_beside_translations(tm
     assert figures["loss"] == pytest.approx(15 / 21)
     assert figures["tokens"] == 21
     assert figures["standard_error"] == sentence_scores.loss(found).standard_error
-    held_out.write(tmp_path, held_out.SPLIT, 7, found)
+    held_out.write(tmp_path, 7, found)
     path = tmp_path / "held_out-00000007.scores.tsv"
     kept = sentence_scores.loads(path.read_text())
     assert sentence_scores.are_paired(kept, found)

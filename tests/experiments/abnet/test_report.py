@@ -6,7 +6,7 @@ import os
 from experiments.abnet import report
 
 SETTINGS = {
-    **{"batch_size": 8, "objective": "ar", "replicas": 1, "bottleneck": ()},
+    **{"batch_size": 8, "objective": "ar", "length_buckets": (8,)},
     **{"forward_codec": "", "backward_codec": "", "pair": "es-en", "seed": 0},
 }
 
@@ -29,7 +29,7 @@ def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
 
     def shown(name):
         clusters = {name: tmp_path / name}
-        report.report(tmp_path, clusters, SETTINGS, (8,), {}, 2.0)
+        report.report(tmp_path, clusters, SETTINGS, {}, 2.0)
         return capsys.readouterr().out
 
     assert "| whole |" in shown("whole")
