@@ -73,7 +73,7 @@ class Checkpoints:
         self._every, self._window = every, window
         self._keep = to_keep(window, every)
         self._start = 0
-        self.before_save, self.after_save = before_save, after_save
+        self._before_save, self._after_save = before_save, after_save
         self._saved: checkpoint_files.Folder | None = None
         if ranks.is_root():
             check_same_run(workdir, cluster, settings, fingerprints)
@@ -198,7 +198,7 @@ class Checkpoints:
 
     def save(self, step: int, state: Any, position: Any = None) -> None:
         """Saves the state after `step` with the data position."""
-        self.before_save()
+        self._before_save()
         about = {
             "version": nebula_jax.__version__,
             "cluster": self._cluster,
@@ -210,8 +210,8 @@ class Checkpoints:
             whole = state if ranks.count() == 1 else ranks.to_root(state)
             if self._saved:
                 checkpoint.save(self._saved, step, whole, about, self._keep)
-                if self.after_save is not None:
-                    self.after_save(step, self._saved.digest(step))
+                if self._after_save is not None:
+                    self._after_save(step, self._saved.digest(step))
             else:
                 self._steps = [*self._steps, step]
 

@@ -54,9 +54,9 @@ def test_enough_checkpoints_are_kept_for_a_common_one(window, every, damaged):
 SETTINGS = {"--steps": 9}
 
 
-def opened(workdir, fingerprints=None, name="source", every=100):
+def opened(workdir, fingerprints=None, name="source", every=100, **hooks):
     return checkpoints.Checkpoints(
-        workdir, name, SETTINGS, every=every, fingerprints=fingerprints
+        workdir, name, SETTINGS, every=every, fingerprints=fingerprints, **hooks
     )
 
 
@@ -306,7 +306,7 @@ def test_nothing_is_saved_that_must_not_be(tmp_path):
     def refuse():
         raise progress.NonfiniteError("step 2")
 
-    saved.before_save = refuse
+    saved = opened(tmp_path, every=1, before_save=refuse)
     for save in (saved.after, saved.at_end):
         with pytest.raises(progress.NonfiniteError):
             save(2, {"a": jnp.ones(3)})
