@@ -10,7 +10,6 @@ from experiments import configuration, fields
 from experiments import shared_flags as _defines_flags  # noqa: F401
 from nebula_jax import errors
 from nebula_jax.communication import codecs, selector
-from nebula_jax.communication.wire import frames
 from nebula_jax.evaluation import mask_predict
 from nebula_jax.models import abnet
 from nebula_jax.parallel import codec_control
@@ -356,20 +355,14 @@ def _check_codecs(run: Run) -> None:
     """Raises errors.NebulaError at a codec that cannot be read or used."""
     agreed = run.agreed
     for name in ("forward", "backward"):
-        text = getattr(agreed, f"{name}_codec")
-        if text == AUTO and not agreed.is_auto:
+        if getattr(agreed, f"{name}_codec") == AUTO and not agreed.is_auto:
             raise errors.SettingsError(
                 f"--{name}_codec=auto: --forward_codec and --backward_codec are auto"
                 " together"
-            )
-        count = len(selector.variants(getattr(agreed.codecs, name).codec))
-        if count > frames.MAX_OPTIONS:
-            raise errors.SettingsError(
-                f"--{name}_codec={text} has {count} shapes, of which at most"
-                f" {frames.MAX_OPTIONS} can be: give pack_tokens fewer capacities"
             )
     if agreed.is_auto and run.local.cluster == "whole":
         raise errors.SettingsError(
             "--forward_codec=auto is for two clusters with a line between them: not for"
             " --cluster=whole"
         )
+    _ = agreed.codecs  # reads them

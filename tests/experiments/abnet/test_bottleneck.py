@@ -85,21 +85,6 @@ def test_a_run_over_two_clusters_resumes_with_the_same_bits(runs, split):
     tiny_translations.assert_same(runs.sides("resumed", STEPS), before)
 
 
-def refused(problem, **flags):
-    values = tiny_translations.TINY | RUN | {"workdir": "w", "cluster": "all"} | flags
-    with pytest.raises(errors.SettingsError) as found:
-        config.check(tiny_translations.run(**values))
-    assert problem in str(found.value)
-
-
-def test_a_codec_of_more_shapes_than_a_frame_can_name_is_refused():
-    refused(
-        "--backward_codec=pack_tokens(mask, 300)|fp16 has 300 shapes, of which at most"
-        " 256 can be",
-        backward_codec="pack_tokens(mask, 300)|fp16",
-    )
-
-
 def test_more_columns_than_there_are_are_refused_before_anything_starts(runs):
     flags = runs.flags() | RUN | {"bottleneck": 17, "workdir": "wide"}
     flags["source_model"] = runs.folder / "models" / "spanish"
