@@ -26,14 +26,15 @@ import base64
 import functools
 import hashlib
 import json
+import pathlib
 import re
 from typing import NamedTuple
 
 from cryptography import exceptions
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from nebula_jax import errors, printable
-from nebula_jax.security import names
+from nebula_jax import printable
+from nebula_jax.security import audit, names
 from nebula_jax.security.audit import AuditError, merkle
 
 LOG = 0x01
@@ -50,7 +51,7 @@ _LINE_RE = re.compile(rf"— ({_NAME}) ([A-Za-z0-9+/=]{{8,400}})")
 _VERIFIER_RE = re.compile(rf"({_NAME})\+([0-9a-f]{{8}})\+([A-Za-z0-9+/=]{{44}})")
 
 
-class NoteError(errors.NebulaError):
+class NoteError(AuditError):
     """An error in the text of a checkpoint, a signature or a public key."""
 
 
@@ -182,6 +183,21 @@ def read_verifier(text: str) -> Verifier:
     if read is None or read.text != text or read.type not in (LOG, WITNESS):
         raise NoteError(f"{printable.line(text)} is no Ed25519 key of a log or witness")
     return read
+
+
+def verifier_of(folder: pathlib.Path) -> Verifier:
+    """Reads the public key in the folder of a log.
+
+    Raises:
+      AuditError: if it cannot be read, or is none.
+    """
+    path = audit.paths(folder).verifier
+    with audit.disk_errors(path):
+        data = path.read_bytes()
+    try:
+        return read_verifier(data.decode().removesuffix("\n"))
+    except (UnicodeDecodeError, NoteError):
+        raise NoteError(f"{path}: is no public key of a log") from None
 
 
 def read(text: str) -> Note:

@@ -16,7 +16,6 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from nebula_jax import printable
-from nebula_jax.security import audit
 from nebula_jax.security.audit import AuditError, checkpoint_note
 from nebula_jax.security.audit import entries as audit_entries
 
@@ -80,7 +79,10 @@ def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[Difference]:
     Raises:
       AuditError: if a log cannot be read, or an entry of kind `stream` counts nothing.
     """
-    lab, peer = _lab(ours), _lab(peers)
+    lab, peer = (
+        checkpoint_note.lab_of(checkpoint_note.verifier_of(folder).name)
+        for folder in (ours, peers)
+    )
     return compare(audit_entries.read(ours), audit_entries.read(peers), lab, peer)
 
 
@@ -144,15 +146,3 @@ def _counts(
         ends[stream] = Count(before.bytes + counts[0], before.frames + counts[1])
         found.setdefault(stream, {}).setdefault(ends[stream], entry.number)
     return found
-
-
-def _lab(folder: pathlib.Path) -> str:
-    """Returns the name of the lab whose folder this is, by its public key."""
-    path = audit.paths(folder).verifier
-    with audit.disk_errors(path):
-        data = path.read_bytes()
-    try:
-        text = data.decode().removesuffix("\n")
-        return checkpoint_note.lab_of(checkpoint_note.read_verifier(text).name)
-    except (UnicodeDecodeError, checkpoint_note.NoteError):
-        raise AuditError(f"{path}: is no public key of a log") from None

@@ -93,12 +93,10 @@ def verify(
         else contextlib.nullcontext()
     )
     with audit.disk_errors(folder), unchanging:
-        there = _read(paths.verifier)
-        copy = Copy._make(_read(path) for path in paths[: len(Copy._fields)])
-    try:
-        beside = checkpoint_note.read_verifier(there.decode().removesuffix("\n"))
-    except (UnicodeDecodeError, checkpoint_note.NoteError):
         beside = None
+        with contextlib.suppress(AuditError):
+            beside = checkpoint_note.verifier_of(folder)
+        copy = Copy._make(_read(path) for path in paths[: len(Copy._fields)])
     findings = []
     if beside is None or (trusted or beside) != beside:
         text = "is missing, or not the public key of this log"

@@ -1,12 +1,11 @@
 """A checkup of a lab's folder: what is in order, what is not, and what to do.
 
-Nothing is changed, and nothing but the folder is looked at. A check that raises an
-error is wrong for that reason (`folder`).
+Nothing is changed, and nothing but the folder is looked at.
 """
 
 import datetime
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 from cryptography import x509
@@ -53,6 +52,10 @@ class Check(NamedTuple):
         return f"{self.state:5}  {self.what}: {text}"
 
 
+Found = tuple[str, str]
+"""State and text of a check. One that raises an error is wrong, for that reason."""
+
+
 def folder(
     found: site_folder.Folder, now: datetime.datetime | None = None
 ) -> list[Check]:
@@ -67,27 +70,27 @@ def folder(
         found.load()
     except errors.NebulaError as error:
         return [Check("folder", WRONG, str(error))]
-    parts: Sequence[tuple[str, Callable[[], Check]]] = (
-        ("folder", lambda: private(found)),
-        ("certificate of the switch", lambda: certificate(found, "switch", now)),
-        ("certificate of the trainer", lambda: certificate(found, "trainer", now)),
-        ("clock", lambda: clock(found)),
-        ("revocation list", lambda: revocation_list(found, now)),
-        ("policy", lambda: rules(found)),
-        ("accounts", lambda: accounts(found)),
-        ("audit log", lambda: audit_log(found)),
-        ("disk", lambda: disk(found)),
-    )
+    parts: dict[str, Callable[[], Found]] = {
+        "folder": lambda: private(found),
+        "certificate of the switch": lambda: certificate(found, "switch", now),
+        "certificate of the trainer": lambda: certificate(found, "trainer", now),
+        "clock": lambda: clock(found),
+        "revocation list": lambda: revocation_list(found, now),
+        "policy": lambda: rules(found),
+        "accounts": lambda: accounts(found),
+        "audit log": lambda: audit_log(found),
+        "disk": lambda: disk(found),
+    }
     checks = []
-    for what, part in parts:
+    for what, part in parts.items():
         try:
-            checks.append(part())
+            checks.append(Check(what, *part()))
         except (errors.NebulaError, OSError) as error:
             checks.append(Check(what, WRONG, str(error)))
     return checks
 
 
-def private(found: site_folder.Folder) -> Check:
+def private(found: site_folder.Folder) -> Found:
     """Checks that no other user of the machine can read what is secret."""
     found.check()
     work = [each for each in found.users.iterdir() if each.is_dir()]
@@ -97,40 +100,33 @@ def private(found: site_folder.Folder) -> Check:
     for path in near:
         if path.name in SECRETS:
             private_files.check_file(path)
-    return Check("folder", FINE, f"{found.path}: only this user can read its secrets")
+    return FINE, f"{found.path}: only this user can read its secrets"
 
 
-def certificate(found: site_folder.Folder, role: str, now: datetime.datetime) -> Check:
+def certificate(found: site_folder.Folder, role: str, now: datetime.datetime) -> Found:
     """Checks the certificate of a role, and that its renewal is not late."""
-    what = f"certificate of the {role}"
     own = member.load(found, role, now).certificate
-    left = own.not_valid_after_utc - now
     life = own.not_valid_after_utc - own.not_valid_before_utc
     renewal = own.not_valid_before_utc + life * member.RENEWAL
-    text = f"valid for {duration(left)} more"
+    text = f"valid for {duration(own.not_valid_after_utc - now)} more"
     if now < renewal:
-        due = duration(renewal - now)
-        return Check(what, FINE, f"{text}; its renewal is due in {due}")
+        return FINE, f"{text}; its renewal is due in {duration(renewal - now)}"
     if now < own.not_valid_before_utc + life * LATE:
-        return Check(
-            what, FINE, f"{text}; its renewal is due: a running switch does it"
-        )
-    return Check(
-        what,
-        WRONG,
+        return FINE, f"{text}; its renewal is due: a running switch does it"
+    return WRONG, (
         f"{text}, and its renewal is late: is the switch running, with a line to the"
-        " lab that issues certificates? then: nebula rotate",
+        " lab that issues certificates? then: nebula rotate"
     )
 
 
-def clock(found: site_folder.Folder) -> Check:
+def clock(found: site_folder.Folder) -> Found:
     """Compares this machine's clock with the authority's.
 
     The authority's is in a certificate that it has issued; this machine's, in the time
     of the file that was written when it came.
     """
     if not found.load().authority:
-        return Check("clock", FINE, "this lab has the authority, whose clock counts")
+        return FINE, "this lab has the authority, whose clock counts"
     path = found.switch / "cert.pem"
     own = x509.load_pem_x509_certificate(path.read_bytes())
     issued = own.not_valid_before_utc + issuing.BACKDATED
@@ -138,26 +134,20 @@ def clock(found: site_folder.Folder) -> Check:
     ahead = written - issued
     when = f"at {issued:%Y-%m-%d %H:%M} UTC, when the certificate was issued"
     if abs(ahead) > TRUSTED_FILE_TIME:
-        return Check(
-            "clock",
-            UNCLEAR,
+        return UNCLEAR, (
             f"the files of the certificate are {duration(abs(ahead))} off its issue"
             f" {when}: they were copied, or this clock is wrong; compare it with a time"
-            " server",
+            " server"
         )
     seconds = ahead.total_seconds()
     text = f"{abs(seconds):.0f} s {'ahead of' if seconds >= 0 else 'behind'}"
+    text = f"this machine's was {text} the authority's {when}"
     if abs(seconds) > MOST_CLOCK_SECONDS:
-        return Check(
-            "clock",
-            WRONG,
-            f"this machine's was {text} the authority's {when}: set it by a time"
-            " server (NTP)",
-        )
-    return Check("clock", FINE, f"this machine's was {text} the authority's {when}")
+        return WRONG, f"{text}: set it by a time server (NTP)"
+    return FINE, text
 
 
-def revocation_list(found: site_folder.Folder, now: datetime.datetime) -> Check:
+def revocation_list(found: site_folder.Folder, now: datetime.datetime) -> Found:
     """Checks the revocation list, and that it is not old."""
     listed = revocation.RevocationList(found)
     listed.check(now)
@@ -167,23 +157,19 @@ def revocation_list(found: site_folder.Folder, now: datetime.datetime) -> Check:
     text = f"number {listed.number}, {duration(age)} old"
     text += f", valid for {duration(end - now)} more"
     if age > OLD_LIST:
-        return Check(
-            "revocation list",
-            WRONG,
-            f"{text}: a newer one should have come; is the authority's switch running?",
-        )
-    return Check("revocation list", FINE, text)
+        more = "a newer one should have come; is the authority's switch running?"
+        return WRONG, f"{text}: {more}"
+    return FINE, text
 
 
-def rules(found: site_folder.Folder) -> Check:
+def rules(found: site_folder.Folder) -> Found:
     """Checks that the policy can be read."""
     path = found.path / policy.FILE
     policy.load(path)
-    text = f"{path} serves" if path.exists() else "none: every job may cross"
-    return Check("policy", FINE, text)
+    return FINE, f"{path} serves" if path.exists() else "none: every job may cross"
 
 
-def accounts(found: site_folder.Folder) -> Check:
+def accounts(found: site_folder.Folder) -> Found:
     """Checks the store of accounts."""
     store = store_lib.Store(found.identity)
     try:
@@ -193,26 +179,25 @@ def accounts(found: site_folder.Folder) -> Check:
         store.close()
     if findings:
         text = f"{findings[0]} ({len(findings)} findings): put a copy of it back"
-        return Check("accounts", WRONG, f"{found.identity}: {text}")
-    return Check("accounts", FINE, f"{count}, in a store that is sound")
+        return WRONG, f"{found.identity}: {text}"
+    return FINE, f"{count}, in a store that is sound"
 
 
-def audit_log(found: site_folder.Folder) -> Check:
+def audit_log(found: site_folder.Folder) -> Found:
     """Verifies the audit log, by what this lab itself has signed."""
     findings = audit_verify.verify(found.audit)
     if not findings:
-        return Check("audit log", FINE, "its entries are as they were signed")
-    text = f"{findings[0]}; see nebula audit verify"
-    return Check("audit log", WRONG, text)
+        return FINE, "its entries are as they were signed"
+    return WRONG, f"{findings[0]}; see nebula audit verify"
 
 
-def disk(found: site_folder.Folder) -> Check:
+def disk(found: site_folder.Folder) -> Found:
     """Checks that the disk has room."""
     free = shutil.disk_usage(found.path).free
     text = f"{free / 1e9:.1f} GB are free"
     if free < LITTLE_BYTES:
-        return Check("disk", WRONG, f"{text}: make room, or the audit log will stop")
-    return Check("disk", FINE, text)
+        return WRONG, f"{text}: make room, or the audit log will stop"
+    return FINE, text
 
 
 def duration(span: datetime.timedelta) -> str:
