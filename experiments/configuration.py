@@ -10,6 +10,7 @@ the run or for its `run.flags`.
 import dataclasses
 import pathlib
 import sys
+from collections.abc import Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from absl import flags
@@ -17,6 +18,7 @@ from absl import flags
 import nebula_jax
 from experiments import command_line, fields
 from nebula_jax import errors, files
+from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
 from nebula_jax.runtime import connect
 from nebula_jax.runtime import context as context_lib
@@ -310,6 +312,16 @@ class Run(Generic[AgreedT, LocalT]):
                 connection=self.local.connection(),
             )
         )
+
+    def hello(self, settings: Mapping[str, Any], saved: Sequence[int]) -> frames.Hello:
+        """Returns the Hello of this process.
+
+        Args:
+          settings: what must be equal in all clusters.
+          saved: steps that the cluster could resume after.
+        """
+        version = nebula_jax.__version__
+        return frames.Hello(self.local.cluster, version, dict(settings), tuple(saved))
 
     def with_agreed(self, **changes: Any) -> "Run[AgreedT, LocalT]":
         """Returns the run with some shared settings changed."""

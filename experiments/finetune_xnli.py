@@ -36,7 +36,7 @@ def main() -> int:
     run = config.from_flags().with_agreed(dataset=dataset)
     config.check(run)
     devices.simulate(run.local.layout())
-    return evaluate.evaluate(run, command.predictions_dir)
+    return evaluate.evaluate(run)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,9 @@ EXPERIMENT = here.Experiment(
     shared_vocabulary=data.shared_vocabulary,
     text_of=data.text_of,
     train_whole=whole.train,
-    report=report.report,
+    figures=report.figures,
+    plot=report.plot,
+    markdown=report.markdown,
     reported=("hot_start", "data_dir", "wan", "devices_per_cluster", "emulate_compute"),
 )
 

@@ -16,7 +16,7 @@ loops are in `m3/generator`, `m3/discriminator` and `m3/whole`.
 import functools
 
 from experiments import cluster_process, command_line, shared_flags
-from experiments.m3 import config, data, discriminator, generator, report, whole
+from experiments.m3 import config, curves, data, discriminator, generator, report, whole
 from experiments.pretraining import here
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
@@ -30,7 +30,9 @@ EXPERIMENT = here.Experiment(
     shared_vocabulary=data.shared_vocabulary,
     text_of=data.text_of,
     train_whole=whole.train,
-    report=report.report,
+    figures=report.figures,
+    plot=curves.plot,
+    markdown=report.markdown,
     reported=(
         "hot_start",
         "discriminator_start",

@@ -24,7 +24,7 @@ def train(run: config.Run) -> int:
     settings = config.settings(run, vocabulary)
     saved = context.open_checkpoints(settings)
     compared = settings | data.same_text(run, text) | own.layout()
-    hello = config.hello(run, compared, saved.steps)
+    hello = run.hello(compared, saved.steps)
     with text, channels.connected(run, context, hello) as peers:
         # All that crosses: the deltas of rounds, from each cluster to all others.
         rounds = channels.rounds(run, own.member, peers, context.work, timer)

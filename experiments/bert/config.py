@@ -11,7 +11,6 @@ from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hello as pretraining_hello
 from experiments.pretraining import hot_start, text
 from nebula_jax import errors
-from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import attention, transformer
@@ -315,19 +314,6 @@ def check_held_out(agreed: Agreed, replicas: int) -> None:
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against."""
     return pretraining_hello.settings(run.agreed, run.local, vocabulary)
-
-
-def hello(
-    run: Run, settings: dict[str, Any], checkpoints: Sequence[int]
-) -> frames.Hello:
-    """Returns this cluster's Hello.
-
-    Args:
-      run: of this process.
-      settings: `settings`, and what else must be equal in all clusters.
-      checkpoints: steps that it could go on from.
-    """
-    return pretraining_hello.hello(run.local, settings, checkpoints)
 
 
 def model(agreed: Agreed, encoder: transformer.Config) -> bert.Config:

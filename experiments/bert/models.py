@@ -80,36 +80,30 @@ def export(
     made: Models,
     vocabulary: vocabularies.Vocabulary,
     params: Any,
-) -> bool:
+) -> None:
     """Writes the encoder and its tokenizer, unless only adapters have trained.
 
     No checkpoint format has adapters between layers, and the encoder is as it was.
 
     Args:
-      folder: of the cluster; `encoder` in it is replaced if it is there.
+      folder: of the cluster.
       run: of this process.
       made: the run's model.
       vocabulary: of the run.
-      params: of the model, on the host, with `embeddings` and `encoder`; in the root
-        of the cluster alone.
-
-    Returns:
-      True if it was written; else a message gives the reason.
+      params: of the model, on the root's host.
     """
-    if not ranks.is_root():
-        return False
     if run.agreed.trains != "all":
-        process.message(
-            f"--trains={run.agreed.trains}: no encoder is exported, since it has not"
-            " trained; the adapters are in the checkpoints"
-        )
-        return False
+        if ranks.is_root():
+            process.message(
+                f"--trains={run.agreed.trains}: no encoder is exported, since it has"
+                " not trained; the adapters are in the checkpoints"
+            )
+        return
     pretraining_export.write(
-        folder / pretraining_export.FOLDER,
+        folder,
         run.agreed,
         run.local,
         made.config.encoder,
         vocabulary,
         params,
     )
-    return True

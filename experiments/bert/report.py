@@ -13,46 +13,22 @@ from nebula_jax.training import metrics
 FLOAT32 = 4  # bytes
 
 
-def report(
-    folder: pathlib.Path,
-    clusters: Mapping[str, pathlib.Path],
+def figures(
+    found: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Sequence[Mapping[str, Any]]],
     settings: Mapping[str, Any],
     vocab_size: int,
-    seconds: float,
-) -> None:
-    """Writes summary.json and plot unless they are up to date; prints the Markdown.
-
-    Args:
-      folder: of the run.
-      clusters: name -> folder.
-      settings: flag -> value.
-      vocab_size: V.
-      seconds: wall time of this command.
-    """
-    path = folder / "summary.json"
-    if run_report.is_stale(path, clusters.values()):
-        records = {name: metrics.read(each) for name, each in clusters.items()}
-        plot(records, folder / "losses.png")
-        found = {name: run_report.read_summary(each) for name, each in clusters.items()}
-        summary = {
-            **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
-            "vocab_size": vocab_size,
-            "flags": dict(settings),
-            "clusters": [each for each in found.values() if each],
-            "restarts": restarts.read(folder, clusters.values()),
-            "bytes": crossed(_of_clusters(found)),
-            "losses": {
-                name: run_report.first_and_last(each) for name, each in records.items()
-            },
-            "held_out": {name: held_out(each) for name, each in records.items()},
-            "left_out": {name: left_out(each) for name, each in records.items()},
-        }
-        run_report.write(path, summary)
-    run_report.show(markdown(run_report.read_summary(folder)))
-    print(f"report: {path}, {folder / 'losses.png'}")
+) -> dict[str, Any]:
+    """Returns what a run's summary has of BERT; see `here.Experiment`."""
+    del settings, vocab_size
+    return {
+        "bytes": crossed(_of_clusters(found)),
+        "held_out": {name: held_out(each) for name, each in records.items()},
+        "left_out": {name: left_out(each) for name, each in records.items()},
+    }
 
 
-def _of_clusters(found: Mapping[str, dict[str, Any]]) -> list[dict[str, Any]]:
+def _of_clusters(found: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Returns the clusters' summaries; of a run in one process, what they would be.
 
     Nothing has crossed there: bytes are those of the payloads, without frame heads.
@@ -141,27 +117,25 @@ def mean(figures: Mapping[str, float | None]) -> float:
 
 
 def plot(
-    records: Mapping[str, Sequence[Mapping[str, Any]]], path: pathlib.Path
+    found: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Sequence[Mapping[str, Any]]],
+    path: pathlib.Path,
 ) -> None:
-    """Draws every cluster's training loss, and its held-out loss, against steps.
-
-    Args:
-      records: cluster -> records of its metrics.jsonl.
-      path: of the PNG to write.
-    """
+    """Draws every cluster's training loss, and its held-out loss, against steps."""
+    del found
     # Imported here, so that clusters, which draw nothing, need not wait for it.
     import matplotlib.figure
 
     figure = matplotlib.figure.Figure(figsize=(11, 4.2), layout="constrained")
     training, evaluated = figure.subplots(1, 2)
-    for name, found in records.items():
-        steps = [each for each in found if "loss" in each]
+    for name, of_cluster in records.items():
+        steps = [each for each in of_cluster if "loss" in each]
         training.plot(
             [each["step"] for each in steps],
             [each["loss"] for each in steps],
             label=name,
         )
-        points = held_out(found)
+        points = held_out(of_cluster)
         evaluated.plot(
             [each["step"] for each in points],
             [mean(each["loss"]) for each in points],

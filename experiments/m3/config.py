@@ -8,7 +8,6 @@ from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hello as pretraining_hello
 from experiments.pretraining import hot_start
 from nebula_jax import errors
-from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
@@ -188,11 +187,6 @@ def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
         digest = hot_start.digest(local.of_generator())
         found["--generator_start"] = digest[:16]
     return found
-
-
-def hello(run: Run, settings: dict[str, Any], checkpoints: list[int]) -> frames.Hello:
-    """Returns this cluster's Hello."""
-    return pretraining_hello.hello(run.local, settings, checkpoints)
 
 
 def model(

@@ -5,9 +5,6 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from nebula_jax.runtime.records import report as run_report
-from nebula_jax.training import metrics
-
 FIGURES = (
     *("rtd_auc", "fake_token_rate", "sampled_mlm_accuracy", "clm_accuracy"),
     "unigram_accuracy",
@@ -82,11 +79,16 @@ def of_generators(
     return curves
 
 
-def plot(clusters: Mapping[str, pathlib.Path], path: pathlib.Path) -> None:
+def plot(
+    found: Mapping[str, Mapping[str, Any]],
+    of_all: Mapping[str, Sequence[dict[str, Any]]],
+    path: pathlib.Path,
+) -> None:
     """Draws losses of all clusters and RTD AUC by language against steps.
 
     Args:
-      clusters: name -> folder; the first one has the discriminator.
+      found: cluster -> its summary; the first one has the discriminator.
+      of_all: cluster -> its metrics.
       path: of the PNG to write.
     """
     # Imported here, so that clusters, which draw nothing, need not wait for it.
@@ -94,9 +96,7 @@ def plot(clusters: Mapping[str, pathlib.Path], path: pathlib.Path) -> None:
 
     figure = matplotlib.figure.Figure(figsize=(11, 8), layout="constrained")
     (losses, rtd_loss), (auc, probed) = figure.subplots(2, 2)
-    discriminator = next(iter(clusters))
-    found = {name: run_report.read_summary(each) for name, each in clusters.items()}
-    of_all = {name: metrics.read(each) for name, each in clusters.items()}
+    discriminator = next(iter(of_all))
     records = [record for record in of_all[discriminator] if "loss" in record]
     steps = [record["step"] for record in records]
     values = [record["clm_loss"] for record in records]

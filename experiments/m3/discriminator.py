@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 
-from experiments.m3 import channels, config, export, models, probes
+from experiments.m3 import channels, config, models, probes
 from experiments.pretraining import text
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
@@ -30,7 +30,7 @@ def train(run: config.Run) -> int:
 
     settings = config.settings(run, vocabulary)
     saved = context.open_checkpoints(settings)
-    hello = config.hello(run, settings, saved.steps)
+    hello = run.hello(settings, saved.steps)
     names = [f"generator:{index}" for index in range(len(agreed.groups()))]
     with context.listen(hello, names) as links:
         # All that crosses: what the generators send; their step tokens go back.
@@ -64,7 +64,7 @@ def train(run: config.Run) -> int:
         described = {"ledgers": {link.peer.cluster: link.ledger for link in links}}
         context.finish(described | {"models": models.describe(run, made)})
     if context.step >= agreed.steps:
-        export.write(context, run, made, vocabulary, state.params)
+        models.export(context.folder, run, made, vocabulary, state.params)
     return context.exit_status()
 
 

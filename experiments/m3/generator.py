@@ -35,7 +35,7 @@ def train(run: config.Run, index: int) -> int:
 
     settings = config.settings(run, vocabulary)
     saved = context.open_checkpoints(settings)
-    hello = config.hello(run, settings, saved.steps)
+    hello = run.hello(settings, saved.steps)
     with text, context.dial(hello, peer="discriminator") as link:
         # All that crosses: corrupted ids, of the text and of what is held out from it.
         tokens, held_out = channels.senders(

@@ -6,13 +6,16 @@ a generator with its first layers, the discriminator with all of them. With
 """
 
 import functools
+import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from jax.sharding import Mesh
 
 from experiments.m3 import config
+from experiments.pretraining import export as pretraining_export
 from experiments.pretraining import hot_start
+from nebula_jax.communication import ranks
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.parallel import mesh as mesh_lib
@@ -65,12 +68,7 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
 def layers(
     run: config.Run, small: transformer.Config, large: transformer.Config
 ) -> tuple[int, int]:
-    """Returns how many layers a generator and a discriminator have.
-
-    Args:
-      run: of this process.
-      small, large: shapes of what they begin with.
-    """
+    """Returns the layers of a generator and the discriminator, given their starts."""
     has_own = bool(run.local.generator_start)
     most = small.layers if has_own else max(1, small.layers // 4)
     return (
@@ -127,3 +125,29 @@ def _sharded(
     if models.generator is None:
         return mesh_lib.sharded_init(mesh, init)
     return mesh_lib.sharded_init_from_arrays(mesh, init)
+
+
+def export(
+    folder: pathlib.Path,
+    run: config.Run,
+    models: Models,
+    vocabulary: vocabularies.Vocabulary,
+    params: Any,
+) -> None:
+    """Writes the discriminator's encoder, and its tokenizer, into its cluster's folder.
+
+    Args:
+      folder: of the cluster.
+      run: of this process.
+      models: of the run.
+      vocabulary: of the run.
+      params: of the discriminator, on the devices.
+    """
+    pretraining_export.write(
+        folder,
+        run.agreed,
+        run.local.of_discriminator(),
+        models.config.discriminator,
+        vocabulary,
+        ranks.to_root(params),
+    )

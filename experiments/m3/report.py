@@ -1,7 +1,6 @@
 """The report of an M3 run: summary.json, its Markdown, a plot."""
 
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from nebula_jax.communication import codecs
 from nebula_jax.runtime.life import restarts
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.runtime.records import traces
-from nebula_jax.training import masking, metrics
+from nebula_jax.training import masking
 
 STARVED = 1 / 3
 """Share of fakes among the masked tokens below which RTD has little to find."""
@@ -20,53 +19,29 @@ BETTER = 0.98
 """Share of the unigram entropy above which a generator counts as no better."""
 
 
-def report(
-    folder: pathlib.Path,
-    clusters: Mapping[str, pathlib.Path],
+def figures(
+    found: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Sequence[dict[str, Any]]],
     settings: Mapping[str, Any],
     vocab_size: int,
-    seconds: float,
-) -> None:
-    """Writes summary.json and plot unless they are up to date; prints the Markdown.
-
-    Args:
-      folder: of the run.
-      clusters: name -> folder; the first one has the discriminator.
-      settings: flag -> value, with batch_size, max_length and mask_rate.
-      vocab_size: V.
-      seconds: wall time of this command.
-    """
-    path = folder / "summary.json"
-    if run_report.is_stale(path, clusters.values()):
-        curves.plot(clusters, folder / "losses.png")
-        summary = _gather(folder, clusters, settings, vocab_size, seconds)
-        run_report.write(path, summary)
-    run_report.show(markdown(run_report.read_summary(folder)))
-    print(f"report: {path}, {folder / 'losses.png'}")
-
-
-def _gather(
-    folder: pathlib.Path,
-    clusters: Mapping[str, pathlib.Path],
-    settings: Mapping[str, Any],
-    vocab_size: int,
-    seconds: float,
 ) -> dict[str, Any]:
-    found = {name: run_report.read_summary(each) for name, each in clusters.items()}
-    records = {name: metrics.read(each) for name, each in clusters.items()}
+    """Returns what a run's summary has of M3; see `here.Experiment`.
+
+    The first cluster has the discriminator.
+    """
+    of_discriminator = next(iter(records.values()))
     return {
-        **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
-        "vocab_size": vocab_size,
-        "flags": dict(settings),
-        "clusters": [each for each in found.values() if each],
-        "restarts": restarts.read(folder, clusters.values()),
         "bytes": _bytes(found, settings, vocab_size),
-        "losses": {
-            name: run_report.first_and_last(each) for name, each in records.items()
-        },
-        "held_out": curves.held_out(next(iter(records.values()))),
-        "probes": curves.probes(next(iter(records.values()))),
-        "generators": _generators(found, records),
+        "held_out": curves.held_out(of_discriminator),
+        "probes": curves.probes(of_discriminator),
+        "generators": [
+            {
+                "name": name,
+                "loss": losses[-1][1] if losses else None,
+                "unigram_entropy": entropy,
+            }
+            for name, entropy, losses in curves.of_generators(found, records)
+        ],
     }
 
 
@@ -93,18 +68,6 @@ def _bytes(
         "per_token": sent / tokens if tokens else 0.0,
         "formula_per_position": formula,
     }
-
-
-def _generators(
-    found: Mapping[str, Mapping[str, Any]],
-    records: Mapping[str, Sequence[dict[str, Any]]],
-) -> list[dict[str, Any]]:
-    """Lists the generators: name, last MLM loss, entropy of their text."""
-    of_run = []
-    for name, entropy, losses in curves.of_generators(found, records):
-        last = losses[-1][1] if losses else None
-        of_run.append({"name": name, "loss": last, "unigram_entropy": entropy})
-    return of_run
 
 
 def markdown(summary: Mapping[str, Any]) -> str:

@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 
-from experiments.m3 import config, data, export, models, probes
+from experiments.m3 import config, data, models, probes
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as shared_vocabulary
-from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.evaluation import rtd, unigrams
 from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
@@ -41,12 +40,18 @@ def train(run: config.Run) -> int:
     predict = predictions(made.config, mesh)
     probe = probes.Probes(run, made, vocabulary, mesh, fresh[0])
 
-    saved = open_checkpoints(run, context, names, vocabulary)
+    settings = config.settings(run, vocabulary)
+    saved = [context.open_checkpoints(settings, part=name) for name in names]
     start, states = restored(run, names, saved, fresh, texts)
     context.begin(start)
     frequencies = [unigrams.Unigrams(vocabulary.size) for _ in texts]
     sent: list[m3.Tokens] = []
-    keep = functools.partial(keep_tokens, sent)
+
+    def keep(tokens: m3.Tokens, number: int) -> None:
+        """Keeps a micro-batch for the discriminator, in place of sending it."""
+        del number  # they come in their order
+        sent.append(tokens)
+
     if start == 0:
         evaluate(context, 0, predict, probe, states, texts, sent)
     for step in context.each(context.alone()):
@@ -72,19 +77,8 @@ def train(run: config.Run) -> int:
     described = {"unigram_entropies": [each.entropy() for each in frequencies]}
     context.finish(described | {"models": models.describe(run, made)})
     if context.step >= agreed.steps:
-        export.write(context, run, made, vocabulary, states[0].params)
+        models.export(context.folder, run, made, vocabulary, states[0].params)
     return context.exit_status()
-
-
-def open_checkpoints(
-    run: config.Run,
-    context: context_lib.Context,
-    names: Sequence[str],
-    vocabulary: vocabularies.Vocabulary,
-) -> list[checkpoints.Checkpoints]:
-    """Opens the checkpoints of every cluster that would have a part."""
-    settings = config.settings(run, vocabulary)
-    return [context.open_checkpoints(settings, part=name) for name in names]
 
 
 def restored(
@@ -96,12 +90,7 @@ def restored(
 ) -> tuple[int, list[Any]]:
     """Returns the newest step that all parts have, and their states; texts begin there.
 
-    Args:
-      run: of this process.
-      names: of the clusters that would have the parts; the discriminator's first.
-      saved: their checkpoints.
-      fresh: their states at step 0.
-      texts: of the generators.
+    The discriminator's part is the first; texts are of the others.
     """
     start = checkpoints.newest_of_all(
         {name: each.steps for name, each in zip(names, saved, strict=True)},
@@ -113,11 +102,6 @@ def restored(
     for text, (_, position) in zip(texts, found[1:], strict=True):
         text.begin(position, rows)
     return start, [state for state, _ in found]
-
-
-def keep_tokens(sent: list[m3.Tokens], tokens: m3.Tokens, number: int) -> None:
-    """Keeps micro-batch `number` for the discriminator, in place of sending it."""
-    sent.append(tokens)
 
 
 def predictions(config: m3.Config, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
@@ -154,14 +138,8 @@ def evaluate(
 ) -> None:
     """Records figures on every generator's held-out text, and probes.
 
-    Args:
-      context: of this process.
-      step: after which the models are evaluated.
-      predict: see `predictions`.
-      probe: of the discriminator.
-      states: of the discriminator, and of each generator.
-      texts: of each generator.
-      sent: tokens of the step; none before the first.
+    The first state is the discriminator's; `sent` has the step's tokens, none before
+    the first.
     """
     discriminator, *generators = (state.params for state in states)
     found = rtd.RtdAccumulator()

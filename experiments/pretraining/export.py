@@ -12,6 +12,7 @@ from typing import Any
 
 from experiments.pretraining import config, hot_start
 from nebula_jax import files
+from nebula_jax.communication import ranks
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
@@ -29,17 +30,19 @@ def write(
     vocabulary: vocabularies.Vocabulary,
     params: Any,
 ) -> None:
-    """Writes a trained encoder and its tokenizer.
+    """Writes a trained encoder and its tokenizer; the root of the cluster does.
 
     Args:
-      folder: replaced if it is there (`files.replacing`).
+      folder: of the cluster; FOLDER in it is replaced (`files.replacing`).
       agreed, local: of the run.
       shape: of the encoder.
       vocabulary: of the run.
-      params: of the model, on the host; its heads are left out.
+      params: of the model, on the root's host; its heads are left out.
     """
+    if not ranks.is_root():
+        return
     params = {part: params[part] for part in ("embeddings", "encoder")}
-    with files.replacing(folder, process.message) as new:
+    with files.replacing(folder / FOLDER, process.message) as new:
         if local.hot_start:
             whole = hot_start.read(agreed, local)
             rows = hot_start.rows_of(local, vocabulary, whole)

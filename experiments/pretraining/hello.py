@@ -1,12 +1,9 @@
-"""The Hellos of a pre-training run: what all of its clusters compare."""
+"""The settings of a pre-training run that its clusters compare when they connect."""
 
-from collections.abc import Sequence
 from typing import Any
 
-import nebula_jax
 from experiments import configuration
 from experiments.pretraining import config, hot_start
-from nebula_jax.communication.wire import frames
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 
@@ -25,17 +22,3 @@ def settings(
         # Clusters may have it in different places.
         values["--hot_start"] = hot_start.digest(local)[:16]
     return values
-
-
-def hello(
-    local: config.Local, settings: dict[str, Any], checkpoints: Sequence[int]
-) -> frames.Hello:
-    """Returns this cluster's Hello.
-
-    Args:
-      local: of this process.
-      settings: what must be equal in all clusters.
-      checkpoints: steps that it could go on from.
-    """
-    version = nebula_jax.__version__
-    return frames.Hello(local.cluster, version, settings, tuple(checkpoints))

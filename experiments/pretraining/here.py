@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -10,8 +11,10 @@ from typing import Any, NamedTuple
 from experiments import configuration
 from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import launcher, process
+from nebula_jax.runtime.life import launcher, process, restarts
 from nebula_jax.runtime.records import checkpoints, run_folder, traces
+from nebula_jax.runtime.records import report as run_report
+from nebula_jax.training import metrics
 
 
 class Experiment(NamedTuple):
@@ -27,8 +30,13 @@ class Experiment(NamedTuple):
     """(run, index, vocabulary) -> the text of one reader, prepared."""
     train_whole: Callable[..., int]
     """run -> the exit status of all parts trained in this process."""
-    report: Callable[..., None]
-    """(workdir, cluster -> folder, flags, pieces, seconds): reports the run."""
+    figures: Callable[..., dict[str, Any]]
+    """(summaries, records, flags, V) -> what a summary has beside `_report`'s entries;
+    the first two by cluster."""
+    plot: Callable[..., None]
+    """(summaries, records, path of the PNG): draws the curves of a run."""
+    markdown: Callable[..., str]
+    """summary -> Markdown."""
     reported: Sequence[str]
     """Settings of this process that belong into the summary."""
 
@@ -87,8 +95,38 @@ def run_here(
         own = {name: getattr(run.local, name) for name in experiment.reported}
         values = dataclasses.asdict(run.agreed) | own
         seconds = time.monotonic() - begin
-        experiment.report(workdir, clusters, values, vocabulary.size, seconds)
+        _report(experiment, workdir, clusters, values, vocabulary.size, seconds)
     return status
+
+
+def _report(
+    experiment: Experiment,
+    folder: pathlib.Path,
+    clusters: Mapping[str, pathlib.Path],
+    settings: Mapping[str, Any],
+    vocab_size: int,
+    seconds: float,
+) -> None:
+    """Writes summary.json and plot unless they are up to date; prints the Markdown."""
+    path, picture = folder / "summary.json", folder / "losses.png"
+    if run_report.is_stale(path, clusters.values()):
+        found = {name: run_report.read_summary(each) for name, each in clusters.items()}
+        records = {name: metrics.read(each) for name, each in clusters.items()}
+        experiment.plot(found, records, picture)
+        summary = {
+            **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
+            "vocab_size": vocab_size,
+            "flags": dict(settings),
+            "clusters": [each for each in found.values() if each],
+            "restarts": restarts.read(folder, clusters.values()),
+            "losses": {
+                name: run_report.first_and_last(each) for name, each in records.items()
+            },
+            **experiment.figures(found, records, settings, vocab_size),
+        }
+        run_report.write(path, summary)
+    run_report.show(experiment.markdown(run_report.read_summary(folder)))
+    print(f"report: {path}, {picture}")
 
 
 def _arguments(

@@ -1,7 +1,6 @@
 """The configuration of an XNLI run: its flags, and the values that are passed on."""
 
 import dataclasses
-import pathlib
 from typing import Any
 
 import optax
@@ -125,11 +124,6 @@ class Command:
     eval_only: bool = fields.to_begin_with(
         False, "Test what --run trained, on --data_dir; train nothing."
     )
-    predictions_dir: str = fields.of_data(
-        "",
-        "Folder that --eval_only writes to; if empty,"
-        " <run>/evaluated/<split>-<digest of the text>.",
-    )
 
 
 Run = configuration.Run[Agreed, Local]
@@ -192,18 +186,8 @@ def check(run: Run) -> None:
         )
 
 
-def data_dir(local: Local) -> pathlib.Path:
-    """Returns the text folder with the pairs."""
-    return pathlib.Path(local.data_dir)
-
-
 def optimizer(agreed: Agreed, layers: int) -> optax.GradientTransformation:
-    """Returns Adam with a linear warm-up and decay, slower in lower layers.
-
-    Args:
-      agreed: of the run.
-      layers: of the encoder.
-    """
+    """Returns Adam with a linear warm-up and decay, slower in lower of the layers."""
     schedule = optimizers.linear_decay(
         agreed.learning_rate, round(agreed.warmup_ratio * agreed.steps), agreed.steps
     )
@@ -214,12 +198,7 @@ def optimizer(agreed: Agreed, layers: int) -> optax.GradientTransformation:
 
 
 def settings(agreed: Agreed, text_digest: str) -> dict[str, Any]:
-    """Returns what a checkpoint is checked against.
-
-    Args:
-      agreed: of the run.
-      text_digest: of all pairs.
-    """
+    """Returns what a checkpoint is checked against, with the digest of all pairs."""
     values = configuration.settings(agreed)
     del values["--checkpoint_every"]  # the run has no other process: this may change
     return values | {"text": text_digest}

@@ -66,7 +66,7 @@ def languages(run: config.Run, split: str) -> list[str]:
     Raises:
       text_folder.CorpusError: if one has none, unless --skip_missing_languages.
     """
-    local, folder = run.local, config.data_dir(run.local)
+    local, folder = run.local, pathlib.Path(run.local.data_dir)
     if run.agreed.dataset == "folder":
         there, missing = nli.present(folder, split, local.languages)
         where = f"{folder}/nli/{split}.LANGUAGE.tsv[.gz]"
@@ -160,7 +160,7 @@ def _examples(
     run: config.Run, split: str, names: Sequence[str]
 ) -> tuple[dict[str, nli.Examples], str]:
     """Returns language -> examples, and where they are from."""
-    agreed, folder = run.agreed, config.data_dir(run.local)
+    agreed, folder = run.agreed, pathlib.Path(run.local.data_dir)
     if split != "train" and agreed.dataset == "tfds:xnli":
         found, where = nli_tfds.read(
             split,

@@ -3,7 +3,6 @@
 N pairs, C classes.
 """
 
-import pathlib
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,7 +10,6 @@ import jax
 import numpy as np
 
 from experiments.xnli import config, data, models, report, restored
-from nebula_jax import errors
 from nebula_jax.data import length_buckets, nli
 from nebula_jax.models import classifier
 from nebula_jax.runtime.life import process
@@ -19,7 +17,7 @@ from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import report as run_report
 
 EVALUATED = "evaluated"
-"""A folder in a run's own, of the predictions of later tests."""
+"""Folder in a run's own for the predictions of later tests."""
 
 
 def probabilities(
@@ -71,6 +69,15 @@ def tested_parts(run: config.Run, text: data.Text) -> dict[str, data.Part]:
     return {name: part for name, part in of_split if name in run.local.languages}
 
 
+def tested(
+    run: config.Run, predict: models.Predict, params: Any, text: data.Text
+) -> dict[str, np.ndarray]:
+    """Predicts the pairs that are tested, and reports how long that took."""
+    parts = tested_parts(run, text)
+    with process.timed(f"testing {len(parts)} languages"):
+        return probabilities(predict, params, parts, text, run.local.eval_batch_size)
+
+
 def wanted(run: config.Run) -> dict[str, list[str]]:
     """Returns the pairs that training and test need: split -> languages."""
     split, english = run.local.split, [config.ENGLISH]
@@ -80,64 +87,27 @@ def wanted(run: config.Run) -> dict[str, list[str]]:
     return {"train": english, "dev": english, split: tested}
 
 
-def tested(
-    run: config.Run,
-    predict: models.Predict,
-    params: Any,
-    parts: Mapping[str, data.Part],
-    text: data.Text,
-) -> dict[str, np.ndarray]:
-    """Predicts as `probabilities` does; reports how long it took.
-
-    Args:
-      run: its configuration.
-      predict, params, text: as for `probabilities`.
-      parts: language -> the pairs that are tested.
-    """
-    with process.timed(f"testing {len(parts)} languages"):
-        return probabilities(predict, params, parts, text, run.local.eval_batch_size)
-
-
-def _check_folder(workdir: pathlib.Path, predictions_dir: str) -> None:
-    """Checks that predictions will not lie among the files of the run's training."""
-    own, given = workdir.resolve(), pathlib.Path(predictions_dir).resolve()
-    if not predictions_dir or given.is_relative_to(own / EVALUATED):
-        return
-    if given.is_relative_to(own):
-        raise errors.SettingsError(
-            f"--predictions_dir={predictions_dir} is in the run's own folder, which has"
-            " the summaries and predictions of its training; name another one, or one"
-            f" in its {EVALUATED}/"
-        )
-
-
-def evaluate(run: config.Run, predictions_dir: str) -> int:
-    """Tests what a run trained, on the pairs of --data_dir.
+def evaluate(run: config.Run) -> int:
+    """Tests what a run trained, on the pairs of --data_dir; returns the exit status.
 
     Args:
       run: that has ended, or stopped; its folder is `workdir`.
-      predictions_dir: folder to write to; if empty, one in the run's folder.
-
-    Returns:
-      The exit status.
     """
-    _check_folder(run.local.workdir, predictions_dir)
     split = run.local.split
     needed = {split: data.languages(run, split)}
     trained = restored.read(run)
     model, tokenizer = models.load(run)
-    whole = trained.with_trained_rows(model)
-    text = data.read(run, needed, whole, tokenizer)
+    text = data.read(run, needed, trained.with_trained_rows(model), tokenizer)
     shape = models.describe(run, text)
     mesh = devices.mesh(run.local.layout(), run.agreed.batch_size)
     fresh = classifier.init(shape, jax.random.key(0), text.model)
     left = trained.as_classifier_params(fresh, models.is_trained(run))
     params, _ = models.place(mesh, left)
-    predict, parts = models.predictor(run, shape, mesh), tested_parts(run, text)
-    found = tested(run, predict, params, parts, text)
+    found = tested(run, models.predictor(run, shape, mesh), params, text)
 
-    folder = run.local.workdir / EVALUATED / f"{split}-{text.digest}"
-    out = pathlib.Path(predictions_dir or folder)
+    # Not among the files of the training, which has predictions and a summary too.
+    out = run.local.workdir / EVALUATED / f"{split}-{text.digest}"
+    parts = tested_parts(run, text)
     report.write_predictions(out, split, parts, found)
     results = report.as_json(report.evaluate(parts, found))
     run_report.write(

@@ -11,7 +11,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax.sharding import Mesh
 
 from experiments.xnli import config, data
@@ -95,51 +94,24 @@ def is_trained(run: config.Run) -> partition.IsTrained:
     return lambda path: classification.is_trained(path, layers)
 
 
-def split_params(
-    run: config.Run, shape: classifier.Config, text: data.Text
-) -> tuple[Any, Any]:
-    """Returns all parameters at step 0: the trained ones, the frozen ones."""
-    rng = jax.random.fold_in(jax.random.key(run.agreed.seed), 0)
-    params = classifier.init(shape, rng, text.model)
-    return partition.split(params, is_trained(run))
-
-
 def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:
     """Returns parameters on the mesh's devices, and their NamedShardings."""
     sharding = rules.shardings(mesh, rules.RULES, params)
     return mesh_lib.put(params, sharding), sharding
 
 
-def init(
-    run: config.Run,
-    mesh: Mesh,
-    optimizer: optax.GradientTransformation,
-    trained: Any,
-    text: data.Text,
-) -> mesh_lib.ShardedInit:
-    """Plans what a checkpoint has, at step 0.
+def to_save(state: Any, best: Any, selected: int, text: data.Text) -> dict[str, Any]:
+    """Returns what a checkpoint has.
 
-    The parameters of the selected step are in it, because a resumed run needs
-    them; and which pieces were kept, because trained rows of the table belong to them.
-
-    Args:
-      run: its configuration.
-      mesh: of this process.
-      optimizer: of the trained parameters.
-      trained: parameters to train.
-      text: with the kept pieces.
+    The parameters of the selected step, which a resumed run needs; and which pieces
+    were kept, because trained rows of the table belong to them.
     """
-
-    def make() -> dict[str, Any]:
-        rng = jax.random.fold_in(jax.random.key(run.agreed.seed), 1)
-        return {
-            "state": train_state.create(trained, optimizer, rng),
-            "best": trained,
-            "selected_step": jnp.zeros((), jnp.int32),
-            "keep": jnp.asarray(text.keep),
-        }
-
-    return mesh_lib.sharded_init_from_arrays(mesh, make)
+    return {
+        "state": state,
+        "best": best,
+        "selected_step": jnp.asarray(selected, jnp.int32),
+        "keep": jnp.asarray(text.keep),
+    }
 
 
 def trained(
@@ -158,29 +130,25 @@ def trained(
       step 0; the frozen parameters on the devices.
     """
     optimizer = config.optimizer(run.agreed, shape.encoder.layers)
-    to_train, frozen = split_params(run, shape, text)
+    of_params, of_steps = (
+        jax.random.fold_in(jax.random.key(run.agreed.seed), number) for number in (0, 1)
+    )
+    params = classifier.init(shape, of_params, text.model)
+    to_train, frozen = partition.split(params, is_trained(run))
     frozen, frozen_at = place(mesh, frozen)
-    fresh = init(run, mesh, optimizer, to_train, text)
+
+    def first() -> dict[str, Any]:
+        state = train_state.create(to_train, optimizer, of_steps)
+        return to_save(state, to_train, 0, text)
+
+    fresh = mesh_lib.sharded_init_from_arrays(mesh, first)
     step = functools.partial(
         classification.step, shape, optimizer, run.agreed.micro_batches
     )
     inputs = (frozen_at, rules.BATCH, rules.BATCH)
-    state = fresh.shapes["state"]
-    return (
-        mesh_lib.jit_step(step, mesh, rules.RULES, state, inputs=inputs),
-        fresh,
-        frozen,
-    )
-
-
-def to_save(state: Any, best: Any, selected: int, text: data.Text) -> dict[str, Any]:
-    """Returns what a checkpoint has: see `init`."""
-    return {
-        "state": state,
-        "best": best,
-        "selected_step": jnp.asarray(selected, jnp.int32),
-        "keep": jnp.asarray(text.keep),
-    }
+    shapes = fresh.shapes["state"]
+    train_step = mesh_lib.jit_step(step, mesh, rules.RULES, shapes, inputs=inputs)
+    return train_step, fresh, frozen
 
 
 def predictor(run: config.Run, shape: classifier.Config, mesh: Mesh) -> Predict:

@@ -20,6 +20,14 @@ class Selection(NamedTuple):
     curve: tuple[tuple[int, float], ...] = ()
     """(step, accuracy on English dev) of every evaluation."""
 
+    @property
+    def position(self) -> dict[str, Any]:
+        """All but the parameters, as JSON values of a checkpoint."""
+        return {
+            "selected_step": self.step,
+            "curve": [list(each) for each in self.curve],
+        }
+
 
 def select(
     agreed: config.Agreed, before: Selection, step: int, accuracy: float, params: Any
@@ -46,7 +54,7 @@ def select(
 
 
 def restored(params: Any, position: Mapping[str, Any] | None) -> Selection:
-    """Returns the selection that a checkpoint has, or that before any evaluation.
+    """Returns the selection of a checkpoint, or that before any evaluation.
 
     Args:
       params: `best` of the checkpoint; at the beginning, any tree of that shape.
@@ -56,11 +64,3 @@ def restored(params: Any, position: Mapping[str, Any] | None) -> Selection:
         return Selection(0, params)
     curve = tuple((step, accuracy) for step, accuracy in position["curve"])
     return Selection(position["selected_step"], params, curve)
-
-
-def as_position(selection: Selection) -> dict[str, Any]:
-    """Returns all of a selection but its parameters, as JSON values."""
-    return {
-        "selected_step": selection.step,
-        "curve": [list(each) for each in selection.curve],
-    }

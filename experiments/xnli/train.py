@@ -48,7 +48,7 @@ def train(run: config.Run) -> int:
         return models.to_save(state, selection.params, selection.step, text)
 
     def position_now() -> dict[str, Any]:
-        return selection_lib.as_position(selection) | {"commits": commits}
+        return selection.position | {"commits": commits}
 
     for step in context.each(context.alone()):
         with context.trace.span("next batch"):
@@ -138,8 +138,7 @@ def _test(
     """
     if ranks.agree(is_new or not run_report.read_summary(run.local.workdir)):
         params = partition.merge(selection.params, frozen)
-        parts = evaluate.tested_parts(run, text)
-        found = evaluate.tested(run, predict, params, parts, text)
+        found = evaluate.tested(run, predict, params, text)
         if ranks.is_root():
             _write(run, text, found, position, begin, is_new)
     params = ranks.to_root(selection.params)
@@ -162,16 +161,7 @@ def _write(
     begin: float,
     is_new: bool,
 ) -> None:
-    """Writes predictions and summary.
-
-    Args:
-      run: that has ended.
-      text: its pairs.
-      found: language -> [N, C], predictions of the pairs that are tested.
-      position: of the last checkpoint.
-      begin: when this command began, of time.monotonic.
-      is_new: True if this command trained some step.
-    """
+    """Writes predictions `found` and summary; for the others see `_test`."""
     folder, split = run.local.workdir, run.local.split
     parts, predictions = evaluate.tested_parts(run, text), folder / "predictions"
     report.write_predictions(predictions, split, parts, found)

@@ -400,11 +400,11 @@ def test_the_small_recipe_is_trained_and_tested_alike(runs, here, monkeypatch, c
     use(runs, eval_only="true", run="warm")
     assert finetune_xnli.main() == 0
     assert table(capsys.readouterr().out) == table(output)
-    out = here / "said"
-    given = ["--devices_per_cluster=0", "--split=dev", f"--predictions_dir={out}"]
+    given = ["--devices_per_cluster=0", "--split=dev"]
     monkeypatch.setattr("sys.argv", ["finetune_xnli", *given])
-    use(runs, eval_only="true", run="warm", split="dev", predictions_dir=out)
+    use(runs, eval_only="true", run="warm", split="dev")
     assert finetune_xnli.main() == 0
+    (out,) = (here / "warm" / "evaluated").glob("dev-*")
     summary = json.loads((out / "summary.json").read_text())
     curve = json.loads((here / "warm" / "summary.json").read_text())["dev"]
     assert summary["selected_step"] == curve[-1]["step"] == 6
@@ -464,13 +464,14 @@ def test_eval_only_reads_tfds_only_when_its_own_command_says_so(
         "read",
         lambda *at, **of: calls.append(at) or read(*at, **of),
     )
-    given = {"predictions_dir": f"said_{asked}", "tfds_dir": "nothing"}
-    given["devices_per_cluster"] = 0
+    given = {"tfds_dir": "nothing", "devices_per_cluster": 0}
     given |= {"dataset": asked} if asked else {}
     arguments = [f"--{name}={value}" for name, value in given.items()]
     monkeypatch.setattr("sys.argv", ["finetune_xnli", *arguments])
     use(runs, eval_only="true", run="by_tfds", **given)
     assert finetune_xnli.main() == 0
     assert len(calls) == (asked == "tfds:xnli")
-    summary = json.loads((here / f"said_{asked}" / "summary.json").read_text())
+    evaluated = (here / "by_tfds" / "evaluated").iterdir()
+    out = max(evaluated, key=lambda each: each.stat().st_mtime)
+    summary = json.loads((out / "summary.json").read_text())
     assert summary["pairs_from"] == "text"

@@ -7,7 +7,7 @@ import tiny_runs
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments.m3 import config, export, models
+from experiments.m3 import config, models
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from scripts import train_vocabulary
 
@@ -50,5 +50,5 @@ def left_of(folder: pathlib.Path, family: str, change) -> tuple[pathlib.Path, ..
         run = config.from_flags()
         made = models.load(run, vocabulary)
         trained = change(made.discriminator)
-        export.write(folder / "after", run, made, vocabulary, trained)
-    return before, folder / "after", folder / "vocabulary"
+        models.export(folder, run, made, vocabulary, trained)
+    return before, folder / "encoder", folder / "vocabulary"

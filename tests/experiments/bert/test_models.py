@@ -98,7 +98,7 @@ def test_it_leaves_a_checkpoint_of_all_pieces(hot, tmp_path):
     run = run_of(hot)
     made = models.load(run, hot[1])
     params = trained(made)
-    assert models.export(tmp_path, run, made, hot[1], params)
+    models.export(tmp_path, run, made, hot[1], params)
     before, left = (
         pretrained.load(hot[0]),
         pretrained.load(tmp_path / "encoder"),
@@ -122,7 +122,7 @@ def test_it_leaves_a_checkpoint_of_all_pieces(hot, tmp_path):
 def test_its_first_layers_have_no_pooler(hot, tmp_path):
     run = run_of(hot, layers=1)
     made = models.load(run, hot[1])
-    assert models.export(tmp_path, run, made, hot[1], made.encoder)
+    models.export(tmp_path, run, made, hot[1], made.encoder)
     left = pretrained.load(tmp_path / "encoder")
     assert left.config.layers == 1
     assert "pooler" not in left.params
@@ -135,7 +135,7 @@ def test_from_scratch_it_leaves_its_vocabulary_too(tmp_path):
     run = configured.run(config, model_size="nano", max_length=8)
     made = models.load(run, vocabulary)
     params = trained(made)
-    assert models.export(tmp_path, run, made, vocabulary, params)
+    models.export(tmp_path, run, made, vocabulary, params)
     left, words = pretrained.load_with_tokenizer(tmp_path / "encoder", 8)
     assert words.encode("the house has 3 doors") == vocabulary.encode(
         "the house has 3 doors"
@@ -149,6 +149,6 @@ def test_from_scratch_it_leaves_its_vocabulary_too(tmp_path):
 def test_adapters_leave_no_encoder(hot, tmp_path, capsys, trains):
     run = run_of(hot, trains=trains)
     made = models.load(run, hot[1])
-    assert not models.export(tmp_path, run, made, hot[1], made.encoder)
+    models.export(tmp_path, run, made, hot[1], made.encoder)
     assert not (tmp_path / "encoder").exists()
     assert f"--trains={trains}: no encoder is exported" in capsys.readouterr().err

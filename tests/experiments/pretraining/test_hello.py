@@ -35,7 +35,7 @@ def test_a_hello_has_the_settings_that_checkpoints_hold(vocabulary):
     run = configured.run(config, cluster="generator:0")
     settings = config.settings(run, vocabulary)
     assert settings == SETTINGS | {"vocabulary": vocabulary.digest[:16]}
-    hello = config.hello(run, settings, [3, 5])
+    hello = run.hello(settings, [3, 5])
     assert (hello.cluster, hello.checkpoints) == ("generator:0", (3, 5))
     assert hello.settings == settings
 

@@ -72,7 +72,7 @@ def test_selected_parameters_are_copies(agreed, rule):
 
 def test_a_selection_goes_into_a_checkpoint_and_comes_back(agreed):
     last = selections(agreed("best"))[-1]
-    again = selection.restored(last.params, selection.as_position(last))
+    again = selection.restored(last.params, last.position)
     assert (again.step, again.curve) == (last.step, last.curve)
     assert again.params is last.params
 
