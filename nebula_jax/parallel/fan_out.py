@@ -4,12 +4,12 @@ A generator is smaller than the discriminator, which therefore has several repli
 micro-batches keep them all busy, and the cluster synchronizes once for all. Each leaves
 as soon as it is made; one step token comes back.
 
-B rows of a micro-batch, L length, K generators, R replicas of the discriminator.
+B rows of a micro-batch, L length.
 """
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -104,19 +104,3 @@ def measure(step: Callable[[Any], Any], state: Any) -> float:
         state = jax.block_until_ready(step(state))
         seconds.append(time.perf_counter() - begin)
     return min(seconds[1:])
-
-
-def choose(generators: Sequence[float], discriminator: float, replicas: int) -> int:
-    """Returns the n that keeps the discriminator's replicas busy (section 3.3).
-
-    Args:
-      generators: seconds that each of the K takes for a micro-batch.
-      discriminator: seconds of a step with a micro-batch of each generator on each
-        replica.
-      replicas: R.
-
-    Returns:
-      As many micro-batches as the slowest generator makes in that time, at least 1 and
-      at most R.
-    """
-    return max(1, min(replicas, round(discriminator / max(generators))))

@@ -125,11 +125,3 @@ def test_the_papers_fine_tuning_has_ernie_ms_recipe():
     assert agreed.length_buckets[-1] == 256
     assert agreed.checkpoint_selection == "best"
     assert len(run.local.languages) == 15
-
-
-def test_the_small_fine_tuning_has_its_measures_against_time():
-    path = FOLDER / "xnli_warm.flags"
-    agreed = configured.run(xnli_config, f"--flagfile={path}").agreed
-    assert agreed.dtype == "bfloat16"
-    assert agreed.trim_vocabulary
-    assert agreed.freeze_embeddings

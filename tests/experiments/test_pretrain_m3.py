@@ -71,20 +71,6 @@ def test_the_split_run_equals_the_whole(runs, split, whole):
         assert evaluations[0][key] == pytest.approx(evaluations[1][key], abs=1e-3)
 
 
-@pytest.mark.slow
-def test_a_run_moves_from_one_process_to_several_and_back(runs, split, whole):
-    """Fig. 8: from step 3 on over three clusters, and once more in one process."""
-    for cluster in ("all", "whole"):
-        for each in CLUSTERS:
-            shutil.rmtree(runs.folder / "whole" / each / "checkpoints" / "00000005")
-        status, output = runs.run(
-            cluster=cluster, steps=5, checkpoint_every=3, workdir="whole"
-        )
-        assert status == 0, output
-        assert "going on after step 3" in output
-        assert_same_states(runs, "whole")
-
-
 def assert_same_states(runs, workdir):
     """Asserts that `workdir` ended as the run of the fixture, bit for bit."""
     for cluster in CLUSTERS:
@@ -320,27 +306,6 @@ def test_the_bytes_are_those_that_the_kernel_counts(split):
             assert line["kernel_sent"] > 0
             # A Ping may be counted here, and not sent yet.
             assert counted == pytest.approx(line["kernel_sent"], rel=0.01, abs=100)
-
-
-@pytest.mark.slow
-def test_tasks_window_line_devices_and_generators_are_flags(runs):
-    """K = 1 on two devices, taking turns over a slow plain line, one task only."""
-    status, output = runs.run(
-        generators="sw",
-        task_mix="trtd",
-        steps=3,
-        window=0,
-        wan="1mbit,5ms",
-        tls="off",
-        devices_per_cluster=2,
-        model_parallel=2,
-        workdir="one",
-    )
-    assert status == 0, output
-    assert {"discriminator", "generator-0"} <= {
-        path.name for path in (runs.folder / "one").iterdir()
-    }
-    assert not (runs.folder / "one" / "generator-1").exists()
 
 
 def test_clusters_started_one_by_one_meet_and_train(runs, split, vocabulary):

@@ -99,22 +99,6 @@ def test_several_devices_compute_what_one_does(fsdp):
     jax.tree.map(np.testing.assert_array_equal, found[1], one[1])
 
 
-@pytest.mark.parametrize(
-    ("generators", "discriminator", "replicas", "expected"),
-    [
-        ([0.1], 0.4, 8, 4),
-        ([0.1, 0.2], 0.4, 8, 2),  # the slowest generator
-        ([0.1], 0.4, 2, 2),  # no more than there are replicas
-        ([1.0], 0.1, 8, 1),  # and at least one
-        ([0.1], 0.26, 8, 3),
-    ],
-)
-def test_n_is_what_a_generator_makes_while_the_discriminator_takes_its_step(
-    generators, discriminator, replicas, expected
-):
-    assert fan_out.choose(generators, discriminator, replicas) == expected
-
-
 def test_measuring_forgets_the_step_that_compiles():
     taken_with = []
 

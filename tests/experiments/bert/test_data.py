@@ -85,16 +85,6 @@ def test_processes_of_a_cluster_share_its_rows_alone(run, vocabulary):
         np.testing.assert_array_equal(np.concatenate(halves), batch)
 
 
-def test_a_cluster_goes_on_where_it_was(run, vocabulary):
-    made = run(batch_size=3)
-    whole, _ = batches(made, 1, vocabulary, 8)
-    _, position = batches(made, 1, vocabulary, 5)
-    rest, _ = batches(made, 1, vocabulary, 3, position)
-    np.testing.assert_array_equal(rest, whole[5:])
-    with pytest.raises(errors.NebulaError, match="text of de en sw, the way"):
-        batches(run(batch_size=3, mono_alpha=0.9), 1, vocabulary, 1, position)
-
-
 def test_a_cluster_with_languages_of_its_own_has_a_generators_stream(run, vocabulary):
     """The stream of M3's generator of that number, seed, languages and tasks."""
     given = {"task_mix": "mrtd|mrtd=1 trtd=1", "seed": 5, "batch_sizes": "4,6"}
@@ -189,13 +179,3 @@ def test_served_text_is_read_so_far_ahead_that_all_can_agree_on_the_end(
     alone = run(clusters=1, sync="allreduce", total_time="5m")
     reader = data.text_of(alone, 0, vocabulary)
     assert (reader.ahead, reader.most) == (2, None)
-
-
-def test_a_vocabulary_is_made_once_for_a_text(run):
-    made = run(vocab_size=60)
-    path = data.shared_vocabulary(made)
-    before = path.stat()
-    assert data.shared_vocabulary(made) == path
-    assert path.stat() == before
-    assert vocabularies.load(path).size == 60
-    assert data.shared_vocabulary(run(vocab_size=61)) != path

@@ -29,13 +29,3 @@ def test_layers_over_two_devices_train_what_they_do_in_turn(runs):
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), plain, piped
         )
-
-
-@pytest.mark.slow  # in this process: models/test_stages.py
-def test_what_cannot_be_a_pipeline_is_an_error_in_words(runs):
-    status, output = runs.run(workdir="bad", pipeline=3, **RUN)
-    assert status == 2, output
-    last = output.strip().splitlines()[-1]
-    assert last.endswith(
-        "--pipeline=3 does not divide the 4 rows of a group of --fsdp=2 devices"
-    )

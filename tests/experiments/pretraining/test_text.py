@@ -3,7 +3,6 @@
 import itertools
 
 import configured
-import jax
 import numpy as np
 import pytest
 import tiny_runs
@@ -91,12 +90,6 @@ def test_held_out_text_comes_by_language_in_the_order_of_the_file(made):
     )
 
 
-def test_keys_of_held_out_text_differ_by_batch_alone():
-    keys = [jax.random.key_data(text.held_out_rng(number)) for number in (0, 1, 0)]
-    assert np.array_equal(keys[0], keys[2])
-    assert not np.array_equal(keys[0], keys[1])
-
-
 def test_languages_are_groups_or_all_of_the_folder(made):
     local = made[0].local
     assert text.groups(("en de|hi", "ur"), local) == [["en", "de"], ["hi", "ur"]]
@@ -113,9 +106,3 @@ def test_seeds_of_streams_are_far_apart(made):
     seeds = [text.seed_of(agreed, stream) for stream in range(8)]
     assert seeds[0] == agreed.seed + 1000
     assert np.min(np.diff(seeds)) > 2 * 15  # two sources of each of 15 languages
-
-
-def test_only_one_package_has_text(tmp_path):
-    local = configured.run(config, data_dir="package:numpy").local
-    with pytest.raises(errors.SettingsError, match="the only package is package:dj"):
-        text.folder(local)
