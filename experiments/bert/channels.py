@@ -50,15 +50,7 @@ def rounds(
     work: activity.Work,
     timer: timing.Timer,
 ) -> Rounds | None:
-    """Opens a cluster's channels; None if there is one cluster.
-
-    Args:
-      run: of this process.
-      member: the cluster's part in the rounds; None if there are none.
-      peers: the other clusters.
-      work: of this process.
-      timer: of the cluster.
-    """
+    """Opens a cluster's channels to its peers; None if it is the only cluster."""
     if member is None:
         return None
     agreed, own = run.agreed, run.local.cluster
@@ -108,9 +100,7 @@ def begin(
     gets the state of the run.
 
     Args:
-      run: of this process.
-      peers: the other clusters.
-      rounds: with them.
+      run, peers, rounds: of this process.
       saved: steps that this cluster has saved.
 
     Returns:

@@ -55,13 +55,11 @@ def share_of(agreed: config.Agreed, index: int) -> Share:
 def checked(run: config.Run, only: int | None = None) -> config.Run:
     """Returns the run with --languages written out, checked against its text.
 
+    Text that is served elsewhere is checked there, when the cluster comes.
+
     Args:
       run: of this process.
       only: the one cluster whose text has to be here; None for all of them.
-
-    Raises:
-      errors.NebulaError: at what cannot be. Text that is served elsewhere is checked
-        there, when the cluster comes.
     """
     groups = text.groups(run.agreed.languages, run.local)
     mixes = language_mixture.parse_tasks(run.agreed.task_mix, groups, config.NAME)
@@ -89,18 +87,9 @@ def text_of(
     vocabulary: vocabularies.Vocabulary,
     work: activity.Work | None = None,
 ) -> text.Text:
-    """Prepares the text of cluster `index`.
+    """Prepares the text of cluster `index`; `work` is for --data.
 
     Its stream begins with `begin(position, share.batch_size, share.within(...))`.
-
-    Args:
-      run: of this process, checked.
-      index: of the cluster.
-      vocabulary: of the run.
-      work: of this process, for --data.
-
-    Raises:
-      errors.NebulaError: if it cannot be had.
     """
     agreed = run.agreed
     stream = index if len(agreed.groups()) > 1 else 0
@@ -111,30 +100,16 @@ def text_of(
         seed=text.seed_of(agreed, stream),
         rows=share_of(agreed, index).rows,
         held_out_rows=agreed.eval_batch_size,
-        ahead=_ahead(agreed),
+        # Alone it ends after the next step. With others the request goes with the next
+        # fragment, and is received when that is applied.
+        ahead=2 if agreed.sync == "allreduce" else agreed.window() + 2,
         most=agreed.steps if agreed.seconds() is None else None,
     )
     return text.Text(agreed, run.local, reader, vocabulary, work)
 
 
-def _ahead(agreed: config.Agreed) -> int:
-    """Returns the batches of a cluster until all have agreed on the end.
-
-    Alone it ends after the next step. With others the request goes with the next
-    fragment, and is received when that is applied.
-    """
-    if agreed.sync == "allreduce":
-        return 2
-    return agreed.inner_steps + agreed.delay + 2
-
-
 def same_text(run: config.Run, of_cluster: text.Text) -> dict[str, Any]:
-    """Returns what a Hello compares of the text: of one stream, all of it.
-
-    Args:
-      run: of this process.
-      of_cluster: its text.
-    """
+    """Returns what a Hello compares of a cluster's text: of one stream, all of it."""
     if len(run.agreed.groups()) > 1:
         return {}
     return {"text": of_cluster.key[:16]}

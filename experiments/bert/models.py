@@ -30,10 +30,6 @@ class Models(NamedTuple):
 def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
     """Returns the model that a run's configuration describes.
 
-    Args:
-      run: of this process.
-      vocabulary: of the run.
-
     Raises:
       errors.NebulaError: if --hot_start cannot be had, the vocabulary is not of it, or
         --fragments does not divide its layers.
@@ -49,20 +45,14 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
         layers = agreed.layers or trimmed.config.layers
         first = pretrained.first_layers(trimmed, layers)
         shape, params = first.config, first.params
-    if agreed.sync != "allreduce":
-        _check_fragments(agreed.fragments, shape.layers)
+    if agreed.sync != "allreduce" and shape.layers % agreed.fragments:
+        nearest = rules.nearest_divisor(shape.layers, agreed.fragments)
+        raise errors.SettingsError(
+            f"--fragments={agreed.fragments} does not divide the {shape.layers} layers"
+            f" of the encoder; {nearest} does"
+        )
     shape = dataclasses.replace(shape, attention=agreed.attention)
     return Models(config.model(agreed, shape), params)
-
-
-def _check_fragments(fragments: int, layers: int) -> None:
-    """Raises errors.SettingsError unless fragments have as many layers each."""
-    if layers % fragments:
-        nearest = rules.nearest_divisor(layers, fragments)
-        raise errors.SettingsError(
-            f"--fragments={fragments} does not divide the {layers} layers of the"
-            f" encoder; {nearest} does"
-        )
 
 
 def describe(run: config.Run, made: Models) -> dict[str, Any]:
@@ -87,9 +77,7 @@ def export(
 
     Args:
       folder: of the cluster.
-      run: of this process.
-      made: the run's model.
-      vocabulary: of the run.
+      run, made, vocabulary: of this process.
       params: of the model, on the root's host.
     """
     if run.agreed.trains != "all":

@@ -38,14 +38,6 @@ class Batch(NamedTuple):
     `joined`."""
 
 
-class Position(NamedTuple):
-    """The place of a run that is no array, in a checkpoint; JSON values."""
-
-    text: Any = None
-    time: Any = None
-    rounds: Any = None
-
-
 class Replica(NamedTuple):
     """The programs and the first state of one cluster's replica."""
 
@@ -85,24 +77,22 @@ class Replica(NamedTuple):
           saved: the position beside them; None at step 0.
           text, timer: of the cluster.
         """
-        position = Position() if saved is None else Position(**saved)
+        position = saved or {"text": None, "time": None, "rounds": None}
         here = mesh_lib.rows_here(self.mesh, self.share.rows)
-        text.begin(position.text, self.share.batch_size, self.share.within(here))
-        timer.resume(position.time)
+        text.begin(position["text"], self.share.batch_size, self.share.within(here))
+        timer.resume(position["time"])
         if self.member is not None:
-            self.member.resume(arrays, position.rounds)
+            self.member.resume(arrays, position["rounds"])
         return arrays["state"]
 
     def to_save(
         self, state: train_state.TrainState, text: text_lib.Text, timer: timing.Timer
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns what `resume` takes: arrays, and the position beside them."""
-        arrays: dict[str, Any] = {"state": state}
-        position = Position(text.position(), timer.position)
-        if self.member is not None:
-            arrays |= self.member.arrays
-            position = position._replace(rounds=self.member.position)
-        return arrays, position._asdict()
+        own = {} if self.member is None else self.member.arrays
+        rounds = None if self.member is None else self.member.position
+        position = {"text": text.position(), "time": timer.position, "rounds": rounds}
+        return {"state": state} | own, position
 
     def took(self, metrics: Any) -> None:
         """Counts the tokens of a step for the weights of the next round."""
@@ -139,11 +129,7 @@ class Replica(NamedTuple):
     def held_out(
         self, trained: Any, text: text_lib.Text
     ) -> dict[str, dict[str, float]]:
-        """Evaluates on held-out text, with the same masks every time.
-
-        Args:
-          trained: the parameters that train.
-          text: of the cluster, of which every process has what is held out.
+        """Evaluates the trained parameters on held-out text, masked alike every time.
 
         Returns:
           Language -> `mlm_loss` in nats a masked token, and `mlm_accuracy`.
@@ -162,12 +148,7 @@ class Replica(NamedTuple):
 
 
 def plan(run: config.Run, made: models.Models, index: int) -> Replica:
-    """Plans the replica of a cluster.
-
-    Args:
-      run: of this process.
-      made: the run's model.
-      index: of the cluster, from 0.
+    """Plans the replica of cluster `index`.
 
     Raises:
       errors.SettingsError: if fragments do not divide the layers, a batch the devices,

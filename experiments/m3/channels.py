@@ -29,14 +29,7 @@ class Ends(NamedTuple):
 def senders(
     carrier: channels.Carrier, config: m3.Config, batch_size: int, vocab_size: int
 ) -> Ends:
-    """Opens a generator's ends.
-
-    Args:
-      carrier: to the discriminator.
-      config: of the run.
-      batch_size: B.
-      vocab_size: V.
-    """
+    """Opens a generator's ends, to the discriminator."""
     spec, pack = m3.tokens_spec(config, batch_size), codecs.pack_ids(vocab_size)
     return Ends(*(carrier.sender(name, spec, pack) for name in NAMES))
 
@@ -48,13 +41,7 @@ def receivers(
     vocab_size: int,
     sharding: Any = None,
 ) -> Ends:
-    """Opens the discriminator's ends.
-
-    Args:
-      carrier: to one generator.
-      config, batch_size, vocab_size: as for `senders`.
-      sharding: of what is received.
-    """
+    """Opens the discriminator's ends, to one generator; `sharding` of what comes."""
     spec, pack = m3.tokens_spec(config, batch_size), codecs.pack_ids(vocab_size)
     more = {"sharding": sharding, "check": check_tokens}
     return Ends(*(carrier.receiver(name, spec, pack, **more) for name in NAMES))

@@ -20,29 +20,24 @@ def without_text(run: config.Run) -> config.Run:
     """
     generators = run.agreed.generators.strip()
     if command_line.whole_number(generators) is not None:
+        who = "with --data there is" if run.local.data else "the discriminator has"
         raise errors.SettingsError(
-            f"--generators={generators}: {_who(run.local)} no text folder to look"
-            ' this up in; write the groups out, as in --generators="en de|hi ur"'
+            f"--generators={generators}: {who} no text folder to look this up in; write"
+            ' the groups out, as in --generators="en de|hi ur"'
         )
     groups = run.agreed.groups()
     language_mixture.parse_tasks(run.agreed.task_mix, groups)
     return config.with_groups(run, groups)
 
 
-def _who(local: config.Local) -> str:
-    return "with --data there is" if local.data else "the discriminator has"
-
-
 def checked(run: config.Run, only: int | None = None) -> config.Run:
     """Returns the run with --generators written out, checked against its text.
+
+    Text that is served elsewhere is checked there, when the generator comes.
 
     Args:
       run: of this process.
       only: the one generator whose text has to be here; None for all of them.
-
-    Raises:
-      errors.NebulaError: at what cannot be. Text that is served elsewhere is checked
-        there, when the generator comes.
     """
     if run.local.data:
         run = without_text(run)
@@ -84,17 +79,7 @@ def text_of(
     vocabulary: vocabularies.Vocabulary,
     work: activity.Work | None = None,
 ) -> text.Text:
-    """Prepares the text of generator `index`.
-
-    Args:
-      run: of this process.
-      index: of the generator.
-      vocabulary: of the run.
-      work: of this process, for --data.
-
-    Raises:
-      errors.NebulaError: if it cannot be had.
-    """
+    """Prepares the text of generator `index`; `work` is for --data."""
     agreed, groups = run.agreed, run.agreed.groups()
     reader = text.Reader(
         cluster=f"generator:{index}",

@@ -79,15 +79,7 @@ class Evaluation:
         mesh: jax.sharding.Mesh,
         fresh: mesh_lib.ShardedInit,
     ) -> None:
-        """Prepares the discriminator's predictions; compiles nothing yet.
-
-        Args:
-          run: of this process.
-          made: the run's models.
-          vocabulary: of the run.
-          mesh: of the discriminator's cluster.
-          fresh: its state at step 0.
-        """
+        """Prepares the discriminator's predictions; compiles nothing yet."""
         self._orders = [
             text.held_out_order(run.agreed, group) for group in run.agreed.groups()
         ]
@@ -106,14 +98,9 @@ class Evaluation:
         params: Any,
         received: Sequence[m3.Tokens],
     ) -> None:
-        """Receives every generator's held-out text, and records figures.
+        """Receives every generator's held-out text after a step, and records figures.
 
-        Args:
-          context: of this process.
-          step: after which the discriminator is evaluated.
-          ends: of the channels, one for each generator.
-          params: of the discriminator.
-          received: tokens of the step; none before the first.
+        `received` has the tokens of the step, none before the first.
         """
         found = rtd.RtdAccumulator()
         with context.evaluating():

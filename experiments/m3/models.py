@@ -36,10 +36,6 @@ class Models(NamedTuple):
 def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
     """Returns the models that a run's configuration describes.
 
-    Args:
-      run: of this process.
-      vocabulary: of the run.
-
     Raises:
       NebulaError: if --hot_start cannot be had, or the vocabulary is not of it.
     """
@@ -138,9 +134,7 @@ def export(
 
     Args:
       folder: of the cluster.
-      run: of this process.
-      models: of the run.
-      vocabulary: of the run.
+      run, models, vocabulary: of this process.
       params: of the discriminator, on the devices.
     """
     pretraining_export.write(

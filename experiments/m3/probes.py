@@ -34,15 +34,7 @@ class Probes:
         mesh: Mesh,
         fresh: mesh_lib.ShardedInit,
     ) -> None:
-        """Reads the pairs, if there are any here; compiles nothing yet.
-
-        Args:
-          run: of this process.
-          made: the run's models.
-          vocabulary: of the run.
-          mesh: of the discriminator's cluster.
-          fresh: its state at step 0.
-        """
+        """Reads the pairs, if there are any here; compiles nothing yet."""
         everywhere = mesh_lib.replicated(mesh)
         params = fresh.sharding.params
         self._put = functools.partial(mesh_lib.put, where=everywhere)

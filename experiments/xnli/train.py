@@ -52,12 +52,14 @@ def train(run: config.Run) -> int:
 
     for step in context.each(context.alone()):
         with context.trace.span("next batch"):
+            # A batch is a function of seed and step: resuming needs no position of it.
             rows = _rows(text, pairs, batches.batch(step - 1), mesh, agreed.batch_size)
         state, metrics = context.compute(step, train_step, state, frozen, *rows)
         context.record.step(step, metrics)
         if agreed.is_evaluated(step):
             params = partition.merge(state.params, frozen)
             accuracy = _dev_accuracy(run, context, step, predict, params, text)
+            # English dev alone decides which parameters are tested.
             selection = selection_lib.select(
                 agreed, selection, step, accuracy, state.params
             )
@@ -127,11 +129,7 @@ def _test(
     """Tests the selected parameters unless that is done; exports and reports.
 
     Args:
-      run: that has ended.
-      predict: see `models.predictor`.
-      selection: with the parameters to test.
-      frozen: parameters that did not train.
-      text: the run's pairs.
+      run, predict, selection, frozen, text: of the run that has ended.
       position: of the last checkpoint.
       begin: when this command began, of time.monotonic.
       is_new: True if this command trained some step.

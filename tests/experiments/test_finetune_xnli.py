@@ -239,34 +239,14 @@ def other_config(folder):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 8}))
 
 
-def truncated_tensors(folder):
-    path = folder / "models" / "bert" / "model.safetensors"
-    path.write_bytes(path.read_bytes()[:-100])
-
-
-def missing_tensor(folder):
-    path = folder / "models" / "bert" / "model.safetensors"
-    tensors = safetensors.numpy.load_file(path)
-    del tensors["embeddings.word_embeddings.weight"]
-    safetensors.numpy.save_file(tensors, path)
-
-
 def other_tokenizer(folder):
     path = folder / "models" / "bert" / "vocab.txt"
     path.write_text(path.read_text() + "".join(f"more{n}\n" for n in range(9)))
 
 
-def in_line(split, number, old, new):
-    """Damages a line of a file of pairs."""
-
-    def damage(folder):
-        path = folder / "text" / "nli" / f"{split}.en.tsv"
-        lines = path.read_text().splitlines()
-        assert old in lines[number - 1]
-        lines[number - 1] = lines[number - 1].replace(old, new)
-        path.write_text("\n".join(lines) + "\n")
-
-    return damage
+def unknown_label(folder):
+    path = folder / "text" / "nli" / "train.en.tsv"
+    path.write_text(path.read_text().replace("neutral", "maybe", 1))
 
 
 @pytest.mark.parametrize(
@@ -274,13 +254,8 @@ def in_line(split, number, old, new):
     [
         (no_checkpoint, "config.json: No such file"),
         (other_config, "not of the shape in config.json"),
-        (truncated_tensors, "model.safetensors"),
-        (missing_tensor, "missing: embeddings.word_embeddings.weight"),
         (other_tokenizer, "a tokenizer of 53 pieces is not that of a model of 44"),
-        (in_line("dev", 1, "hypothesis\t", ""), "dev.en.tsv:1: the header has no"),
-        (in_line("train", 3, "neutral", "maybe"), "train.en.tsv:3: unknown label"),
-        (in_line("train", 3, "neutral", '"neutral"'), "a quotation mark is text here"),
-        (in_line("test", 4, "\tinvented", ""), "test.en.tsv:4: 4 tab-separated"),
+        (unknown_label, "train.en.tsv:3: unknown label"),
     ],
 )
 def test_bad_input_is_one_clear_error(runs, tmp_path, damage, words):

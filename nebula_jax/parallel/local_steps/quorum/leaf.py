@@ -229,7 +229,7 @@ class Leaf:
         return params, [] if is_last else heads
 
     def _payloads(self, entry: quorum.Entry) -> list[Selected | None]:
-        """Returns R payloads of a round, None of those that are not in it."""
+        """Returns R payloads of a round; counts it if this cluster is not in it."""
         if self._sent is not None:
             self._log.add_own(*self._sent)
         payloads = self._log.payloads(entry)
@@ -351,7 +351,14 @@ class _Log:
         is_there = not self._link.control.has_ended
         # Verdicts first: what comes with one has come before it.
         for arrays in _all_of(self._down.verdicts):
-            self.entries.append(self._checked(quorum.entry_of_arrays(arrays)))
+            entry = quorum.entry_of_arrays(arrays)
+            try:
+                quorum.check(entry.verdict, self._config, self._last)
+            except ValueError as error:
+                raise member_lib.RoundError(
+                    f"{self._hub} sent a verdict that cannot be: {error}"
+                ) from None
+            self.entries.append(entry)
         for queue, end in zip(self._states, self._down.states, strict=True):
             queue.extend(_all_of(end))
         for origin, ends in self._down.deltas.items():
@@ -360,16 +367,6 @@ class _Log:
                     message = end.recv_payload(step)
                     self._deltas[origin, (step, fragment)] = message
         return is_there
-
-    def _checked(self, entry: quorum.Entry) -> quorum.Entry:
-        """Returns an entry that the hub can have sent; raises member_lib.RoundError."""
-        try:
-            quorum.check(entry.verdict, self._config, self._last)
-        except ValueError as error:
-            raise member_lib.RoundError(
-                f"{self._hub} sent a verdict that cannot be: {error}"
-            ) from None
-        return entry
 
     def add_own(self, key: Key, message: Selected) -> None:
         """Adds the message that this leaf has sent of a round.
@@ -424,11 +421,7 @@ class _Log:
         return states
 
     def forget(self, closed: Sequence[int]) -> None:
-        """Drops messages of rounds that are over: those that were not in them.
-
-        Args:
-          closed: step of the latest round of each fragment, P.
-        """
+        """Drops messages of the rounds up to the latest one of each fragment, P."""
         self._deltas = {
             (origin, (step, fragment)): payload
             for (origin, (step, fragment)), payload in self._deltas.items()
