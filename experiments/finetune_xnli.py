@@ -5,7 +5,7 @@
 
 FOLDER has `nli/{train,dev}.en.tsv.gz` and `nli/test.LANG.tsv.gz`. The parameters that
 are tested are selected on English dev alone (--checkpoint_selection). The same command
-again goes on where a run was stopped, bit for bit.
+again resumes where a run was stopped, bit for bit.
 
     python -m experiments.finetune_xnli --eval_only --run=RUN --data_dir=FOLDER
 

@@ -3,8 +3,8 @@
     python -m experiments.pretrain_bert \\
         --flagfile=experiments/flags/bert_quickstart.flags
 
-starts two clusters here, each of which trains a copy on its own rows of real text; they
-meet every --inner_steps. On real clusters each runs its own part of the same flagfile:
+starts two clusters here, each of which trains a replica on its own rows of real text;
+they exchange every --inner_steps. On real clusters each runs its part of the flagfile:
 
     ... --cluster=0 --listen=0.0.0.0:7070 --vocabulary=shared.model
     ... --cluster=1 --peer=c0.example:7070 --vocabulary=shared.model

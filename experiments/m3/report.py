@@ -123,7 +123,7 @@ def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def warnings(summary: Mapping[str, Any]) -> list[str]:
-    """Returns sentences about what a newcomer would not see in the curves.
+    """Returns sentences about what a reader would not see in the curves.
 
     Args:
       summary: of the run.

@@ -125,7 +125,7 @@ def read(run: config.Run) -> Trained:
     if step == 0:
         raise errors.NebulaError(
             f"{folder} has not evaluated English dev yet, so no step of it is"
-            " selected; its own command goes on"
+            " selected; its own command resumes it"
         )
     if steps[-1] < wanted:
         process.message(f"{folder} stands at step {steps[-1]:,} of {wanted:,}")

@@ -98,7 +98,7 @@ class Star:
         stack,
         quorum=2,
         grace=0.0,
-        patience=SECONDS,
+        timeout=SECONDS,
         start=0,
         saved=None,
         is_begun=True,
@@ -140,7 +140,7 @@ class Star:
         self.links = {name: each.result(LIMIT) for name, each in coming.items()}
         end = hub_lib.Hub(
             *(member(HUB, **more), NAMES, HUB, there),
-            hub_lib.Rule(quorum, grace, patience),
+            hub_lib.Rule(quorum, grace, timeout),
             rejoined=self._newcomer,
             times=times,
             work=work,

@@ -179,7 +179,7 @@ class Down(NamedTuple, Generic[EndT]):
 
     deltas: dict[str, list[EndT]]
     """Cluster -> P + 1, for its messages by fragment; the last one is for the closing
-    message. The leaf's own are there for one that has come anew: what its former
+    message. The leaf's own are there for one that has rejoined: what its former
     process sent is still in the round."""
     verdicts: EndT
     states: list[EndT]

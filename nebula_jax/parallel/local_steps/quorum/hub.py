@@ -45,7 +45,7 @@ class Rule:
     """K, the clusters that it needs, the hub included."""
     grace: float
     """Seconds that it then waits for the others."""
-    patience: float
+    timeout: float
     """Seconds after which it is an error if fewer than K are there."""
 
 
@@ -88,7 +88,7 @@ class Hub:
           rule: of the rounds.
           zstd: level for messages, or None.
           rejoined: returns the link to a cluster that has rejoined, or None.
-          times: returns step and milliseconds of the latest rounds, `log.REMEMBERED`
+          times: returns step and milliseconds of the latest rounds, `quorum.REMEMBERED`
             at most, for a leaf that has to follow the run's clock.
           work: of this process.
           log: takes a line when a leaf is away, or is back.
@@ -124,7 +124,7 @@ class Hub:
         return quorum.nbytes([*deltas, leaf.down.verdicts])
 
     def begin(self, start: int) -> None:
-        """Lets the run go on after a step; leaves that do not have it get its state.
+        """Resumes the run after a step; leaves that do not have it get its state.
 
         Args:
           start: the hub's newest checkpoint, or 0.
@@ -372,8 +372,8 @@ class Hub:
             self._few_since = None
             return
         self._few_since = self._few_since or now
-        if now - self._few_since >= self._rule.patience:
+        if now - self._few_since >= self._rule.timeout:
             raise quorum.TooFew(
                 f"{left} of {len(self._clusters)} clusters are left, for"
-                f" {self._rule.patience:g} s; a round needs {self._rule.quorum}"
+                f" {self._rule.timeout:g} s; a round needs {self._rule.quorum}"
             )

@@ -9,7 +9,7 @@
     [params] = end.finish(step, [params])
 
 It has a message in a round if it comes to the step before the verdict does. Else it
-applies the round at once without one, and goes on where the hub was then.
+applies the round at once without one, and resumes where the hub was then.
 
 R clusters, P fragments.
 """
@@ -75,7 +75,7 @@ class Leaf:
           saved: steps that this cluster has saved, as its Hello has them.
 
         Returns:
-          The step that the run goes on after. The newest checkpoint up to it is to be
+          The step that the run resumes after. The newest checkpoint up to it is to be
           restored; the first `after` then takes the state that has come.
 
         Raises:
@@ -97,7 +97,7 @@ class Leaf:
         else:
             have = ", ".join(map(str, saved)) or "none"
             raise member_lib.RoundError(
-                f"{self._hub} goes on after step {start}; {self._own} has {have}"
+                f"{self._hub} resumes after step {start}; {self._own} has {have}"
             )
         self.step = start
         return start
@@ -166,7 +166,7 @@ class Leaf:
         """The figures of the rounds for a summary.
 
         Beside those of `LocalRounds`: the rounds that went on without this cluster, and
-        the times that it has gone on from the state of the run.
+        the times that it has resumed from the state of the run.
         """
         return {
             "messages": self._messages,

@@ -174,7 +174,7 @@ def test_the_hub_does_not_wait_for_a_leaf_that_does_not_read(star, monkeypatch):
 
 
 def test_too_few_clusters_end_the_hub(star):
-    star = star(quorum=2, patience=0.3)
+    star = star(quorum=2, timeout=0.3)
     star[0].to(2)
     for name in NAMES[1:]:
         star.links[name].abort("killed")
@@ -188,7 +188,7 @@ def test_too_few_clusters_end_the_hub(star):
 
 def test_a_leaf_that_gets_nothing_done_is_not_waited_for_for_ever(star):
     """It lives, and a quorum needs it; then it counts as gone."""
-    star = star(quorum=3, patience=0.2, stuck_timeout=0.3, peer_timeout=3.0)
+    star = star(quorum=3, timeout=0.2, stuck_timeout=0.3, peer_timeout=3.0)
     star[0].to(2)
     star[1].to(2)
     for name in NAMES[1:]:

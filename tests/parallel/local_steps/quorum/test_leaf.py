@@ -387,7 +387,7 @@ def test_a_leaf_goes_on_after_a_step_that_it_has_or_from_the_state(star):
     star = star(start=9, saved={NAMES[1]: (5, 9), NAMES[2]: (5,)}, is_begun=False)
     hub = star[0].end
     hub._welcome(hub._leaves[NAMES[1]], 7)
-    with pytest.raises(RoundError, match="cluster:0 goes on after step 7; cl"):
+    with pytest.raises(RoundError, match="cluster:0 resumes after step 7; cl"):
         star[1].end.begin(LIMIT, (5, 9))
     leaf = hub._leaves[NAMES[2]]
     hub._welcome(leaf, quorum.IN_FLIGHT)
