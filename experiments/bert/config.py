@@ -8,8 +8,8 @@ from typing import Any
 from experiments import command_line, configuration, fields
 from experiments.local_steps import config as local_steps_config
 from experiments.pretraining import config as pretraining_config
-from experiments.pretraining import hello as pretraining_hello
 from experiments.pretraining import hot_start, text
+from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
@@ -313,7 +313,7 @@ def check_held_out(agreed: Agreed, replicas: int) -> None:
 
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against."""
-    return pretraining_hello.settings(run.agreed, run.local, vocabulary)
+    return shared_vocabulary.compared(run.agreed, run.local, vocabulary)
 
 
 def model(agreed: Agreed, encoder: transformer.Config) -> bert.Config:

@@ -5,8 +5,8 @@ from typing import Any
 
 from experiments import configuration, fields
 from experiments.pretraining import config as pretraining_config
-from experiments.pretraining import hello as pretraining_hello
 from experiments.pretraining import hot_start
+from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
@@ -182,7 +182,7 @@ def check(run: Run) -> None:
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against."""
     local = run.local
-    found = pretraining_hello.settings(run.agreed, local.of_discriminator(), vocabulary)
+    found = shared_vocabulary.compared(run.agreed, local.of_discriminator(), vocabulary)
     if local.generator_start or local.discriminator_start:
         digest = hot_start.digest(local.of_generator())
         found["--generator_start"] = digest[:16]

@@ -7,9 +7,11 @@ tokenizer of that encoder, trimmed to the pieces that the text has most.
 import pathlib
 import tempfile
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
+from experiments import configuration
 from experiments.pretraining import config, hot_start, text
 from nebula_jax import errors, files
 from nebula_jax.data import language_mixture, text_folder, tokenizers
@@ -25,6 +27,23 @@ def given(local: config.Local) -> vocabularies.Vocabulary:
             " share (python -m scripts.train_vocabulary makes one)"
         )
     return vocabularies.load(pathlib.Path(local.vocabulary))
+
+
+def compared(
+    agreed: config.Agreed, local: config.Local, vocabulary: vocabularies.Vocabulary
+) -> dict[str, Any]:
+    """Returns what a Hello compares, and a checkpoint is checked against.
+
+    Args:
+      agreed, local: of the run.
+      vocabulary: of the run.
+    """
+    values = configuration.settings(agreed)
+    values["vocabulary"] = vocabulary.digest[:16]
+    if local.hot_start:
+        # Clusters may have it in different places.
+        values["--hot_start"] = hot_start.digest(local)[:16]
+    return values
 
 
 def shared(
