@@ -171,12 +171,7 @@ def from_flags() -> Run:
 
 
 def context(run: Run, steps: int) -> context_lib.Context:
-    """Returns the context of a training loop.
-
-    Args:
-      run: of this process.
-      steps: after which there is none.
-    """
+    """Returns the context of a training loop of at most so many steps."""
     window, seconds = run.agreed.window(), run.local.emulated_seconds()
     return run.with_agreed(steps=steps).context(window, emulated_seconds=seconds)
 
@@ -235,7 +230,12 @@ def check(run: Run) -> None:
     for number in rows:
         devices.check(local.layout(), number, agreed.micro_batches)
     layout = local.layout()
-    check_held_out(agreed, max(1, layout.devices_per_cluster // layout.model_parallel))
+    replicas = max(1, layout.devices_per_cluster // layout.model_parallel)
+    if agreed.eval_batch_size % replicas:
+        raise errors.SettingsError(
+            f"--eval_batch_size={agreed.eval_batch_size} cannot be split evenly over"
+            f" {replicas} devices"
+        )
     wanted = {"layers": agreed.layers, "max_length": agreed.max_length}
     hot_start.check(local, "the MLM head is", wanted)
 
@@ -294,35 +294,13 @@ def _check_training(run: Run) -> None:
         )
 
 
-def check_held_out(agreed: Agreed, replicas: int) -> None:
-    """Checks that held-out batches can be spread over devices.
-
-    Args:
-      agreed: of the run.
-      replicas: groups of devices among which a batch is split.
-
-    Raises:
-      errors.SettingsError: if they cannot.
-    """
-    if agreed.eval_batch_size % replicas:
-        raise errors.SettingsError(
-            f"--eval_batch_size={agreed.eval_batch_size} cannot be split evenly over"
-            f" {replicas} devices"
-        )
-
-
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against."""
     return shared_vocabulary.compared(run.agreed, run.local, vocabulary)
 
 
 def model(agreed: Agreed, encoder: transformer.Config) -> bert.Config:
-    """Returns the configuration of the model and its training.
-
-    Args:
-      agreed: of the run.
-      encoder: its shape.
-    """
+    """Returns the configuration of a model of this shape, and of its training."""
     by_time = agreed.seconds() is not None
     by_steps = min(1.0, agreed.warmup_steps / agreed.steps)
     own = fields.common(agreed, bert.Config)

@@ -43,11 +43,7 @@ class Clock:
     """The step after which that was measured."""
 
     def progress(self, step: int) -> float:
-        """Returns the share of the run that is over before a step; at most 1.
-
-        Args:
-          step: that is to be taken, counted from 1.
-        """
+        """Returns the share of the run that is over before a step; at most 1."""
         steps = max(0, step - 1 - self.agreed_step)
         return min(1.0, (self.agreed_ms + steps * self.per_step_ms) / self.total_ms)
 
@@ -56,12 +52,7 @@ class Clock:
         return self.progress(step + 1) >= 1.0
 
     def agreed(self, step: int, milliseconds: Sequence[int]) -> "Clock":
-        """Returns the clock after the clusters have exchanged their times.
-
-        Args:
-          step: after which each has measured its own.
-          milliseconds: that the run has lasted, by each.
-        """
+        """Returns the clock after the clusters have exchanged their times of a step."""
         now, steps = max(milliseconds), step - self.agreed_step
         if not steps:
             return dataclasses.replace(self, agreed_ms=now)
@@ -132,12 +123,7 @@ class Timer:
         return int(values[0]), bool(values[1])
 
     def alone(self, step: int, is_requested: bool) -> list[messages.Head]:
-        """Returns what a run of one cluster agrees on with itself, now and then.
-
-        Args:
-          step: just taken.
-          is_requested: True if the run shall end.
-        """
+        """Returns what a run of one cluster agrees on with itself, now and then."""
         if ranks.count() > 1 and step % EVERY:
             return []
         milliseconds, is_stopping = self.now(is_requested)
