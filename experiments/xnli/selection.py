@@ -22,7 +22,7 @@ class Selection(NamedTuple):
 
     @property
     def position(self) -> dict[str, Any]:
-        """All but the parameters, as JSON values of a checkpoint."""
+        """A selection without its parameters, as JSON values of a checkpoint."""
         return {
             "selected_step": self.step,
             "curve": [list(each) for each in self.curve],

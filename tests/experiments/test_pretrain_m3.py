@@ -361,7 +361,7 @@ def test_clusters_that_disagree_part_in_words(runs, vocabulary):
     outputs = [process.communicate(timeout=60)[0] for process in (here, there)]
     assert here.returncode == there.returncode == 1
     errors = [output.strip().splitlines()[-1] for output in outputs]
-    assert errors[0].startswith("error: generator:0 has vocabulary=")
+    assert errors[0].startswith("error: generator:0 has --vocabulary=")
     assert errors[1].startswith("error: discriminator ")
 
 
