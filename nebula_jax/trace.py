@@ -155,12 +155,7 @@ class Trace:
         return Ledger(self._clock() - self._begin, cpu_seconds, dict(self._parts))
 
     def write(self, path: pathlib.Path, process: str) -> None:
-        """Writes all spans as a JSON file of trace events.
-
-        Args:
-          path: of the file.
-          process: name that is shown.
-        """
+        """Writes all spans as a JSON file of trace events; it shows `process`."""
         named = [("process_name", 0, process)]
         lanes = {MAIN: 1}
         for span in self._spans:
@@ -185,13 +180,7 @@ OFF = Trace()
 def write_events(
     path: pathlib.Path, events: list[dict[str, Any]], dropped: int = 0
 ) -> None:
-    """Writes a file of trace events.
-
-    Args:
-      path: of the file.
-      events: as the format has them.
-      dropped: spans that were too many.
-    """
+    """Writes a file of trace events; `dropped` spans were too many."""
     whole = {
         "traceEvents": events,
         "displayTimeUnit": "ms",
@@ -202,12 +191,7 @@ def write_events(
 
 
 def merge(parts: Iterable[pathlib.Path], path: pathlib.Path) -> None:
-    """Writes the traces of several processes as one.
-
-    Args:
-      parts: files that `Trace.write` wrote.
-      path: of the file of all.
-    """
+    """Writes the traces of several processes, of `Trace.write`, as one file."""
     events, dropped = [], 0
     for number, part in enumerate(parts, 1):
         read = json.loads(part.read_text())

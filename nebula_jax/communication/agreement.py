@@ -82,11 +82,7 @@ class Formats:
     """The formats of all channels of one side, until both sides have compared them."""
 
     def __init__(self, cluster: str) -> None:
-        """Starts without channels.
-
-        Args:
-          cluster: name of this side.
-        """
+        """Starts without channels; `cluster` is the name of this side."""
         self.sent: list[Format] = []
         self.received: list[Format] = []
         self._cluster, self._is_complete = cluster, False

@@ -57,12 +57,7 @@ Mismatch = agreement.Mismatch
 
 
 def check_agreement(hello: frames.Hello, peer: frames.Hello) -> None:
-    """Raises Mismatch, with the difference, unless version and settings are equal.
-
-    Args:
-      hello: this side's.
-      peer: the other side's.
-    """
+    """Raises Mismatch, with the difference, unless version and settings are equal."""
     if hello.version != peer.version:
         raise Mismatch(
             f"{peer.cluster} runs nebula_jax {printable.line(peer.version, SHOWN)},"
@@ -95,12 +90,7 @@ can be any better, and OSError."""
 
 
 def directly(address: tuple[str, int], peer: str) -> Route:
-    """Returns the route to a listener by its own address.
-
-    Args:
-      address: host and port.
-      peer: the listener's name.
-    """
+    """Returns the route to a listener of the name `peer` by its own address."""
 
     def route(seconds: float) -> tuple[socket.socket, str]:
         try:

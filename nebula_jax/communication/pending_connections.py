@@ -52,11 +52,7 @@ class Pool:
     """The pending connections of a listener, from the oldest on."""
 
     def __init__(self, most: int) -> None:
-        """Starts without any.
-
-        Args:
-          most: at a time.
-        """
+        """Starts without any; there may be `most` at a time."""
         self._most = most
         self._groups: dict[str, dict[Pending, None]] = {}  # sets that keep their order
         self._all: dict[Pending, int] = {}
@@ -98,8 +94,7 @@ class Pool:
     def to_go(self, known: Collection[str]) -> Pending | None:
         """Returns the one to close so that another one can come, if there is any.
 
-        Args:
-          known: groups of the peers of sessions.
+        `known` has the groups of the peers of sessions.
         """
         if not self._groups:
             return None

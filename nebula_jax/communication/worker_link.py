@@ -10,11 +10,7 @@ from nebula_jax.communication.wire import frames
 
 
 def share_peer(peer: frames.Hello | None) -> frames.Hello:
-    """Returns the Hello of the root's peer in every process.
-
-    Args:
-      peer: None in all processes but the root.
-    """
+    """Returns the Hello of the root's peer in every process; others give None."""
     described = b"" if peer is None else json.dumps(dataclasses.asdict(peer)).encode()
     fields = json.loads(ranks.bytes_from_root(described))
     fields["checkpoints"] = tuple(fields["checkpoints"])

@@ -113,11 +113,7 @@ class Work:
         return max(LEAST_SECONDS, STEPS * self._longest)
 
     def report(self, is_waited_for: bool) -> Report:
-        """Returns the report for one peer.
-
-        Args:
-          is_waited_for: whether this process waits for that peer.
-        """
+        """Returns the report for a peer; `is_waited_for`: for which this one waits."""
         activity = self._activity
         if self.waiting:
             activity = Activity.WAITING_FOR_ANOTHER

@@ -38,11 +38,7 @@ class Traffic:
     """The traffic of a session's connections, one after the other."""
 
     def __init__(self, ledger: ledger_lib.Ledger) -> None:
-        """Starts without a connection.
-
-        Args:
-          ledger: of the session.
-        """
+        """Starts without a connection; `ledger` is that of the session."""
         self._ledger = ledger
         self._sent = self._received = self._tls = self._frames = 0
 
@@ -52,12 +48,7 @@ class Traffic:
         self._tls += max(0, beside)  # handshake, and records of those frames
 
     def closed(self, sock: socket.socket, tls: int) -> None:
-        """Takes the end of a connection, before it is closed.
-
-        Args:
-          sock: of the connection.
-          tls: bytes that TLS has added since it was opened.
-        """
+        """Takes the end of a connection, to which TLS has added `tls` bytes."""
         sent, received = counted(sock)
         self._sent, self._received = self._sent + sent, self._received + received
         self._tls, self._frames = self._tls + tls, self._frames_sent()

@@ -18,11 +18,7 @@ class Liveness:
     """The times at which something last crossed a connection."""
 
     def __init__(self, timeout: float) -> None:
-        """Starts without a connection.
-
-        Args:
-          timeout: seconds of silence after which the peer counts as gone.
-        """
+        """Starts without a connection; a peer is gone after `timeout` of silence."""
         self._timeout = timeout
         self._ping_interval = timeout / PINGS_PER_TIMEOUT
         self._last_sent = self._last_received = 0.0
@@ -52,12 +48,7 @@ class Liveness:
         return now >= self._last_sent + self._ping_interval
 
     def next_check(self, now: float, pings: bool) -> float:
-        """Returns the seconds until `timed_out` may change.
-
-        Args:
-          now: seconds.
-          pings: whether `needs_ping` counts as well.
-        """
+        """Returns the seconds until `timed_out`, or `needs_ping` too, may change."""
         when = self._last_received + self._timeout
         if pings:
             when = min(when, self._last_sent + self._ping_interval)

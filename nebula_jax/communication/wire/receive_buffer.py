@@ -49,11 +49,7 @@ class ReceiveBuffer:
             self.has_holes = bool(self._holes)
 
     def take(self, count: int) -> bytearray | None:
-        """Takes the next bytes off the stage; returns None if they have not all come.
-
-        Args:
-          count: at most STAGE_BYTES; there is room for so many then.
-        """
+        """Takes at most STAGE_BYTES off the stage; None if they have not all come."""
         end = self._start + count
         if end > self._end:
             if self._start:

@@ -74,11 +74,7 @@ class Reconnect:
         return pause
 
     def deadline(self, limit: float = float("inf")) -> float:
-        """Returns the time at which to give up; infinity while connected.
-
-        Args:
-          limit: seconds without a connection, if less than the timeout.
-        """
+        """Returns when to give up, at most `limit` seconds after a loss."""
         if not self.is_lost:
             return float("inf")
         return self._lost_at + min(self.timeout, limit) - self._away

@@ -65,11 +65,7 @@ class SocketIO:
         return not self.is_blocked and self.error is None
 
     def watch(self, reads: bool) -> None:
-        """Chooses what `wait` waits for.
-
-        Args:
-          reads: whether to wait for bytes. For room to write it waits if it lacked any.
-        """
+        """Has `wait` wait for bytes if `reads`, and for room to write if it lacked any."""
         self._reads = reads
         events = (POLLIN if reads else 0) | (POLLOUT if self.is_blocked else 0)
         if events == self._polled:
@@ -223,11 +219,9 @@ class SocketIO:
                 self._shaper.wrote(self.socket.send(view) if len(view) else 0)
 
     def close(self, linger: bool = False) -> None:
-        """Closes the socket.
+        """Closes the socket; with `linger`, after the peer has read the last frame.
 
-        Args:
-          linger: whether to wait for the peer to read the last frame first: bytes that
-            are unread here would reset it away.
+        Bytes that are unread here would reset it away.
         """
         with contextlib.suppress(OSError, ValueError):
             if linger:

@@ -54,11 +54,7 @@ class Watch:
     """
 
     def __init__(self, timeout: float) -> None:
-        """Starts without a connection.
-
-        Args:
-          timeout: seconds between bytes of the peer, at most: see `Liveness`.
-        """
+        """Starts without a connection; `timeout` is that of `Liveness`."""
         self.activity = Activity.STARTING
         """The peer's, as its latest Ping reported it."""
         self.received = 0
@@ -115,19 +111,13 @@ class Watch:
         self._count_at_progress, self.progressed = self._count, now
 
     def limit(self, timeout: float) -> float:
-        """Returns the seconds that the peer is given for what it is doing.
-
-        Args:
-          timeout: the stuck-peer timeout, seconds.
-        """
+        """Returns the seconds that the peer is given for what it is doing."""
         return timeout * TIMES_ALLOWED[self.activity]
 
     def is_stuck(self, begin: float, timeout: float) -> bool:
         """Returns True if the peer got nothing done for too long.
 
-        Args:
-          begin: `count` when this side began to wait for it.
-          timeout: the stuck-peer timeout, seconds.
+        `begin` is the `count` when this side began to wait for it.
         """
         idle = self._count - max(begin, self._count_at_progress)
         return idle >= self.limit(timeout)
@@ -166,11 +156,7 @@ class Wait:
         return self._clock() - self._start
 
     def pause(self, timeout: float | None = None) -> float:
-        """Returns the seconds to sleep before the next look.
-
-        Args:
-          timeout: seconds that the wait may take; None to leave it to `check`.
-        """
+        """Returns the seconds to sleep before the next look, in a wait of `timeout`."""
         if timeout is not None:
             return max(0.0, timeout - self.seconds)
         return self._work.stuck_timeout / CHECKS_PER_TIMEOUT

@@ -52,12 +52,7 @@ class Waiters:
         self._sleeping: collections.deque[threading.Lock] = collections.deque()
 
     def wait(self, is_done: Callable[[], bool], timeout: float | None) -> None:
-        """Sleeps until `is_done` holds.
-
-        Args:
-          is_done: evaluated at first, and after each `notify`.
-          timeout: seconds; None for no limit.
-        """
+        """Sleeps until `is_done` holds, which is asked at first and at each `notify`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not is_done():
             lock = threading.Lock()

@@ -42,9 +42,7 @@ class SendWindow:
     def has_room(self, size: int, tensors: int = 1) -> bool:
         """Returns True if tensors of `size` bytes together may be sent now.
 
-        Args:
-          size: of all tensors together.
-          tensors: their number. Of several, all but the first need reserved bytes.
+        Of several, all but the first need reserved bytes.
         """
         waiting = self.next_sequence - self.acknowledged
         fits = self._bytes + size <= self.reserved
