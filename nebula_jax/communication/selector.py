@@ -82,26 +82,6 @@ def variants(codec: CodecOrSelector) -> tuple[codec_lib.Codec, ...]:
     return as_selector(codec).codecs
 
 
-def map_options(
-    codec: CodecOrSelector,
-    wrap: Callable[[codec_lib.Codec], codec_lib.Codec],
-    inner: Callable[[codec_lib.State], codec_lib.State],
-) -> CodecOrSelector:
-    """Wraps a codec, or each codec of a Selector, which chooses as before.
-
-    Args:
-      codec: to be wrapped.
-      wrap: codec -> the codec around it.
-      inner: state of a wrapped codec -> state of the codec inside.
-    """
-    if isinstance(codec, codec_lib.Codec):
-        return wrap(codec)
-    return codec._replace(
-        codecs=tuple(map(wrap, codec.codecs)),
-        choose=lambda arrays, state, step: codec.choose(arrays, inner(state), step),
-    )
-
-
 def by_step(codecs: Sequence[CodecOrSelector], which: Callable[[int], int]) -> Selector:
     """Uses one of several codecs in each step, each with a state of its own.
 
@@ -254,8 +234,3 @@ def _with_tail(head: Selector, tail: codec_lib.Codec) -> Selector:
 
 def _replace(states: tuple, number: int, state: codec_lib.State) -> tuple:
     return (*states[:number], state, *states[number + 1 :])
-
-
-def ratio(codec: CodecOrSelector, spec: codec_lib.Spec) -> float:
-    """Returns the largest payload's bytes over those before encoding; no zstd."""
-    return max(codec_lib.ratio(each, spec) for each in variants(codec))

@@ -19,7 +19,6 @@ from nebula_jax.data import tsv
 LABELS = ("entailment", "neutral", "contradiction")
 """In the order of their numbers, which is that of TFDS."""
 
-SPLITS = ("train", "dev", "test")
 COLUMNS = ("id", "genre", "premise", "hypothesis", "label")
 
 

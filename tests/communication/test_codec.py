@@ -50,29 +50,6 @@ def test_a_chain_keeps_a_state_of_the_later_codec_for_each_option():
     assert [int(count) for count in later] == [2, 1]
 
 
-def test_map_options_wraps_every_option_and_keeps_how_they_are_chosen():
-    def negated(inner):
-        return codec.Codec(
-            init=lambda spec: {"inner": inner.init(spec)},
-            encode=lambda x, state: (
-                inner.encode(-x, state["inner"])[0],
-                {"inner": inner.encode(-x, state["inner"])[1]},
-            ),
-            decode=lambda x, state: (-inner.decode(x, state["inner"])[0], state),
-        )
-
-    wrapped = selector.map_options(by_sign(), negated, lambda state: state["inner"])
-    payload, state = wrapped.encode(-X - 1, wrapped.init(X))
-    assert (payload.option, state) == (1, {"inner": 1})
-    assert len(selector.variants(wrapped)) == 2
-    last = by_sign()._replace(ends_chain=True)
-    assert selector.map_options(last, negated, lambda state: state["inner"]).ends_chain
-    plain = selector.map_options(
-        codecs.fp16(), lambda inner: inner, lambda state: state
-    )
-    assert isinstance(plain, codec.Codec)
-
-
 def test_a_codec_is_a_selector_of_one():
     fp16 = codecs.fp16()
     alone = selector.as_selector(fp16)
@@ -86,15 +63,6 @@ def test_a_codec_is_a_selector_of_one():
     selected, state = alone.encode(X, alone.init(X))
     assert selected.option == 0
     np.testing.assert_array_equal(alone.decode(selected, state)[0], X)
-
-
-def test_the_ratio_of_a_choice_is_its_largest():
-    spec = {
-        "h": jax.ShapeDtypeStruct((4, 8, 16), jnp.float32),
-        "mask": jax.ShapeDtypeStruct((4, 8), jnp.bool_),
-    }
-    whole = 4 * 8 * 16 * 4 + 4 * 8
-    assert selector.ratio(codecs.pack_tokens(), spec) == (whole - 28) / whole
 
 
 def test_an_empty_chain_is_identity():

@@ -11,6 +11,7 @@ import gc
 import os
 import random
 import socket
+import struct
 import threading
 
 import jax
@@ -29,6 +30,7 @@ PARTS = 4  # streams of each test
 CONVERSATIONS = 200  # that streams of a test are made of: sessions come again
 ADDRESSES = 40  # of those who connect
 AT_A_TIME = 64  # connections
+HEAD = struct.Struct("!4sBBHQQQQQ")  # of a plain frame
 MOST_MEMORY = 64 << 20  # bytes that may be taken and not given back
 SPEC = {"x": jax.ShapeDtypeStruct((8, 16), jnp.float32)}
 GENERATORS = ("generator:0", "generator:1")
@@ -104,8 +106,8 @@ class Streams:
         """Changes fields of a head or a payload; checksums fit."""
         if self._random.random() < 0.5:
             return frame
-        head, rest = frame[: frames.HEAD.size], frame[frames.HEAD.size :]
-        fields = list(frames.HEAD.unpack(head))[:-1]
+        head, rest = frame[: HEAD.size], frame[HEAD.size :]
+        fields = list(HEAD.unpack(head))[:-1]
         header, payload = rest[: fields[3]], bytearray(rest[fields[3] :])
         extreme = self._random.choice([0, 1, 2, 255, 2**16, 2**31, 2**63, 2**64 - 1])
         match self._random.randrange(5):
@@ -121,7 +123,7 @@ class Streams:
                 payload += self._random.randbytes(extreme % 100)
                 fields[6] = len(payload)
         fields[7] = integrity.checksum((bytes(payload),))
-        start = frames.HEAD.pack(*fields, 0)[: -frames.CHECKSUM.size]
+        start = HEAD.pack(*fields, 0)[: -frames.CHECKSUM.size]
         total = frames.CHECKSUM.pack(integrity.checksum((start + header,)))
         return start + total + header + bytes(payload)
 

@@ -214,8 +214,8 @@ def test_every_frame_that_crosses_is_counted_and_nothing_but_ids_does(split):
     payload = (
         math.ceil(positions * bits / 8) + positions // 8 + math.ceil(slots * bits / 8)
     )
-    frame = frames.HEAD.size + frames.LAYOUTS[frames.Tensor].size + payload
-    control = frames.HEAD.size + frames.LAYOUTS[frames.StepDone].size
+    frame = frames.head_bytes() + frames.LAYOUTS[frames.Tensor].size + payload
+    control = frames.head_bytes() + frames.LAYOUTS[frames.StepDone].size
     languages = {"generator-0": 2, "generator-1": 1}
     for cluster, count in languages.items():
         ledger = json.loads((folder / cluster / "summary.json").read_text())["ledger"]

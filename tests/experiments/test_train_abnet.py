@@ -230,7 +230,7 @@ def test_nothing_crosses_but_hidden_states_gradients_and_lengths(split):
     assert sent["evaluation"][0] == 3
     # Lengths, once; two buckets of gradients.
     assert back.keys() == {"lengths", "gradient[8]", "gradient[16]"}
-    head = frames.HEAD.size + frames.LAYOUTS[frames.Tensor].size
+    head = frames.head_bytes() + frames.LAYOUTS[frames.Tensor].size
     bits = 5  # of a length up to 16
     examples = tiny_translations.PAIRS["train"] - HELD_OUT
     lengths = head + int(np.ceil(examples * bits / 8))
@@ -281,7 +281,7 @@ def test_with_ar_no_label_goes_back_and_with_pack_tokens_no_padding_crosses(runs
     assert [*filter(is_tensor, received)] == ["received gradient[8]"]
     tokens = 4 * 7  # a micro-batch of sentences of seven tokens, in rows of eight
     rest = 4 * 8 // 8 + 4 * 4  # which places are real, a bit each; the numbers
-    head = frames.HEAD.size + frames.LAYOUTS[frames.Tensor].size
+    head = frames.head_bytes() + frames.LAYOUTS[frames.Tensor].size
     for kind, item in (("sent hidden[8]", 2), ("received gradient[8]", 4)):
         assert ledger[kind] == [6, 6 * (head + tokens * 16 * item + rest)]
 

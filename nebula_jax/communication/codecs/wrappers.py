@@ -66,10 +66,8 @@ def error_feedback(
         raise ValueError(f"beta must be above 0 and at most 1, not {beta!r}")
 
     def init(spec: codec_lib.Spec) -> Feedback:
-        residual = tuple(
-            jnp.zeros(leaf.shape, jnp.float32) for leaf in leaves.floats(spec)
-        )
-        return Feedback(residual, codec.init(spec), codec.init(spec))
+        residual = [jnp.zeros(leaf.shape, jnp.float32) for leaf in leaves.floats(spec)]
+        return Feedback(tuple(residual), codec.init(spec), codec.init(spec))
 
     def wrap(inner: codec_lib.Codec) -> codec_lib.Codec:
         return codec_lib.Codec(
@@ -78,7 +76,13 @@ def error_feedback(
             functools.partial(_decode_with_feedback, inner),
         )
 
-    made = selector.map_options(codec, wrap, lambda state: state.encode)
+    if isinstance(codec, codec_lib.Codec):
+        made: selector.CodecOrSelector = wrap(codec)
+    else:
+        made = codec._replace(
+            codecs=tuple(map(wrap, codec.codecs)),
+            choose=lambda arrays, state, step: codec.choose(arrays, state.encode, step),
+        )
     arguments = codec.name if beta == 1 else f"{codec.name}, {beta}"
     return made._replace(name=f"error_feedback({arguments})")
 

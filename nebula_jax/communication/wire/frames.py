@@ -42,7 +42,6 @@ from nebula_jax.communication.wire.integrity import CHECKSUMS, Integrity
 from nebula_jax.security import names
 
 VERSION = 3
-HEAD = struct.Struct("!4sBBHQQQQQ")
 CHECKSUM = struct.Struct("!Q")
 _FIELDS = struct.Struct("!4sBBHQQQ")  # of a head: all but its tags
 

@@ -65,7 +65,7 @@ class SocketIO:
         return not self.is_blocked and self.error is None
 
     def watch(self, reads: bool) -> None:
-        """Has `wait` wait for bytes if `reads`, and for room to write if it lacked any."""
+        """Has `wait` wait for bytes if `reads`, and for room to write if it lacked."""
         self._reads = reads
         events = (POLLIN if reads else 0) | (POLLOUT if self.is_blocked else 0)
         if events == self._polled:

@@ -52,7 +52,7 @@ class Waiters:
         self._sleeping: collections.deque[threading.Lock] = collections.deque()
 
     def wait(self, is_done: Callable[[], bool], timeout: float | None) -> None:
-        """Sleeps until `is_done` holds, which is asked at first and at each `notify`."""
+        """Sleeps until `is_done` holds: it is called at first and at each `notify`."""
         deadline = None if timeout is None else time.monotonic() + timeout
         while not is_done():
             lock = threading.Lock()

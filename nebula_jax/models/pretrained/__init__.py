@@ -172,36 +172,7 @@ def _to_ours(
     }
     wanted = {path: each for path, each in wanted.items() if part_of(path) in parts}
 
-    missing, misshapen, quantized = [], [], []
-    for path, (foreign_name, shape) in wanted.items():
-        if foreign_name not in given:
-            missing.append(foreign_name)
-            continue
-        expected = state_names.foreign_shape(path, shape, family.transposed)
-        if given[foreign_name].shape != expected:
-            misshapen.append(
-                f"{foreign_name} is {list(given[foreign_name].shape)},"
-                f" expected {list(expected)}"
-            )
-        elif not jnp.issubdtype(given[foreign_name].dtype, jnp.floating):
-            quantized.append(f"{foreign_name} is {given[foreign_name].dtype}")
-    unexpected = [
-        key
-        for key in sorted(
-            given.keys() - {foreign_name for foreign_name, _ in wanted.values()}
-        )
-        if not state_names.IGNORED.fullmatch(key)
-    ]
-    problems = [
-        f"{problem}: {', '.join(names)}"
-        for problem, names in (
-            ("missing", missing),
-            ("unexpected", unexpected),
-            ("not of the shape in config.json", misshapen),
-            ("no floating-point numbers", quantized),
-        )
-        if names
-    ]
+    problems = _problems(given, wanted, family.transposed)
     if problems:
         raise PretrainedError(
             f"{folder} is no {name} checkpoint: {'; '.join(problems)}"
@@ -216,6 +187,44 @@ def _to_ours(
         },
         sep="/",
     )
+
+
+def _problems(
+    given: dict[str, np.ndarray],
+    wanted: dict[str, tuple[str, tuple[int, ...]]],
+    transposed: bool,
+) -> list[str]:
+    """Returns what is wrong with a checkpoint's tensors, in words."""
+    missing, misshapen, quantized = [], [], []
+    for path, (foreign_name, shape) in wanted.items():
+        if foreign_name not in given:
+            missing.append(foreign_name)
+            continue
+        expected = state_names.foreign_shape(path, shape, transposed)
+        if given[foreign_name].shape != expected:
+            misshapen.append(
+                f"{foreign_name} is {list(given[foreign_name].shape)},"
+                f" expected {list(expected)}"
+            )
+        elif not jnp.issubdtype(given[foreign_name].dtype, jnp.floating):
+            quantized.append(f"{foreign_name} is {given[foreign_name].dtype}")
+    unexpected = [
+        key
+        for key in sorted(
+            given.keys() - {foreign_name for foreign_name, _ in wanted.values()}
+        )
+        if not state_names.IGNORED.fullmatch(key)
+    ]
+    return [
+        f"{problem}: {', '.join(names)}"
+        for problem, names in (
+            ("missing", missing),
+            ("unexpected", unexpected),
+            ("not of the shape in config.json", misshapen),
+            ("no floating-point numbers", quantized),
+        )
+        if names
+    ]
 
 
 def _check_tied(given: dict[str, np.ndarray], table: str, folder: pathlib.Path) -> None:

@@ -38,10 +38,10 @@ LITERAL = {
 @pytest.mark.parametrize(("message", "expected"), LITERAL.items())
 def test_frames_are_these_bytes(message, expected):
     assert b"".join(frames.encode(message, sequence=5, acknowledged=9)) == expected
-    start = expected[: frames.HEAD.size]
+    start = expected[: frames.head_bytes()]
     length = frames.header_bytes(start)
-    header = expected[frames.HEAD.size :][:length]
-    payload = expected[frames.HEAD.size + length :]
+    header = expected[frames.head_bytes() :][:length]
+    payload = expected[frames.head_bytes() + length :]
     head = frames.decode_head(start, header)
     frames.verify_payload(head, [payload])
     assert (head.sequence, head.acknowledged) == (5, 9)
@@ -180,7 +180,7 @@ MESSAGES = (
 def crossed(message):
     """A message as its receiver decodes it."""
     frame = b"".join(map(bytes, frames.encode(message, 0, 0)))
-    start, rest = frame[: frames.HEAD.size], frame[frames.HEAD.size :]
+    start, rest = frame[: frames.head_bytes()], frame[frames.head_bytes() :]
     size = frames.header_bytes(start)
     head = frames.decode_head(start, rest[:size])
     return frames.decode(head, rest[:size], [rest[size:]] if rest[size:] else ())

@@ -155,7 +155,7 @@ def test_a_message_out_of_place_is_refused_by_its_head_and_header_alone():
 def test_a_head_is_not_used_before_its_header_has_confirmed_it():
     heads = []
     data = bytearray(joined(frames.Tensor(0, 1, 0, [b"abc", b"", b"defgh"])))
-    data[frames.HEAD.size] ^= 1
+    data[frames.head_bytes()] ^= 1
     buffer = receive_buffer.ReceiveBuffer()
     buffer.get_buffer()[: len(data)] = data
     buffer.receive(len(data))
