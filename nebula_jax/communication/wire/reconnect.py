@@ -81,7 +81,6 @@ class Reconnect:
 
     def recovered(self, now: float) -> float:
         """Records a new connection; returns the seconds without one."""
-        assert self._lost_at is not None  # nothing else can recover
         away = now - self._lost_at
         self.outages, self.seconds = self.outages + 1, self.seconds + away
         self.is_lost, self._failure = False, ""

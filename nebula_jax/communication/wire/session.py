@@ -65,11 +65,7 @@ class Session:
     """The state of one session."""
 
     def __init__(
-        self,
-        role: states.Role,
-        session_id: bytes,
-        peer_timeout: float,
-        report: Callable[[], activity.Report] = activity.unknown,
+        self, role: states.Role, session_id: bytes, peer_timeout: float
     ) -> None:
         """Starts without a connection.
 
@@ -77,7 +73,6 @@ class Session:
           role: of this side.
           session_id: 16 bytes.
           peer_timeout: seconds of silence after which a connection counts as lost.
-          report: returns what this process is doing, for Pings.
         """
         self.role, self._other, self.session_id = role, role.other, session_id
         self.peer = "the peer"
@@ -93,7 +88,7 @@ class Session:
         self.liveness = liveness.Liveness(peer_timeout)
         self.watch = stuck_peers.Watch(peer_timeout)
         """The progress of the peer."""
-        self.report = report
+        self.report: Callable[[], activity.Report] = activity.unknown
         """Returns what this process is doing, for Pings."""
         self._now, self._head_came, self._moved = 0.0, 0.0, 0
         self._schema = schema.Schema()

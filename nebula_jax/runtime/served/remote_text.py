@@ -16,7 +16,7 @@ import pathlib
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 import numpy as np
 
@@ -82,6 +82,12 @@ class RemoteRows(Sequence[dict[str, np.ndarray]]):
         return {"input_ids": self._text.read([numbers])[0]}
 
 
+def _details(account: str, job: str, reading: Reading) -> dict[str, Any]:
+    """Returns who reads, and how many rows at a time."""
+    own = {"account": account, "job": job}
+    return own | {"cluster": reading.cluster, "rows": reading.rows}
+
+
 class RemoteText:
     """A corpus that is served elsewhere."""
 
@@ -106,9 +112,8 @@ class RemoteText:
         """
         self._wanted = wanted
         self._flag = f"data={data_channels.PREFIX}{wanted.handle}"
-        self._form = data_channels.Form(
-            reading.rows, reading.max_length, reading.pieces
-        )
+        rows, length, pieces = reading.rows, reading.max_length, reading.pieces
+        self._form = data_channels.Form(rows, length, pieces)
         folder = site_folder.Folder(pathlib.Path(settings.federation))
         token, lab = tokens.read(folder, settings.account), folder.load().name
         with identity.Identity.open(folder.path) as found:
@@ -117,19 +122,12 @@ class RemoteText:
         hello = frames.Hello(
             name,
             nebula_jax.__version__,
-            data_channels.settings(
-                wanted.handle, reading.vocabulary, reading.max_length
-            ),
-            details={
-                "account": account,
-                "job": settings.job,
-                "cluster": reading.cluster,
-                "rows": reading.rows,
-            },
+            data_channels.settings(wanted.handle, reading.vocabulary, length),
+            details=_details(account, settings.job, reading),
         )
+        job = data_channels.job_of(wanted.handle)
         self._trainer = switch_client.Trainer(
-            *(folder, settings.account, data_channels.job_of(wanted.handle)),
-            *(name, wanted.lab),
+            folder, settings.account, job, name, wanted.lab
         )
         try:
             self._link = _dial(settings, self._trainer, hello, work)

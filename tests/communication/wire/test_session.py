@@ -342,7 +342,8 @@ def test_silence_is_noticed_and_broken_by_pings(pair):
 
 def test_a_ping_reports_what_its_sender_does_when_it_leaves():
     doing = [activity.Report(activity.Activity.COMPUTING, 3)]
-    connector = session.Session(Role.CONNECTOR, SESSION, 10.0, doing.pop)
+    connector = session.Session(Role.CONNECTOR, SESSION, 10.0)
+    connector.report = doing.pop
     listener = session.Session(Role.LISTENER, SESSION, 10.0)
     connector.begin(0.0)
     opening = joined(connector.data_to_send(0.0))
