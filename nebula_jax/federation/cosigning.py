@@ -30,11 +30,7 @@ class Cosigning:
     """The part of one lab: what was witnessed of its log, and what it has witnessed."""
 
     def __init__(self, state: State) -> None:
-        """Opens what this lab has witnessed.
-
-        Args:
-          state: of the switch.
-        """
+        """Opens what this lab has witnessed."""
         self._state = state
         self._witness = witness.Witness(state.folder.audit, state.lab)
         self._sent: dict[str, _Sent] = {}  # by lab

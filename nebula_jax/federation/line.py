@@ -156,12 +156,7 @@ class Stream:
             self._taken = 0
 
     def close(self, reason: str, at_once: bool = False) -> None:
-        """Ends the stream on both sides, with the reason.
-
-        Args:
-          reason: for the other side.
-          at_once: whether to drop what is queued, instead of sending it first.
-        """
+        """Ends the stream on both sides; drops what is queued if `at_once`."""
         if not self._has_ended:
             self._end(reason)
             self.line._close(self.number, reason, at_once)
@@ -228,11 +223,7 @@ class Line:
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     async def run(self) -> str:
-        """Moves messages until the line ends.
-
-        Returns:
-          The reason for its end.
-        """
+        """Moves messages until the line ends; returns the reason for its end."""
         tasks = [
             asyncio.create_task(each)
             for each in (self._read(), self._write(), self._keep_alive())

@@ -56,11 +56,7 @@ class Names:
     """
 
     def __init__(self, known: Known | None = None) -> None:
-        """Starts before the first frame.
-
-        Args:
-          known: of earlier sessions; changed in place.
-        """
+        """Starts before the first frame; `known` is changed in place."""
         self._known: Known = {} if known is None else known
         self._session = ""
 

@@ -124,9 +124,8 @@ class Refusals:
     def __init__(self, record: Callable[[str, str, int, str], None]) -> None:
         """Starts without any.
 
-        Args:
-          record: called with host, reason, how many others came since the last entry,
-            and the error in words.
+        `record` is called with host, reason, how many others came since the last entry,
+        and the error in words.
         """
         self._record = record
         self._left, self._now, self._others = float(REFUSAL_BURST), 0.0, 0
@@ -136,14 +135,7 @@ class Refusals:
         self.add(host, peer_tls.reason_of(error), str(error), time.monotonic())
 
     def add(self, host: str, reason: str, text: str, now: float) -> None:
-        """Takes a refusal.
-
-        Args:
-          host: that connected.
-          reason: one word.
-          text: the error.
-          now: seconds on any clock that only goes forward.
-        """
+        """Takes a refusal: its reason in a word and in full, and the seconds by now."""
         refilled = self._left + (now - self._now) * REFUSALS_PER_SECOND
         self._left, self._now = min(REFUSAL_BURST, refilled), now
         if self._left < 1:

@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
@@ -41,12 +41,18 @@ def check_about(about: streams.About) -> None:
         raise json_lines.Malformed("a stream whose names cannot be right")
 
 
+async def connect(served: Served) -> streams.Trainer:
+    """Connects to a trainer here; raises OSError if it does not answer."""
+    reader, writer = await asyncio.open_connection(*served.address)
+    endpoints.keep_alive(writer.get_extra_info("socket"))
+    return reader, writer
+
+
 async def serve(
     switch: State,
     kept: upkeep.Upkeep,
     fields: Mapping[str, Any],
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
+    asker: streams.Trainer,
 ) -> None:
     """Serves one request of a connection.
 
@@ -54,160 +60,144 @@ async def serve(
       switch: of the lab.
       kept: its upkeep.
       fields: of the request.
-      reader, writer: of the connection.
+      asker: the connection; after `dial` a stream, and held open after `serve`.
 
     Raises:
       errors.NebulaError: if it is refused.
     """
     token = json_lines.field(fields, "account", str)
     account = switch.identity.account_of(token, time.time())
+    made = _Request(switch, fields, account, asker)
     match json_lines.field(fields, "op", str):
         case "dial":
             roles.require(account, "stream.open")
-            await _dial(switch, fields, account, reader, writer)
+            await made.dial()
         case "serve":
             roles.require(account, "job.run")
-            await _serve(switch, fields, account, reader, writer)
+            await made.serve()
         case "record":
             roles.require(account, "job.run")
-            _record(switch, kept, fields, account)
-            inner.answer(writer, done=True)
+            if made.record() == "checkpoint":  # peers witness what it stands on
+                kept.cosigning.send()
+            made.answer(done=True)
         case "status":
-            inner.answer(writer, **status(switch, kept))
+            made.answer(**status(switch, kept))
         case "rotate":
             roles.require(account, "certificate.rotate")
             await kept.rotate()
-            inner.answer(writer, done=True)
+            made.answer(done=True)
         case other:
             raise json_lines.Malformed(f"requested {other!r}")
 
 
-def _job(switch: State, fields: Mapping[str, Any], own: str) -> str:
-    """Returns the job of a request, after a check that it is nobody else's here."""
-    job = json_lines.field(fields, "job", str)
-    if not is_job(job):
-        raise json_lines.Malformed(f"{job!r} cannot be the name of a job")
-    for (other, cluster), served in switch.served.items():
-        if other == job and served.account.name != own:
-            if served.is_shared and fields.get("to") == cluster:
+class _Request(NamedTuple):
+    """A request of an account of this lab."""
+
+    switch: State
+    fields: Mapping[str, Any]
+    account: Account
+    asker: streams.Trainer
+
+    def answer(self, **fields: Any) -> None:
+        inner.answer(self.asker[1], **fields)
+
+    def job(self) -> str:
+        """Returns its job, after a check that it is nobody else's here."""
+        job = json_lines.field(self.fields, "job", str)
+        if not is_job(job):
+            raise json_lines.Malformed(f"{job!r} cannot be the name of a job")
+        for (other, cluster), served in self.switch.served.items():
+            if other == job and served.account.name != self.account.name:
+                if served.is_shared and self.fields.get("to") == cluster:
+                    continue
+                raise inner.Refused(f"job {job} is one of {served.account.name} here")
+        return job
+
+    def cluster(self, name: str) -> str:
+        cluster = json_lines.field(self.fields, name, str)
+        if not names.is_cluster(cluster):
+            raise json_lines.Malformed(f"{cluster!r} is no cluster's name")
+        return cluster
+
+    async def dial(self) -> None:
+        """Carries a stream to a trainer of whichever lab has it, to its end."""
+        switch, account, job = self.switch, self.account, self.job()
+        connector, listener = self.cluster("from"), self.cluster("to")
+        if why := switch.refusals.get((job, connector)):
+            raise inner.Refused(f"the switch of {switch.lab} ended its stream: {why}")
+        switch.check_quota(account.name)
+        lab = json_lines.field(self.fields, "lab", str)
+        vouched = f"{account.name}@{switch.lab}"
+
+        def about(other: str) -> streams.About:
+            return streams.About(new_name(), job, vouched, connector, listener, other)
+
+        served = switch.served.get((job, listener))
+        if served is not None and lab in ("", switch.lab):
+            await self._carry_here(about(switch.lab), served)
+            return
+        reasons = []
+        for each in [lab] if lab else sorted(switch.lines):
+            if each not in switch.lines:
+                reasons.append(f"no line to {each}")
                 continue
-            raise inner.Refused(f"job {job} is one of {served.account.name} here")
-    return job
+            there = about(each)
+            try:
+                switch.rules.check_lab(job, listener, each)
+                end = await switch.open(each, there, account.limits.share)
+            except errors.NebulaError as error:
+                reasons.append(str(error))
+                continue
+            self.answer(lab=each)
+            await switch.carry(there, account.name, self.asker, end, is_listener=False)
+            return
+        why = "; ".join(reasons) or "no other lab is connected"
+        raise inner.Absent(f"{listener} of job {job} is at no lab at present ({why})")
 
-
-def _cluster(fields: Mapping[str, Any], name: str) -> str:
-    cluster = json_lines.field(fields, name, str)
-    if not names.is_cluster(cluster):
-        raise json_lines.Malformed(f"{cluster!r} is no cluster's name")
-    return cluster
-
-
-async def _dial(
-    switch: State,
-    fields: Mapping[str, Any],
-    account: Account,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-) -> None:
-    """Opens a stream to a trainer of whichever lab has it."""
-    job = _job(switch, fields, account.name)
-    connector, listener = _cluster(fields, "from"), _cluster(fields, "to")
-    if why := switch.refusals.get((job, connector)):
-        raise inner.Refused(f"the switch of {switch.lab} ended its stream: {why}")
-    switch.check_quota(account.name)
-    lab = json_lines.field(fields, "lab", str)
-    vouched = f"{account.name}@{switch.lab}"
-
-    def about(other: str) -> streams.About:
-        return streams.About(new_name(), job, vouched, connector, listener, other)
-
-    served = switch.served.get((job, listener))
-    if served is not None and lab in ("", switch.lab):
-        if why := switch.barred.get(served.account.name):
-            raise inner.Refused(f"{listener} of job {job} is barred: {why}")
-        here = about(switch.lab)
+    async def _carry_here(self, about: streams.About, served: Served) -> None:
+        """Carries a stream to a trainer of this lab: half of it for each of both."""
+        switch, other = self.switch, served.account.name
+        if why := switch.barred.get(other):
+            raise inner.Refused(f"{about.listener} of job {about.job} is barred: {why}")
         near, far = line.local_pair()
-        other = await connect(served)
-        inner.answer(writer, lab=switch.lab)
-        switch.begin(
-            switch.carry(here, served.account.name, other, far, is_listener=True)
+        trainer = await connect(served)
+        self.answer(lab=switch.lab)
+        switch.begin(switch.carry(about, other, trainer, far, is_listener=True))
+        name = self.account.name
+        await switch.carry(about, name, self.asker, near, is_listener=False)
+
+    async def serve(self) -> None:
+        """Lets others reach a trainer, for as long as its connection lasts."""
+        switch, key = self.switch, (self.job(), self.cluster("from"))
+        reader, writer = self.asker
+        address = (
+            writer.get_extra_info("peername")[0],
+            json_lines.field(self.fields, "port", int),
         )
-        await switch.carry(
-            here, account.name, (reader, writer), near, is_listener=False
-        )
-        return
-    labs = [lab] if lab else sorted(switch.lines)
-    reasons = []
-    for each in labs:
-        if each not in switch.lines:
-            reasons.append(f"no line to {each}")
-            continue
-        there = about(each)
+        if key in switch.served:
+            raise inner.Refused(
+                f"{key[1]} of job {key[0]} is here already; another run needs another"
+                " job"
+            )
+        is_shared = self.fields.get("shared") is True
+        made = switch.served[key] = Served(address, self.account, is_shared)
+        switch.refusals.pop(key, None)
         try:
-            switch.rules.check_lab(job, listener, each)
-            stream = await switch.open(each, there, account.limits.share)
-        except errors.NebulaError as error:
-            reasons.append(str(error))
-            continue
-        inner.answer(writer, lab=each)
-        await switch.carry(
-            there, account.name, (reader, writer), stream, is_listener=False
-        )
-        return
-    why = "; ".join(reasons) or "no other lab is connected"
-    raise inner.Absent(f"{listener} of job {job} is at no lab at present ({why})")
+            self.answer(lab=switch.lab)
+            await writer.drain()
+            await reader.read()  # to its end
+        finally:
+            if switch.served.get(key) is made:
+                del switch.served[key]
 
-
-async def connect(
-    served: Served,
-) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-    """Connects to a trainer here; raises OSError if it does not answer."""
-    reader, writer = await asyncio.open_connection(*served.address)
-    endpoints.keep_alive(writer.get_extra_info("socket"))
-    return reader, writer
-
-
-async def _serve(
-    switch: State,
-    fields: Mapping[str, Any],
-    account: Account,
-    reader: asyncio.StreamReader,
-    writer: asyncio.StreamWriter,
-) -> None:
-    """Lets others reach a trainer, for as long as its connection lasts."""
-    job, cluster = _job(switch, fields, account.name), _cluster(fields, "from")
-    port = json_lines.field(fields, "port", int)
-    host = writer.get_extra_info("peername")[0]
-    key = (job, cluster)
-    if key in switch.served:
-        raise inner.Refused(
-            f"{cluster} of job {job} is here already; another run needs another job"
-        )
-    is_shared = fields.get("shared") is True
-    made = switch.served[key] = Served((host, port), account, is_shared)
-    switch.refusals.pop(key, None)
-    try:
-        inner.answer(writer, lab=switch.lab)
-        await writer.drain()
-        await reader.read()  # to its end
-    finally:
-        if switch.served.get(key) is made:
-            del switch.served[key]
-
-
-def _record(
-    switch: State,
-    kept: upkeep.Upkeep,
-    fields: Mapping[str, Any],
-    account: Account,
-) -> None:
-    kind = json_lines.field(fields, "kind", str)
-    what = json_lines.field(fields, "what", dict)
-    if kind not in RECORDED:
-        raise json_lines.Malformed(f"{kind!r} is no entry of a trainer")
-    switch.record(kind, account.name, **what)
-    if kind == "checkpoint":
-        kept.cosigning.send()
+    def record(self) -> str:
+        """Puts an entry into the audit log; returns its kind."""
+        kind: str = json_lines.field(self.fields, "kind", str)
+        what = json_lines.field(self.fields, "what", dict)
+        if kind not in RECORDED:
+            raise json_lines.Malformed(f"{kind!r} is no entry of a trainer")
+        self.switch.record(kind, self.account.name, **what)
+        return kind
 
 
 def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:

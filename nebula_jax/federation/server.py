@@ -307,7 +307,7 @@ class Switch:
             if fields is None:
                 inner.answer(writer, error="this is not the token of this switch")
                 return
-            await requests.serve(self.state, self.upkeep, fields, reader, writer)
+            await requests.serve(self.state, self.upkeep, fields, (reader, writer))
         except (errors.NebulaError, OSError, ValueError, KeyError) as error:
             kind = "absent" if isinstance(error, inner.Absent) else "error"
             reason = {kind: str(error) or repr(error)}

@@ -40,13 +40,7 @@ class Shares:
         return stream in self._queues
 
     def add(self, stream: Hashable, account: str, weight: float) -> None:
-        """Adds a stream.
-
-        Args:
-          stream: new.
-          account: whose it is.
-          weight: of the account, above 0.
-        """
+        """Adds a new stream of an account, whose weight is above 0."""
         owner = self._accounts.setdefault(account, _Account(weight))
         owner.weight = weight
         self._queues[stream] = _Queue(owner)

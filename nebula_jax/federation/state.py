@@ -124,12 +124,9 @@ class State:
         if made.is_closed:
             raise inner.Absent(f"the line to {lab} has just ended")
         stream = made.open()
-        made.send(
-            op="open",
-            stream=stream.number,
-            **{"from": about.connector, "to": about.listener},
-            **{name: getattr(about, name) for name in ("name", "job", "account")},
-        )
+        fields = {"name": about.name, "job": about.job, "account": about.account}
+        fields |= {"from": about.connector, "to": about.listener}
+        made.send(op="open", stream=stream.number, **fields)
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 await stream.opened()
@@ -148,7 +145,7 @@ class State:
         self,
         about: streams.About,
         account: str,
-        trainer: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+        trainer: streams.Trainer,
         end: line.Stream,
         is_listener: bool,
     ) -> None:
@@ -159,10 +156,8 @@ class State:
         counts once for its job: the account of the one that dialed pays.
 
         Args:
-          about: the stream.
+          about, trainer, end: the stream, the trainer here, and the other end.
           account: of this lab that pays for it.
-          trainer: the connection to the trainer here.
-          end: the other end.
           is_listener: whether the trainer here is the one that listens.
         """
         number = next(self._numbers)
@@ -213,13 +208,9 @@ class State:
         directions = {"sent": carried.sent.seen, "received": carried.received.seen}
         for direction, kinds in directions.items():
             for kind, (count, nbytes) in kinds.items():
-                self.record(
-                    "stream",
-                    about.account,
-                    **{"stream": about.name, "job": job, "peer": about.lab},
-                    **{"direction": direction, "kind": entries.without_secret(kind)},
-                    **{"frames": count, "bytes": nbytes},
-                )
+                what = {"stream": about.name, "job": job, "peer": about.lab}
+                what |= {"direction": direction, "kind": entries.without_secret(kind)}
+                self.record("stream", about.account, frames=count, bytes=nbytes, **what)
 
 
 def new_name() -> str:

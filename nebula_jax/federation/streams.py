@@ -17,6 +17,9 @@ SMALL_BYTES = 16 << 10  # a trainer that sends less at a time trickles:
 GATHER_SECONDS = 0.002  # what comes meanwhile goes on as one message
 LEFT_SECONDS = 5.0  # for a trainer to take what came before the stream's end
 
+Trainer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+"""The connection to a trainer here."""
+
 
 class About(NamedTuple):
     """A stream, as both switches have it in their logs."""
@@ -46,16 +49,13 @@ class Carried:
 
 
 async def carry(
-    trainer: tuple[asyncio.StreamReader, asyncio.StreamWriter],
+    trainer: Trainer,
     end: line.Stream,
     carried: Carried,
 ) -> None:
     """Carries a stream until either side ends it, or the switch does.
 
-    Args:
-      trainer: the connection to the trainer here.
-      end: the other end.
-      carried: counts what passes; changed in place, for whoever cancels this, too.
+    `carried` counts what passes, in place, for whoever cancels this, too.
     """
     reader, writer = trainer
 

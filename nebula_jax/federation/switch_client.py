@@ -157,9 +157,9 @@ class Trainer:
 
         def reach(seconds: float) -> tuple[socket.socket, str]:
             try:
-                sock, answer = self._request(
-                    *("dial", max(seconds, ANSWER_SECONDS)), to=listener, lab=self._lab
-                )
+                seconds = max(seconds, ANSWER_SECONDS)
+                fields = {"to": listener, "lab": self._lab}
+                sock, answer = self._request("dial", seconds, **fields)
             except (inner.Absent, inner.NoSwitch) as error:
                 raise ConnectionError(str(error)) from None
             except inner.Refused as error:

@@ -31,11 +31,7 @@ class Upkeep:
     """The upkeep of one switch."""
 
     def __init__(self, state: State) -> None:
-        """Reads the revocation list of the lab.
-
-        Args:
-          state: of the switch.
-        """
+        """Reads the revocation list of the lab."""
         self.state, self.revocations = state, revocation.RevocationList(state.folder)
         self.cosigning = cosigning.Cosigning(state)
         """The cosignatures of heads of audit logs, this lab's and its peers'."""
@@ -52,7 +48,9 @@ class Upkeep:
         """Does what is due, again and again."""
         while True:
             for turn in (
-                *(self._look_at_files, self._renew_if_due, self._save),
+                self._look_at_files,
+                self._renew_if_due,
+                self._save,
                 self.cosigning.send_again,
             ):
                 try:

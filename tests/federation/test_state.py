@@ -47,14 +47,20 @@ def counted(switch):
 
 
 @contextlib.asynccontextmanager
-async def carrying(switch, about=ABOUT):
+async def carrying(switch, about=ABOUT, account="owner", is_listener=False):
     """Yields the task of a stream, its trainer's socket, and its other end."""
     trainer, here = socket.socketpair()
     with trainer:
         near, far = line.local_pair()
         connection = await asyncio.open_connection(sock=here)
-        carried = switch.carry(about, "owner", connection, near, is_listener=False)
+        carried = switch.carry(about, account, connection, near, is_listener)
         yield asyncio.create_task(carried), trainer, far
+
+
+async def taken(far, count):
+    """Waits until so many bytes have come to the other end."""
+    while count > 0:
+        count -= len(await asyncio.wait_for(far.receive(), 20))
 
 
 def test_no_text_of_a_peer_keeps_a_stream_out_of_the_log(switch):
@@ -78,9 +84,7 @@ def test_a_stream_that_ends_with_its_switch_is_counted_as_far_as_it_came(switch)
     async def stop():
         async with carrying(switch) as (task, trainer, far):
             trainer.sendall(OPEN + TENSOR + TENSOR)
-            taken = 0
-            while taken < len(OPEN + TENSOR + TENSOR):
-                taken += len(await asyncio.wait_for(far.receive(), 20))
+            await taken(far, len(OPEN + TENSOR + TENSOR))
             task.cancel()
             await asyncio.sleep(0)
             task.cancel()
@@ -140,12 +144,8 @@ def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
     sent = bytearray(OPEN + TENSOR[: -len(bytes(300))])
 
     async def carry():
-        trainer, here = socket.socketpair()
-        with trainer:
-            near, far = line.local_pair()
-            connection = await asyncio.open_connection(sock=here)
-            half = about, "owner", connection, near, is_listener
-            task = asyncio.create_task(switch.carry(*half))
+        half = carrying(switch, about, is_listener=is_listener)
+        async with half as (task, trainer, far):
             if is_listener:
                 await far.send(sent)
                 await asyncio.get_running_loop().run_in_executor(
@@ -153,9 +153,7 @@ def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
                 )
             else:
                 trainer.sendall(sent)
-                taken = 0
-                while taken < len(sent):
-                    taken += len(await asyncio.wait_for(far.receive(), 20))
+                await taken(far, len(sent))
             switch.barred = {"owner": "its quota is used up"}
             if is_listener:
                 await far.send(bytes(100))
@@ -175,13 +173,10 @@ def test_a_stream_that_a_quota_ends_is_a_refusal_of_the_account_it_is_of(switch)
     switch.barred = {"bob": "its quota is used up"}
 
     async def carry():
-        trainer, here = socket.socketpair()
-        with trainer:
-            near, far = line.local_pair()
-            connection = await asyncio.open_connection(sock=here)
-            carried = switch.carry(about, "bob", connection, near, is_listener=True)
+        half = carrying(switch, about, "bob", is_listener=True)
+        async with half as (task, _, far):
             await far.send(OPEN)
-            await asyncio.wait_for(carried, 20)
+            await asyncio.wait_for(task, 20)
             with pytest.raises(line.LineEnded) as told:  # who may be of another lab
                 await far.send(OPEN)
         assert str(told.value) == "the stream was ended"

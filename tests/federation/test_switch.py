@@ -121,22 +121,18 @@ def run(listening, dialing, steps=20, gate=lambda step: None, seconds=60, **more
     return tokens, failed
 
 
-def test_trainers_of_two_labs_meet_and_exchange(labs):
-    tokens, failed = run(labs.s, labs.t)
+def exchange(listening, dialing, steps=20, **more):
+    """Runs both, and checks that every step came, in order, without an error."""
+    tokens, failed = run(listening, dialing, steps, **more)
     assert not failed
-    assert tokens == list(range(1, 21))
+    assert tokens == list(range(1, steps + 1))
 
 
-def test_the_dialing_switch_may_be_at_either_trainer(labs):
-    tokens, failed = run(labs.t, labs.s, job="other-way")
-    assert not failed
-    assert tokens == list(range(1, 21))
-
-
-def test_trainers_of_one_lab_meet_at_their_switch(labs):
-    tokens, failed = run(labs.t, labs.t, job="one-lab")
-    assert not failed
-    assert tokens == list(range(1, 21))
+@pytest.mark.parametrize("ends", ["st", "ts", "tt"])
+def test_trainers_of_two_labs_meet_and_exchange_or_of_one(labs, ends):
+    """The dialing switch may be at either trainer, or both trainers at one switch."""
+    listening, dialing = (getattr(labs, each) for each in ends)
+    exchange(listening, dialing, job=f"ends-{ends}")
 
 
 def test_a_cut_line_costs_nothing_but_time(labs):
@@ -147,9 +143,7 @@ def test_a_cut_line_costs_nothing_but_time(labs):
                     each.loop.call_soon_threadsafe(line.close, "cut by a test")
                     break
 
-    tokens, failed = run(labs.s, labs.t, gate=gate, job="cut")
-    assert not failed
-    assert tokens == list(range(1, 21))
+    exchange(labs.s, labs.t, gate=gate, job="cut")
 
 
 def test_a_switch_that_is_started_anew_costs_nothing_but_time(labs):
@@ -157,9 +151,7 @@ def test_a_switch_that_is_started_anew_costs_nothing_but_time(labs):
 
     def gate(step):
         if step == 5:
-            labs.t.stop()
-            labs.t.__init__(labs.t.folder, peers=[labs.s.address])
-            labs.t.wait_for_line("lab-s")
+            labs.t.restart(labs.s)
             begun.set()
 
     tokens, failed = run(labs.t, labs.s, gate=gate, job="restart")
@@ -237,17 +229,12 @@ def test_two_switches_that_dial_each_other_keep_one_line(tmp_path):
         lines = wait_for_a_line_that_lasts(labs)
         assert [each.is_dialer for each in lines].count(True) == 1
         for lab in (labs.s, labs.t):
-            rotated = asyncio.run_coroutine_threadsafe(
-                lab.switch.upkeep.rotate(), lab.loop
-            )
-            rotated.result(20)
+            lab.run(lab.switch.upkeep.rotate())
             lines = wait_for_a_line_that_lasts(labs, but=lines)
         labs.s.loop.call_soon_threadsafe(lines[0].close, "cut by a test")
         wait_for_a_line_that_lasts(labs, but=lines)
         assert max(connections(each) for each in (labs.s, labs.t)) < 16
-        tokens, failed = run(labs.s, labs.t)
-        assert not failed
-        assert tokens == list(range(1, 21))
+        exchange(labs.s, labs.t)
 
 
 def test_of_lines_dialed_at_once_both_labs_keep_the_same_one(tmp_path, monkeypatch):
@@ -324,24 +311,27 @@ def test_a_policy_that_was_written_in_two_parts_is_read_whole(labs):
     wait_until(lambda: not labs.t.switch.state.rules._jobs)
 
 
-def test_a_kind_that_the_policy_does_not_name_never_crosses(labs):
-    path = labs.t.folder.path / policy.FILE
-    path.write_text('{"jobs": {"strict": {"kinds": ["other"]}}}')
-    wait_until(lambda: labs.t.switch.state.rules._jobs)
-    tokens, failed = run(labs.s, labs.t, job="strict", reconnect_timeout=2.0)
+@contextlib.contextmanager
+def policy_of(lab, jobs):
+    """Lets a lab's policy.json bound jobs."""
+    path = lab.folder.path / policy.FILE
+    path.write_text(json.dumps({"jobs": jobs}))
+    wait_until(lambda: lab.switch.state.rules._jobs)
+    yield
     path.unlink()
-    wait_until(lambda: not labs.t.switch.state.rules._jobs)
+    wait_until(lambda: not lab.switch.state.rules._jobs)
+
+
+def test_a_kind_that_the_policy_does_not_name_never_crosses(labs):
+    with policy_of(labs.t, {"strict": {"kinds": ["other"]}}):
+        tokens, failed = run(labs.s, labs.t, job="strict", reconnect_timeout=2.0)
     assert not tokens
     assert any("tokens may not cross for job strict" in str(each) for each in failed)
 
 
 def test_a_lab_that_may_not_be_a_cluster_is_refused_by_trainers_too(labs):
-    path = labs.t.folder.path / policy.FILE
-    path.write_text('{"jobs": {"mine": {"labs": {"discriminator": ["lab-u"]}}}}')
-    wait_until(lambda: labs.t.switch.state.rules._jobs)
-    _, failed = run(labs.s, labs.t, job="mine", connect_timeout=2.0)
-    path.unlink()
-    wait_until(lambda: not labs.t.switch.state.rules._jobs)
+    with policy_of(labs.t, {"mine": {"labs": {"discriminator": ["lab-u"]}}}):
+        _, failed = run(labs.s, labs.t, job="mine", connect_timeout=2.0)
     assert any("lab-s may not be discriminator" in str(each) for each in failed)
 
 
@@ -403,16 +393,11 @@ def test_certificates_are_replaced_under_way_and_no_frame_is_lost(labs):
 
     def gate(step):
         for each in (labs.s, labs.t):
-            rotated = asyncio.run_coroutine_threadsafe(
-                each.switch.upkeep.rotate(), each.loop
-            )
             with contextlib.suppress(joining.JoinError):  # no line at this moment
-                rotated.result(20)
+                each.run(each.switch.upkeep.rotate())
                 turns.append(step)
 
-    tokens, failed = run(labs.s, labs.t, gate=gate, job="rotated")
-    assert not failed
-    assert tokens == list(range(1, 21))
+    exchange(labs.s, labs.t, gate=gate, job="rotated")
     assert len(turns) >= 20
 
 
@@ -635,9 +620,7 @@ def test_a_line_that_cannot_begin_is_closed_with_the_reason(tmp_path, where):
         wait_until(lambda: not labs.s.switch.state.lines)
         wait_until(lambda: not labs.t.switch.state.lines)
         seen.chmod(0o600)
-        tokens, failed = run(labs.s, labs.t)
-        assert not failed
-        assert tokens == list(range(1, 21))
+        exchange(labs.s, labs.t)
 
 
 def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeypatch):
@@ -790,27 +773,21 @@ def test_200_replacements_of_certificates_lose_no_frame(tmp_path):
 
         def gate(step):
             for each in (labs.s, labs.t):
-                asyncio.run_coroutine_threadsafe(
-                    each.switch.upkeep.rotate(), each.loop
-                ).result(30)
+                each.run(each.switch.upkeep.rotate())
 
-        tokens, failed = run(labs.s, labs.t, steps=100, gate=gate, seconds=600)
-        assert not failed
-        assert tokens == list(range(1, 101))
+        exchange(labs.s, labs.t, steps=100, gate=gate, seconds=600)
 
 
 def test_a_job_that_has_used_up_its_bytes_stops_also_after_a_restart(tmp_path):
-    with two_labs.two_labs(tmp_path) as labs:
-        path = labs.t.folder.path / policy.FILE
-        path.write_text('{"jobs": {"m3": {"bytes": 20000}}}')
-        wait_until(lambda: labs.t.switch.state.rules._jobs)
+    with (
+        two_labs.two_labs(tmp_path) as labs,
+        policy_of(labs.t, {"m3": {"bytes": 20000}}),
+    ):
         tokens, failed = run(labs.s, labs.t, steps=400, reconnect_timeout=2.0)
         assert 0 < len(tokens) < 400
         assert tokens == list(range(1, len(tokens) + 1))
         assert any("used up its 20,000 bytes" in str(each) for each in failed)
-        labs.t.stop()
-        labs.t.__init__(labs.t.folder, peers=[labs.s.address])
-        labs.t.wait_for_line("lab-s")
+        labs.t.restart(labs.s)
         tokens, failed = run(labs.s, labs.t, connect_timeout=2.0, reconnect_timeout=2.0)
         assert not tokens
         assert failed
@@ -828,10 +805,6 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
             limits = accounts.Limits(quota_bytes=quota)
             return people.set_limits(owner, owner.name, limits).charged_bytes
 
-        def charge():
-            charged = labs.t.switch.upkeep.charge()
-            asyncio.run_coroutine_threadsafe(charged, labs.t.loop).result(20)
-
         def is_barred(job):
             tokens, failed = run(labs.s, labs.t, connect_timeout=2.0, job=job)
             assert not tokens
@@ -840,17 +813,13 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
         limit(1000)
         _, failed = run(labs.s, labs.t, steps=20)
         assert not failed
-        charge()
+        labs.t.run(labs.t.switch.upkeep.charge())
         assert is_barred("spent")
-        labs.t.stop()
-        labs.t.__init__(labs.t.folder, peers=[labs.s.address])
-        labs.t.wait_for_line("lab-s")
+        labs.t.restart(labs.s)
         assert is_barred("restarted")
         assert limit(10**9) > 20 * values(1).nbytes
-        charge()
-        tokens, failed = run(labs.s, labs.t)
-        assert not failed
-        assert tokens == list(range(1, 21))
+        labs.t.run(labs.t.switch.upkeep.charge())
+        exchange(labs.s, labs.t)
 
 
 def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(labs):
@@ -864,8 +833,7 @@ def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(labs):
     def limit(quota):
         limits = accounts.Limits(quota_bytes=quota)
         people.set_limits(tiny_accounts.owner(people), "bob", limits)
-        charged = labs.s.switch.upkeep.charge()
-        asyncio.run_coroutine_threadsafe(charged, labs.s.loop).result(20)
+        labs.s.run(labs.s.switch.upkeep.charge())
 
     def request(at, op, token, cluster, **more):
         about = {"account": token, "job": "data-corpus", "from": cluster}
@@ -901,9 +869,7 @@ def test_certificates_renew_themselves_at_two_thirds_of_their_life(
         monkeypatch.setattr(labs.s.switch.state.issuer, "_lifetime", life)
         serials = []
         for each in (labs.s, labs.t):
-            asyncio.run_coroutine_threadsafe(
-                each.switch.upkeep.rotate(), each.loop
-            ).result(20)
+            each.run(each.switch.upkeep.rotate())
             serials.append(member.load(each.folder, "switch").certificate.serial_number)
         for each, serial in zip((labs.s, labs.t), serials, strict=True):
             wait_until(
@@ -912,9 +878,7 @@ def test_certificates_renew_themselves_at_two_thirds_of_their_life(
                     != serial
                 )
             )
-        tokens, failed = run(labs.s, labs.t)
-        assert not failed
-        assert tokens == list(range(1, 21))
+        exchange(labs.s, labs.t)
 
 
 def test_a_line_ends_with_the_certificate_of_its_lab(tmp_path):

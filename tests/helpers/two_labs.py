@@ -45,11 +45,21 @@ class Running:
         async def called():
             return function(*args)
 
-        return asyncio.run_coroutine_threadsafe(called(), self.loop).result(SECONDS)
+        return self.run(called())
+
+    def run(self, work):
+        """Runs a coroutine in the switch's thread; returns its result."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
 
     def wait_for_line(self, lab):
         """Waits until there is a line to a lab."""
         wait_until(lambda: lab in self.switch.state.lines)
+
+    def restart(self, at):
+        """Starts the switch anew, which dials that of another lab."""
+        self.stop()
+        self.__init__(self.folder, peers=[at.address])
+        self.wait_for_line(at.switch.state.lab)
 
     def stop(self):
         if self._thread.is_alive():

@@ -137,8 +137,10 @@ class Progress:
         before = metrics.read(self._folder) if ranks.is_root() else ()
         skipped = max((each.get(SKIPPED, 0) for each in before), default=0)
         self._skips = Skips(
-            *(cluster, allow_nonfinite, ranks.agree(skipped)),
-            lambda step, count: self._write(step, {SKIPPED: count}),
+            cluster,
+            allowed=allow_nonfinite,
+            count=ranks.agree(skipped),
+            record=lambda step, count: self._write(step, {SKIPPED: count}),
         )
         self._pending: list[Mapping[str, jax.Array]] = []
         self._unsettled: list[tuple[int, Mapping[str, jax.Array]]] = []
