@@ -32,8 +32,10 @@ from scripts import (
     bench_security,
     scaling,
     table1_xnli,
+    table2_bleu,
     table3_throughput,
     table4_speedup,
+    table5_compression,
     table_codec_control,
     table_local_steps,
     table_long_run,
@@ -41,7 +43,6 @@ from scripts import (
 from scripts.bench import report as bench_report
 from scripts.leaks import markdown as leaks_markdown
 from scripts.tables import (
-    abnet_markdown,
     main_results,
 )
 
@@ -58,10 +59,10 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "abnet_": abnet_report.markdown,
     "xnli_": xnli_report.markdown,
     "table1_": table1_xnli.markdown,
-    "table2_": abnet_markdown.table2,
+    "table2_": table2_bleu.markdown,
     "table3": table3_throughput.markdown,
     "table4": table4_speedup.markdown,
-    "table5_": abnet_markdown.table5,
+    "table5_": table5_compression.markdown,
     "bert_": bert_report.markdown,
     "codec_control": table_codec_control.markdown,
     "long_run": table_long_run.markdown,

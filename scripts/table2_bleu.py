@@ -14,8 +14,9 @@ Both pairs have the same flags. Chinese has no spaces, so --max_words limits its
 side alone; of six English words that is enough.
 """
 
+import functools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -29,9 +30,9 @@ from nebula_jax.data import parallel_side, split_parallel, tokenizers
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages
 from nebula_jax.runtime.life import process
-from nebula_jax.runtime.records import run_folder
+from nebula_jax.runtime.records import report
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, config, held_out
+from scripts.tables import config, held_out, paper, sweep
 from scripts.tables import runs as table_runs
 
 flags.DEFINE_list(
@@ -42,50 +43,47 @@ flags.DEFINE_list(
 
 SCRATCH, ABNET, CLOUD = "Transformer, from scratch", "ABNet", "ABNet-Cloud"
 MASKED = "ABNet, mask-predict"
-METHODS = (SCRATCH, MASKED, ABNET, CLOUD)
 # Our choice: twice as long; 3e-3, the adapters' rate, is too much for random layers.
 SCRATCH_FLAGS = (
-    *("--steps=320", "--eval_every=320"),
-    *(
-        "--train_all",
-        "--learning_rate=1e-3",
-        "--warmup_steps=100",
-        "--mlm_head_steps=0",
-    ),
-    *("--plm_dropout=0.1", "--adapter_dropout=0.1"),
+    *("--steps=320", "--eval_every=320", "--train_all", "--learning_rate=1e-3"),
+    *("--warmup_steps=100", "--mlm_head_steps=0", "--plm_dropout=0.1"),
+    "--adapter_dropout=0.1",
 )
 CLOUD_CODEC = "pack_tokens|int8(64)"
+FLAGS = {
+    SCRATCH: ("--cluster=whole", *SCRATCH_FLAGS),
+    MASKED: ("--cluster=whole", "--objective=cmlm", "--beams=4"),
+    ABNET: ("--cluster=whole",),
+    CLOUD: (
+        "--cluster=all",
+        f"--forward_codec={CLOUD_CODEC}",
+        f"--backward_codec={CLOUD_CODEC}",
+    ),
+}
+"""Method -> its flags, in the table's order; of SCRATCH also the random models'."""
+MASKED_LOSS = (
+    "Mask-predict's loss is of masked pieces, from the others on both sides of them; so"
+    " it is not compared with that of pieces from those before."
+)
 
 
-def runs_of(
-    method: str, pair: str, seed: str, base: Sequence[str], models: Sequence[str]
+def run_of(
+    method: str, pair: str, base: Sequence[str], models: Sequence[str], seed: str
 ) -> table_runs.Run:
     """Describes a run of the table.
 
     Args:
-      method: one of METHODS.
+      method: a key of FLAGS.
       pair: languages, as in `es-en`.
-      seed: of the run.
       base: flags of all runs.
       models: folders of the random models, source and target.
+      seed: of the run.
     """
-    more = {
-        SCRATCH: (
-            *("--cluster=whole", *SCRATCH_FLAGS),
-            *(f"--source_model={models[0]}", f"--target_model={models[1]}"),
-        ),
-        MASKED: ("--cluster=whole", "--objective=cmlm", "--beams=4"),
-        ABNET: ("--cluster=whole",),
-        CLOUD: (
-            "--cluster=all",
-            f"--forward_codec={CLOUD_CODEC}",
-            f"--backward_codec={CLOUD_CODEC}",
-        ),
-    }[method]
+    own = [f"--pair={pair}", f"--seed={seed}", *FLAGS[method]]
+    if method == SCRATCH:
+        own += [f"--source_model={models[0]}", f"--target_model={models[1]}"]
     kind = method.lower().replace(",", "").replace(" ", "_")
-    return abnet_runs.run(
-        f"{kind}-{pair}-seed{seed}", (*base, f"--pair={pair}", f"--seed={seed}", *more)
-    )
+    return abnet_runs.run(f"{kind}-{pair}-seed{seed}", (*base, *own))
 
 
 def random_models(
@@ -159,65 +157,128 @@ def random_like(model: pretrained.Pretrained) -> pretrained.Pretrained:
 
 
 def gather(
-    runs: table_runs.Runs, chosen: Sequence[tuple[str, str, str, table_runs.Run]]
+    runs: table_runs.Runs,
+    run: Callable[[str, str, str], table_runs.Run],
+    pairs: Sequence[str],
+    seeds: Sequence[str],
 ) -> list[dict[str, Any]]:
     """Gathers the table's rows, of the runs that have ended.
 
     Args:
       runs: with their figures.
-      chosen: (method, pair, seed, run) of each.
+      run: (method, pair, seed) -> the run.
+      pairs: of the table.
+      seeds: of each row.
     """
-    rows: dict[str, dict[str, Any]] = {}
-    ended: dict[tuple[str, str], dict[str, Any]] = {}
-    for method, pair, seed, run in chosen:
-        found = runs.found(run)
-        if found is None:
+    ended = {
+        (method, pair): runs.of_seeds(functools.partial(run, method, pair), seeds)
+        for method in FLAGS
+        for pair in pairs
+    }
+    scores = {key: held_out.by_seed(found) for key, found in ended.items()}
+    rows = []
+    for method in FLAGS:
+        done = {pair: ended[method, pair] for pair in pairs if ended[method, pair]}
+        if not done:
             continue
-        ended.setdefault((method, pair), {})[seed] = found
-        new = {"method": method, "pairs": {}, "seconds": 0.0}
-        row = rows.setdefault(method, new)
-        scores = {"pair": pair, "bleu": [], "bleu_dev": []}
-        scores = row["pairs"].setdefault(pair, scores)
-        scores["bleu"].append(abnet_runs.bleu(found))
-        scores["bleu_dev"].append(abnet_runs.bleu(found, "dev"))
-        row["seconds"] += found["summary"]["seconds"]
-        row["trained_parameters"] = sum(
-            each["trained_parameters"] for each in found["summary"]["clusters"]
+        results = [result for found in done.values() for result in found.values()]
+        rows.append(
+            {
+                "method": method,
+                "pairs": [
+                    {
+                        "pair": pair,
+                        "bleu": [abnet_runs.bleu(each) for each in found.values()],
+                        "bleu_dev": [
+                            abnet_runs.bleu(each, "dev") for each in found.values()
+                        ],
+                        **held_out.compare(scores[method, pair], scores[ABNET, pair]),
+                    }
+                    for pair, found in done.items()
+                ],
+                "seconds": sum(each["summary"]["seconds"] for each in results),
+                "trained_parameters": sum(
+                    each["trained_parameters"]
+                    for each in results[-1]["summary"]["clusters"]
+                ),
+            }
         )
-    by_seed = {key: held_out.by_seed(results) for key, results in ended.items()}
-    for method, row in rows.items():
-        for pair, scores in row["pairs"].items():
-            beside = by_seed.get((ABNET, pair), {})
-            scores |= held_out.compare(by_seed[method, pair], beside)
-    return [row | {"pairs": list(row["pairs"].values())} for row in rows.values()]
+    return rows
 
 
-def main() -> int:
-    """Does the missing runs; writes and prints the table."""
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs that have not been done."""
     pairs = flags.FLAGS["pairs"].value
-    table = config.from_flags("table2", ["tiny"], abnet_runs.SEEDS)
     flagfile = table_runs.flagfile(f"abnet_table5_{table.scale}")
     settings = table_runs.settings(flagfile)
     settings = {flag: each for flag, each in settings.items() if flag != "pair"}
     base = table.arguments(flagfile)
-    with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
-        chosen = []
-        for pair in pairs:
-            models = random_models(table, pair, settings)
-            chosen += [
-                (method, pair, seed, runs_of(method, pair, seed, base, models))
-                for seed in table.seeds
-                for method in METHODS
-            ]
-        for *_, run in chosen:
-            runs.result(run)
-        rows = gather(runs, chosen)
-    about = runs.provenance(table.seeds)
-    result = about | {"rows": rows}
-    table_runs.write(result, abnet_markdown.table2(result), table.out)
-    return 0
+    models = {pair: random_models(table, pair, settings) for pair in pairs}
 
+    def run(method: str, pair: str, seed: str) -> table_runs.Run:
+        return run_of(method, pair, base, models[pair], seed)
+
+    for pair in pairs:
+        for seed in table.seeds:
+            for method in FLAGS:
+                runs.result(run(method, pair, seed))
+    return {"rows": gather(runs, run, pairs, table.seeds)}
+
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Renders the record under the paper's rows."""
+    known = paper.PAPER["table2"]
+    ours = [each for row in record["rows"] for each in row["pairs"]]
+
+    def cell(pair: str, column: sweep.Column, row: Mapping[str, Any]) -> str:
+        if "pairs" in row:
+            found = (each for each in row["pairs"] if each["pair"] == pair)
+            return column.cell(next(found, {}))
+        # Of the paper there is BLEU alone, and not of all pairs.
+        return report.figure(row[pair] or None, ".2f") if column.name == "BLEU" else ""
+
+    columns = [
+        sweep.Column(
+            "method", lambda row: "paper: " * ("pairs" not in row) + row["method"]
+        ),
+        *(
+            sweep.Column(f"{pair}: {each.name}", functools.partial(cell, pair, each))
+            for pair in known["pairs"]
+            for each in held_out.COLUMNS
+        ),
+        sweep.Column("trained parameters", _parameters),
+        sweep.Column("minutes", _minutes),
+    ]
+    return report.join(
+        report.heading(record, report.seeds(record), " of runs"),
+        held_out.explanation(ours, "ABNet"),
+        sweep.table(columns, [*known["rows"], *record["rows"]]),
+        MASKED_LOSS,
+    )
+
+
+def _method(row: Mapping[str, Any]) -> str:
+    return str(row["method"] if "pairs" in row else f"paper: {row['method']}")
+
+
+def _parameters(row: Mapping[str, Any]) -> str:
+    if "pairs" not in row:
+        return ""
+    return f"{row['trained_parameters'] / 1e6:.1f} million"
+
+
+def _minutes(row: Mapping[str, Any]) -> str:
+    return f"{row['seconds'] / 60:.1f}" if "pairs" in row else ""
+
+
+SWEEP = sweep.Sweep(
+    "table2",
+    record,
+    markdown,
+    figures=abnet_runs.figures,
+    scales=["tiny"],
+    seeds=abnet_runs.SEEDS,
+)
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=["scale", *config.FLAGS])
+    shared_flags.run(SWEEP.run, names=["scale", *config.FLAGS])

@@ -10,24 +10,25 @@ step with a short run of two clusters over a line. The first such run measures a
 computation, from which the rate and delay of that line follow; all others use it.
 """
 
+import functools
+import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 
 from experiments import shared_flags
 from experiments.abnet import scaled_wan
-from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector, wan
-from nebula_jax.runtime.records import run_folder
+from nebula_jax.runtime.records import report
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import abnet_markdown, compression_rows, config, held_out, pictures
+from scripts.tables import compression_rows, config, held_out, paper, pictures, sweep
 from scripts.tables import runs as table_runs
 
+Row = compression_rows.Row
 STAGES = ("quality", "speed", "start")
 """Loss and BLEU; seconds and bytes; Fig. 10."""
 FEWER_BYTES = 8.0
@@ -38,11 +39,12 @@ IDEALS = {
     "ideal": "max(compute, wire)",
     "with_round_trip": "the same with one round trip in the wire",
 }
+WAYS = "forward", "backward"
+DIFFERENT = 0.05
+"""Relative difference of bytes from which a whole run's stand beside timed steps'."""
 
 
-def quality_run(
-    row: compression_rows.Row, seed: str, base: Sequence[str]
-) -> table_runs.Run:
+def quality_run(row: Row, base: Sequence[str], seed: str) -> table_runs.Run:
     """Describes the run that measures loss and BLEU."""
     return abnet_runs.run(
         f"quality-{compression_rows.file_name(row.name)}-seed{seed}",
@@ -52,10 +54,7 @@ def quality_run(
 
 
 def speed_run(
-    row: compression_rows.Row,
-    line: str,
-    settings: Mapping[str, str],
-    base: Sequence[str],
+    row: Row, line: str, settings: Mapping[str, str], base: Sequence[str]
 ) -> table_runs.Run:
     """Describes the run that measures time and bytes."""
     more_steps = 0
@@ -90,21 +89,10 @@ def ideal_seconds(
       line: from `scaled_wan.read`.
       round_trips: of the line, added to the wire. Every step has one: it ends only
         after its last message has arrived and the answer has come back.
-
-    Returns:
-      Seconds.
     """
     up = wan.from_string(line["wan"]).up
     wire = 8 * max(speed["forward"], speed["backward"]) / up.rate
     return max(line["compute_seconds"], wire + round_trips * 2 * up.delay)
-
-
-def ideals(speed: Mapping[str, float], line: Mapping[str, float]) -> dict[str, float]:
-    """Returns the ideal seconds of a step without and with its round trip."""
-    return {
-        "ideal": ideal_seconds(speed, line),
-        "with_round_trip": ideal_seconds(speed, line, round_trips=1),
-    }
 
 
 def gather(
@@ -114,48 +102,49 @@ def gather(
     seeds: Sequence[str],
 ) -> dict[str, Any]:
     """Gathers the figures of the runs that have ended."""
+    rows = compression_rows.rows(settings)
+    plain = held_out.by_seed(
+        runs.of_seeds(functools.partial(quality_run, rows[0], base), seeds)
+    )
+
+    def quality(row: Row) -> dict[str, Any]:
+        found = runs.of_seeds(functools.partial(quality_run, row, base), seeds)
+        scores = plain if row == rows[0] else held_out.by_seed(found)
+        return _quality(list(found.values())) | held_out.compare(scores, plain)
+
     table, line = [], {}
     width = padded = None
-    baseline: held_out.BySeed | None = None
-
-    def quality(row: compression_rows.Row) -> dict[str, Any]:
-        nonlocal baseline
-        found = {seed: runs.found(quality_run(row, seed, base)) for seed in seeds}
-        found = {seed: result for seed, result in found.items() if result is not None}
-        scores = held_out.by_seed(found)
-        baseline = scores if baseline is None else baseline  # of the first row
-        return _quality(list(found.values())) | held_out.compare(scores, baseline)
-
-    for row in compression_rows.rows(settings):
+    for row in rows:
         found = dict(row._asdict())
         over = line.get("wan", scaled_wan.AUTO)
         speed = runs.found(speed_run(row, over, settings, base))
         if speed is not None:
-            line = line or speed["summary"]["line"]
-            padded = speed["summary"]["bytes"]["padded"]
-            width = [each for each in speed["summary"]["clusters"] if "width" in each]
-            found["speed"] = abnet_runs.speed_of(speed)
-            found["speed"] |= ideals(found["speed"], line)
+            summary = speed["summary"]
+            # The first run over a line has measured it for all.
+            line, padded = line or summary["line"], summary["bytes"]["padded"]
+            (width,) = {each.get("width") for each in summary["clusters"]} - {None}
+            seconds = abnet_runs.speed_of(speed)
+            found["speed"] = seconds | {
+                name: ideal_seconds(seconds, line, round_trips)
+                for round_trips, name in enumerate(IDEALS)
+            }
             found["formula"] = [
-                formula_ratio(codec, settings, width[0]["width"])
+                formula_ratio(codec, settings, width)
                 for codec in (row.forward, row.backward)
             ]
         found |= quality(row)
         if found.keys() != row._asdict().keys():
             table.append(found)
-    starts = []
-    for row in compression_rows.rows(settings):
-        if row.name == compression_rows.START_ROW:
-            for step in compression_rows.start_steps(settings):
-                found = quality(compression_rows.late(row, step))
-                starts += [{"step": step, **found}] if found else []
+    starts = [
+        {"step": step, **quality(row)}
+        for step, row in compression_rows.starts(settings)
+    ]
     return {
-        **runs.provenance(seeds),
         "settings": dict(settings),
         "padded_bytes": padded,
         "line": line,
         "rows": table,
-        "starts": starts,
+        "starts": [each for each in starts if "losses" in each],
         "targets": targets(table, padded),
     }
 
@@ -164,137 +153,79 @@ def _quality(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Gathers BLEU on dev and test, training losses and bytes of a row."""
     if not results:
         return {}
-    sent = results[0]["summary"]["clusters"][0].get("sent", {})
-    steps = results[0]["summary"]["clusters"][0]["last_step"]
+    cluster = results[0]["summary"]["clusters"][0]
+    sent = cluster.get("sent", {})
     return {
         "bleu": [abnet_runs.bleu(result) for result in results],
         "bleu_dev": [abnet_runs.bleu(result, "dev") for result in results],
         "losses": [result["losses"] for result in results],
         "bytes_all_steps": {
             way: sum(size for name, size in sent.items() if name.startswith(channel))
-            / steps
-            for way, channel in (("forward", "hidden["), ("backward", "gradient["))
+            / cluster["last_step"]
+            for way, channel in zip(WAYS, ("hidden[", "gradient["), strict=True)
         },
     }
 
 
 def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[dict]:
     """Compares what was measured with the targets."""
-    found = []
     rated = [row for row in table if "speed" in row]
-    scored = [row for row in rated if "bleu" in row]
-    names = [row["name"] for row in scored]
-    if "baseline" in names and padded:
-        bleus = dict(zip(names, held_out.bleus(scored), strict=True))
-        noise = pooled_deviation(list(bleus.values()))
-        small = {
-            row["name"]: _bleu_lost(row["name"], scored, bleus)
-            for row in scored
-            if max(abnet_runs.step_bytes(row).values()) <= padded / FEWER_BYTES
-        }
-        if small:
-            best = min(small, key=small.__getitem__)
-            lost = small[best]
-            found.append(
-                {
-                    "what": f"BLEU lost with {FEWER_BYTES:g} times fewer bytes both"
-                    f" ways ({best}), beside one standard deviation of seeds",
-                    "value": lost,
-                    "at_most": noise,
-                    "met": lost <= noise,
-                }
-            )
-        found += _of_far_fewer(scored, padded)
+    found = []
+    if padded and rated and rated[0]["name"] == "baseline":
+        found += _of_quality([row for row in rated if "held_out" in row], padded)
     for ideal, name in IDEALS.items() if rated else ():
-        worst = max(
-            rated, key=lambda row: row["speed"]["seconds"] / row["speed"][ideal]
+        over, worst = max(
+            (row["speed"]["seconds"] / row["speed"][ideal], row["name"])
+            for row in rated
         )
-        over = worst["speed"]["seconds"] / worst["speed"][ideal]
-        found.append(
-            {
-                "what": f"s/step over {name}, at worst ({worst['name']})",
-                "value": over,
-                "at_most": OVER_IDEAL,
-                "met": over <= OVER_IDEAL,
-            }
-        )
-    plain = next((row for row in rated if row["name"] == "baseline"), None)
-    if plain is not None and len(rated) > 1:
-        slowest = max(
-            (row for row in rated if row is not plain),
-            key=lambda row: row["speed"]["seconds"],
-        )
-        share = slowest["speed"]["seconds"] / plain["speed"]["seconds"]
-        found.append(
-            {
-                "what": f"s/step over sending plain, slowest codec ({slowest['name']})",
-                "value": share,
-                "at_most": 1.0,
-                "met": share <= 1.0,
-            }
-        )
+        what = f"s/step over {name}, at worst ({worst})"
+        found.append(sweep.at_most(what, over, OVER_IDEAL))
+    plain, *others = rated or [None]
+    if others and plain["name"] == "baseline":
+        slowest, name = max((row["speed"]["seconds"], row["name"]) for row in others)
+        what = f"s/step over sending plain, slowest codec ({name})"
+        found.append(sweep.at_most(what, slowest / plain["speed"]["seconds"], 1.0))
     return found
 
 
-def _bleu_lost(
-    name: str,
-    scored: Sequence[Mapping[str, Any]],
-    bleus: Mapping[str, Sequence[float]],
-) -> float:
-    """Returns how much lower a row's BLEU is than the baseline's.
+def _of_quality(rows: Sequence[Mapping[str, Any]], padded: float) -> list[dict]:
+    """Compares the quality of those rows that send 8 and 25 times fewer bytes."""
+    found = []
+    compared = [row for row in rows if row["held_out"].get("difference")]
+    most = {row["name"]: max(abnet_runs.step_bytes(row).values()) for row in compared}
 
-    On held-out pairs it is that of the seeds that both have: not all rows have as many,
-    and seeds are further apart than rows.
+    def bleu_lost(row: Mapping[str, Any]) -> float:
+        return -row["held_out"]["bleu_difference"]["difference"]
 
-    Args:
-      name: of the row.
-      scored: rows of the record.
-      bleus: row -> BLEU by seed, from `held_out.bleus`.
-    """
-    rows = {row["name"]: row.get("held_out", {}) for row in scored}
-    if all(rows.values()) and "bleu_difference" in rows[name]:
-        return -rows[name]["bleu_difference"]["difference"]
-    return statistics.fmean(bleus["baseline"]) - statistics.fmean(bleus[name])
+    small = [row for row in compared if most[row["name"]] <= padded / FEWER_BYTES]
+    if small:
+        best = min(small, key=bleu_lost)
+        what = (
+            f"BLEU lost with {FEWER_BYTES:g} times fewer bytes both ways"
+            f" ({best['name']}), beside one standard deviation of seeds"
+        )
+        noise = pooled_deviation(held_out.bleus(rows))
+        found.append(sweep.at_most(what, bleu_lost(best), noise))
 
-
-def _of_far_fewer(
-    scored: Sequence[Mapping[str, Any]], padded: float
-) -> list[dict[str, Any]]:
-    """Compares the quality of a row that sends far fewer bytes.
-
-    It is the one that loses the least BLEU beyond its interval; of several, with the
-    lowest loss.
-    """
-    small = [
-        row
-        for row in scored
-        if max(abnet_runs.step_bytes(row).values()) <= padded / FAR_FEWER_BYTES
-        and row.get("held_out", {}).get("difference")
-    ]
-    if not small:
-        return []
-
+    # Of several that lose no BLEU beyond its interval, the one with the lowest loss.
     def lost(row: Mapping[str, Any]) -> tuple[float, float]:
         apart = statistics.fmean(row["held_out"]["difference"].values())
         return max(0.0, -row["held_out"]["bleu_difference"]["high"]), apart
 
-    best = min(small, key=lost)
-    bleu, apart = lost(best)
-    about = f"with {FAR_FEWER_BYTES:g} times fewer bytes both ways ({best['name']})"
-    return [
-        {
-            "what": f"held-out loss above the baseline's {about}, nats",
-            "value": apart,
-            "at_most": LOSS_APART,
-            "met": apart <= LOSS_APART,
-        },
-        {
-            "what": f"BLEU beyond its interval below the baseline's {about}",
-            "value": bleu,
-            "at_most": 0.0,
-            "met": bleu <= 0.0,
-        },
-    ]
+    small = [row for row in compared if most[row["name"]] <= padded / FAR_FEWER_BYTES]
+    if small:
+        best = min(small, key=lost)
+        bleu, apart = lost(best)
+        about = f"with {FAR_FEWER_BYTES:g} times fewer bytes both ways ({best['name']})"
+        found += [
+            sweep.at_most(
+                f"held-out loss above the baseline's {about}, nats", apart, LOSS_APART
+            ),
+            sweep.at_most(
+                f"BLEU beyond its interval below the baseline's {about}", bleu, 0.0
+            ),
+        ]
+    return found
 
 
 def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
@@ -314,50 +245,186 @@ def work(
     names: Sequence[str],
 ) -> None:
     """Does the runs that have not been done."""
-    chosen = [
-        row for row in compression_rows.rows(settings) if not names or row.name in names
-    ]
+    plain, *others = compression_rows.rows(settings)
+    chosen = [row for row in (plain, *others) if row.name in names]
     if "speed" in stages:
-        plain = compression_rows.rows(settings)[0]
         first = runs.result(speed_run(plain, scaled_wan.AUTO, settings, base))
         line = first["summary"]["line"]["wan"]
-        for row in chosen:
-            if row.name != plain.name:
+        for row in others:
+            if row in chosen:
                 runs.result(speed_run(row, line, settings, base))
     for seed in seeds:
         if "quality" in stages:
             for row in chosen:
-                runs.result(quality_run(row, seed, base))
-        if "start" in stages:
-            for row in chosen:
-                if row.name == compression_rows.START_ROW:
-                    for step in compression_rows.start_steps(settings):
-                        after = compression_rows.late(row, step)
-                        runs.result(quality_run(after, seed, base))
+                runs.result(quality_run(row, base, seed))
+        if "start" in stages and compression_rows.START_ROW in names:
+            for _, row in compression_rows.starts(settings):
+                runs.result(quality_run(row, base, seed))
 
 
-def main() -> int:
-    """Does the missing runs; writes the table and its figures, and prints it."""
-    names, stages = flags.FLAGS["rows"].value, config.chosen("stages", STAGES)
-    table = config.from_flags("table5", ["tiny"], abnet_runs.SEEDS)
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs of --rows and --stages that have not been."""
     flagfile = table_runs.flagfile(f"abnet_{table.name}")
     settings = table_runs.settings(flagfile)
-    known = [row.name for row in compression_rows.rows(settings)]
-    for given in names:
-        if given not in known:
-            raise errors.SettingsError(
-                f"--rows: no {given}; there are {', '.join(known)}"
-            )
-    base = table.arguments(flagfile)
-    with run_folder.lock(table.workdir):
-        runs = table_runs.Runs(table.workdir, abnet_runs.figures, results=table.results)
-        work(runs, settings, base, table.seeds, stages, names)
-        result = gather(runs, settings, base, table.seeds)
-    table_runs.write(result, abnet_markdown.table5(result), table.out)
-    pictures.draw(result, table.out.parent, table.out.stem)
-    return 0
+    names = config.chosen("rows", [row.name for row in compression_rows.rows(settings)])
+    about = runs, settings, table.arguments(flagfile), table.seeds
+    work(*about, config.chosen("stages", STAGES), names)
+    return gather(*about)
 
+
+def markdown(record: Mapping[str, Any]) -> str:
+    """Renders the record; rows not run yet are left out."""
+    ours = []
+    for row in record["rows"]:
+        if row["is_ours"]:
+            ours.append(row)
+            ours += [
+                {"name": f"with {rank} of its columns", "held_out": found}
+                for rank, found in row.get("ranks", {}).items()
+            ]
+    theirs = [row for row in record["rows"] if not row["is_ours"]]
+    our_columns = _our_columns(record)
+    return report.join(
+        report.heading(record, report.seeds(record), " of runs"),
+        _line(record),
+        held_out.explanation(record["rows"], "the baseline"),
+        sweep.table(_paper_columns(record), theirs),
+        sweep.table(our_columns, ours, "ll" + "r" * (len(our_columns) - 2)),
+        _whole_run(record),
+        report.targets(record["targets"]),
+    )
+
+
+def _paper_columns(record: Mapping[str, Any]) -> list[sweep.Column]:
+    def known(figure: Callable[[Mapping[str, float]], float]) -> Any:
+        return lambda row: figure(paper.PAPER["table5"][row["name"]])
+
+    plain = paper.PAPER["table5"]["baseline"]["seconds"]
+    forward, backward, size, seconds, faster, *over = _speed_columns(record)
+    return [
+        sweep.Column("method", "name"),
+        *held_out.COLUMNS,
+        sweep.Column("paper", known(lambda each: each["bleu"]), ".2f"),
+        forward,
+        sweep.Column("eq. 4", lambda row: row.get("formula", [None])[0], ".3f"),
+        sweep.Column("paper", known(lambda each: each["forward"]), ".2f"),
+        backward,
+        sweep.Column("paper", known(lambda each: each["backward"]), ".2f"),
+        size,
+        seconds,
+        sweep.Column("paper", known(lambda each: each["seconds"]), ".2f"),
+        faster,
+        sweep.Column("paper", known(lambda each: plain / each["seconds"]), ".1f"),
+        *over,
+    ]
+
+
+def _our_columns(record: Mapping[str, Any]) -> list[sweep.Column]:
+    return [
+        sweep.Column("ours", "name"),
+        sweep.Column("codecs, forward and backward", _codecs),
+        *held_out.COLUMNS,
+        *_speed_columns(record),
+    ]
+
+
+def _codecs(row: Mapping[str, Any]) -> str:
+    if "forward" not in row:
+        return ""  # one of the ranks of the row above
+    names = [*dict.fromkeys((row["forward"], row["backward"]))]
+    if row.get("bottleneck"):
+        names.insert(0, f"--bottleneck={row['bottleneck']}")
+    if row.get("staleness"):
+        names.append(f"--staleness={row['staleness']}")
+    return "<br>".join(f"`{name}`" for name in names)
+
+
+def _speed_columns(record: Mapping[str, Any]) -> list[sweep.Column]:
+    """Returns the columns of bytes, beside padded float32's, and of time."""
+    padded = record["padded_bytes"]
+    plain = {row["name"]: row.get("speed") for row in record["rows"]}.get("baseline")
+
+    def of(figure: Callable[[Mapping[str, float]], float | None]) -> Any:
+        def read(row: Mapping[str, Any]) -> float | str | None:
+            if "forward" not in row:
+                return ""
+            return figure(row["speed"]) if "speed" in row else None
+
+        return read
+
+    def faster(speed: Mapping[str, float]) -> float | None:
+        return plain and plain["seconds"] / speed["seconds"]
+
+    return [
+        sweep.Column("forward", of(lambda each: each["forward"] / padded), ".3f"),
+        sweep.Column("backward", of(lambda each: each["backward"] / padded), ".3f"),
+        sweep.Column(
+            "MB a step",
+            of(lambda each: (each["forward"] + each["backward"]) / 1e6),
+            ".3f",
+        ),
+        sweep.Column("s/step", of(lambda each: each["seconds"]), ".2f"),
+        sweep.Column("faster", of(faster), ".1f"),
+        sweep.Column(
+            "/ ideal", of(lambda each: each["seconds"] / each["ideal"]), ".2f"
+        ),
+        sweep.Column(
+            "/ with round trip",
+            of(lambda each: each["seconds"] / each["with_round_trip"]),
+            ".2f",
+        ),
+    ]
+
+
+def _line(record: Mapping[str, Any]) -> str:
+    line = record["line"]
+    if not line:
+        return ""
+    seconds = line["padded_bits"] / line["rate"]
+    return (
+        f"A step computes for {line['compute_seconds']:.3f} s, {line['factor']:.2f}"
+        f" times the paper's; so the line is `--wan={line['wan']}`, on which"
+        f" {record['padded_bytes'] / 1e6:.2f} MB, a step's hidden states as padded"
+        f" float32, take {seconds:.2f} s one way."
+    )
+
+
+def _whole_run(record: Mapping[str, Any]) -> str:
+    """Renders the bytes of whole runs, where they are not those of the timed steps."""
+    found = []
+    for row in record["rows"]:
+        whole, speed = row.get("bytes_all_steps", {}), row.get("speed", {})
+        ways = [
+            f"{way} {whole[way] / record['padded_bytes']:.3f}"
+            for way in WAYS
+            if speed and whole.get(way) and abs(whole[way] / speed[way] - 1) > DIFFERENT
+        ]
+        if ways:
+            found.append(f"{row['name']} {', '.join(ways)}")
+    if not found:
+        return ""
+    return (
+        "Bytes above are of the timed steps. Over the whole run, where that differs by"
+        f" more than {DIFFERENT:.0%}: {'; '.join(found)}. (`delta` sends an example's"
+        " first visit in full; what zstd saves depends on the numbers; of several"
+        " ranks each step draws one. Targets go by whole runs.)"
+    )
+
+
+def draw(record: Mapping[str, Any], out: pathlib.Path) -> None:
+    """Draws Fig. 9, Fig. 10 and quality against bytes beside the record."""
+    pictures.table5(record, out.parent, out.stem)
+
+
+SWEEP = sweep.Sweep(
+    "table5",
+    record,
+    markdown,
+    figures=abnet_runs.figures,
+    draw=draw,
+    scales=["tiny"],
+    seeds=abnet_runs.SEEDS,
+)
 
 if __name__ == "__main__":
-    names = ["scale", "rows", "stages", *config.FLAGS]
-    shared_flags.run(main, names=names)
+    shared_flags.run(SWEEP.run, names=["scale", "rows", "stages", *config.FLAGS])

@@ -81,18 +81,21 @@ def rows(settings: Mapping[str, str]) -> list[Row]:
     return [*paper, *more, *narrow, *by_token]
 
 
-def late(row: Row, step: int) -> Row:
-    """Delays a row's compression until `step` (Fig. 10)."""
-    return row._replace(
-        name=f"{row.name} from {step}",
-        forward=f"from_step({step}, {row.forward})",
-        backward=f"from_step({step}, {row.backward})",
-    )
-
-
-def start_steps(settings: Mapping[str, str]) -> list[int]:
-    """Lists the first compressed steps of Fig. 10's runs."""
-    return [max(2, int(settings["steps"]) // part) for part in STARTS]
+def starts(settings: Mapping[str, str]) -> list[tuple[int, Row]]:
+    """Lists Fig. 10's rows: the step at which compression begins, and START_ROW so."""
+    (row,) = (each for each in rows(settings) if each.name == START_ROW)
+    steps = [max(2, int(settings["steps"]) // part) for part in STARTS]
+    return [
+        (
+            step,
+            row._replace(
+                name=f"{row.name} from {step}",
+                forward=f"from_step({step}, {row.forward})",
+                backward=f"from_step({step}, {row.backward})",
+            ),
+        )
+        for step in steps
+    ]
 
 
 def file_name(name: str) -> str:

@@ -20,20 +20,13 @@ BySeed = Mapping[str, sentence_scores.Scores]
 """Seed -> scores of a row's run."""
 
 
-def scores(result: Mapping[str, Any]) -> sentence_scores.Scores | None:
-    """Returns the scores among a run's figures (`abnet.figures`), if it has any."""
-    text = result.get("held_out")
-    return sentence_scores.loads(text) if text else None
-
-
 def by_seed(results: Mapping[str, Mapping[str, Any]]) -> BySeed:
-    """Returns the scores of a row's runs that have any.
-
-    Args:
-      results: seed -> figures of the run.
-    """
-    found = {seed: scores(result) for seed, result in results.items()}
-    return {seed: each for seed, each in found.items() if each is not None}
+    """Returns the scores of a row's runs (seed -> `abnet.figures`) that have any."""
+    return {
+        seed: sentence_scores.loads(result["held_out"])
+        for seed, result in results.items()
+        if result.get("held_out")
+    }
 
 
 def compare(row: BySeed, beside: BySeed) -> dict[str, Any]:
@@ -74,16 +67,7 @@ def compare(row: BySeed, beside: BySeed) -> dict[str, Any]:
 
 
 def bleus(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
-    """Returns each row's BLEU over seeds, all on the same sentences.
-
-    Args:
-      rows: of a record. If one has no held-out pairs, it is BLEU on the test set.
-
-    Returns:
-      For each row, in the order of the seeds that all of them have.
-    """
-    if not all("held_out" in row for row in rows):
-        return [row["bleu"] for row in rows]
+    """Returns each row's BLEU, in the order of the seeds that all of them have."""
     found = [row["held_out"]["bleu"] for row in rows]
     seeds = [seed for seed in found[0] if all(seed in each for each in found)]
     return [[each[seed] for seed in seeds] for each in found]

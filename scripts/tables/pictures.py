@@ -14,15 +14,15 @@ COLORS = 10  # that matplotlib has, then they begin anew
 STYLES = ("-", "--", ":")
 
 
-def draw(result: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
+def table5(record: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
     """Writes NAME_fig9.png, _fig10.png and _bytes.png, where the record has them."""
-    rows = [row for row in result["rows"] if "losses" in row]
+    rows = [row for row in record["rows"] if "losses" in row]
     if rows:
         figure9(rows, folder / f"{name}_fig9.png")
-    if rows and result["starts"]:
-        figure10(result, folder / f"{name}_fig10.png")
-    if quality_against_bytes.points(result):
-        quality_against_bytes.draw(result, folder / f"{name}_bytes.png")
+    if rows and record["starts"]:
+        figure10(record, folder / f"{name}_fig10.png")
+    if quality_against_bytes.points(record):
+        quality_against_bytes.draw(record, folder / f"{name}_bytes.png")
 
 
 def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:

@@ -72,37 +72,9 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     loss, score = figure.subplots(1, 2)
     loss.set_yscale("symlog", linthresh=0.01)  # before points, which need margins
     for method in methods:
-        fewer = [row["fewer"] for row in method.points]
-        if not fewer:
-            continue
-        line = "-" if method.is_curve else ""
-        differences = [
-            list(row["held_out"]["difference"].values()) for row in method.points
-        ]
-        loss.errorbar(
-            fewer,
-            [statistics.fmean(each) for each in differences],
-            [_error(each) for each in differences],
-            label=method.label,
-            marker=method.marker,
-            linestyle=line,
-            linewidth=1,
-        )
-        apart = [row["held_out"]["bleu_difference"] for row in method.points]
-        score.errorbar(
-            fewer,
-            [each["difference"] for each in apart],
-            [
-                [each["difference"] - each["low"] for each in apart],
-                [each["high"] - each["difference"] for each in apart],
-            ],
-            label=method.label,
-            marker=method.marker,
-            linestyle=line,
-            linewidth=1,
-        )
-        _name(loss, method, list(map(statistics.fmean, differences)))
-        _name(score, method, [each["difference"] for each in apart])
+        if method.points:
+            _plot(loss, method, _losses(method.points))
+            _plot(score, method, _bleus(method.points))
     for axes in (loss, score):
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)
@@ -121,6 +93,46 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     handles, labels = loss.get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=5, fontsize=8)
     figure.savefig(path, dpi=110)
+
+
+def _losses(rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float]]:
+    """Returns each row's mean difference of the loss, and its error down and up."""
+    found = []
+    for row in rows:
+        seeds = list(row["held_out"]["difference"].values())
+        error = statistics.stdev(seeds) / len(seeds) ** 0.5 if seeds[1:] else 0.0
+        found.append((statistics.fmean(seeds), error, error))
+    return found
+
+
+def _bleus(rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float]]:
+    """Returns each row's difference of BLEU, and its interval down and up."""
+    found = (row["held_out"]["bleu_difference"] for row in rows)
+    return [
+        (
+            each["difference"],
+            each["difference"] - each["low"],
+            each["high"] - each["difference"],
+        )
+        for each in found
+    ]
+
+
+def _plot(
+    axes: Any, method: Method, values: Sequence[tuple[float, float, float]]
+) -> None:
+    """Draws a method's points with their errors and names."""
+    heights, down, up = zip(*values, strict=True)
+    axes.errorbar(
+        [row["fewer"] for row in method.points],
+        heights,
+        [down, up],
+        label=method.label,
+        marker=method.marker,
+        linestyle="-" if method.is_curve else "",
+        linewidth=1,
+    )
+    _name(axes, method, heights)
 
 
 def _name(axes: Any, method: Method, heights: Sequence[float]) -> None:
@@ -148,8 +160,3 @@ def _short(name: str) -> str:
     """
     name = name.removeprefix("FP16(").removesuffix(")+INT8")
     return name.removeprefix("bottleneck of ")
-
-
-def _error(values: Sequence[float]) -> float:
-    """Returns the standard error of a mean; 0 of one value."""
-    return statistics.stdev(values) / len(values) ** 0.5 if values[1:] else 0.0

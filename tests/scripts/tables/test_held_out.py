@@ -90,12 +90,6 @@ def test_the_explanation_has_the_number_of_pairs_and_what_rows_are_beside():
     assert held_out.explanation([{}], "the baseline") == ""
 
 
-def test_rows_are_compared_by_bleu_on_the_same_sentences():
-    new, old = held_out.compare(ROW, BESIDE) | {"bleu": [1.0]}, {"bleu": [2.0]}
-    assert held_out.bleus([new]) == [list(new["held_out"]["bleu"].values())]
-    assert held_out.bleus([new, old]) == [[1.0], [2.0]]
-
-
 def test_bleus_are_of_the_seeds_that_all_rows_have():
     row = held_out.compare(ROW, BESIDE)
     alone = held_out.compare({"1": ROW["1"]}, BESIDE)
