@@ -13,6 +13,7 @@ should run on it.
 """
 
 import collections
+import dataclasses
 import itertools
 import json
 import os
@@ -45,28 +46,20 @@ SIDES = {
 }
 """Scenario -> side of a plan -> folder of the run."""
 COMMON = {
-    "m3": (
-        f"--flagfile={table_runs.flagfile('m3_two_clusters')}",
-        *("--steps=120", "--eval_every=120", "--checkpoint_every=120"),
-    ),
-    "abnet": (
-        f"--flagfile={table_runs.flagfile('abnet_quickstart')}",
-        *(
-            "--steps=60",
-            "--eval_every=60",
-            "--checkpoint_every=60",
-            "--mlm_head_steps=0",
-        ),
-        *("--length_buckets=32", "--bleu_sentences=1", "--adapter_dropout=0"),
-        *("--forward_codec=identity", "--backward_codec=identity"),
-        *("--batch_size=16", "--micro_batches=1", "--max_in_flight=1"),
-    ),
+    "m3": f"--flagfile={table_runs.flagfile('m3_two_clusters')}"
+    " --steps=120 --eval_every=120 --checkpoint_every=120",
+    "abnet": f"--flagfile={table_runs.flagfile('abnet_quickstart')}"
+    " --steps=60 --eval_every=60 --checkpoint_every=60 --mlm_head_steps=0"
+    " --length_buckets=32 --bleu_sentences=1 --adapter_dropout=0"
+    " --forward_codec=identity --backward_codec=identity"
+    " --batch_size=16 --micro_batches=1 --max_in_flight=1",
 }
 LINE = "--wan=60mbit,15ms"
 FOUR = (
-    *("--batch_size=64", "--micro_batches=4", "--max_in_flight=4", "--steps=35"),
-    *("--eval_every=35", "--checkpoint_every=35"),
+    "--batch_size=64 --micro_batches=4 --max_in_flight=4 --steps=35 --eval_every=35"
+    " --checkpoint_every=35"
 )
+INT4 = "--forward_codec=hadamard|int4(32) --backward_codec=hadamard|int4(32)"
 
 
 class Case(NamedTuple):
@@ -76,48 +69,36 @@ class Case(NamedTuple):
     """m3 or abnet."""
     what: str
     """A person's description."""
-    flags: tuple[str, ...] = ()
-    """Beside COMMON; later ones hold."""
+    flags: str = ""
+    """Beside COMMON, with spaces between them; later ones hold."""
     processes: int = 1
     """In each cluster."""
 
+    @property
+    def arguments(self) -> list[str]:
+        """The flags of the run."""
+        return f"{COMMON[self.experiment]} {self.flags}".split()
+
 
 FITTED = {
-    "m3": Case("m3", "taking turns, no line", ("--window=0",)),
-    "abnet": Case("abnet", "one micro-batch, 60 Mbit/s", (LINE,)),
+    "m3": Case("m3", "taking turns, no line", "--window=0"),
+    "abnet": Case("abnet", "one micro-batch, 60 Mbit/s", LINE),
 }
+FP16 = f"{FOUR} --wan=10mbit,15ms --forward_codec=fp16 --backward_codec=int8(tensor)"
 PREDICTED = (
-    Case("m3", "taking turns, 60 Mbit/s", ("--window=0", LINE)),
-    Case("m3", "taking turns, 0.1 Mbit/s", ("--window=0", "--wan=100kbit,15ms")),
-    Case("m3", "window 2, 60 Mbit/s", (LINE,)),
-    Case("m3", "window 2, 0.05 Mbit/s", ("--wan=50kbit,15ms",)),
-    Case("m3", "fan-out 3, 60 Mbit/s", ("--fan_out=3", LINE)),
-    Case("m3", "taking turns, 2 processes", ("--window=0", LINE), 2),
+    Case("m3", "taking turns, 60 Mbit/s", f"--window=0 {LINE}"),
+    Case("m3", "taking turns, 0.1 Mbit/s", "--window=0 --wan=100kbit,15ms"),
+    Case("m3", "window 2, 60 Mbit/s", LINE),
+    Case("m3", "window 2, 0.05 Mbit/s", "--wan=50kbit,15ms"),
+    Case("m3", "fan-out 3, 60 Mbit/s", f"--fan_out=3 {LINE}"),
+    Case("m3", "taking turns, 2 processes", f"--window=0 {LINE}", 2),
     Case("abnet", "one micro-batch, no line"),
-    Case("abnet", "one micro-batch, 10 Mbit/s", ("--wan=10mbit,15ms",)),
-    Case("abnet", "four micro-batches, 60 Mbit/s", (*FOUR, LINE)),
-    Case(
-        "abnet",
-        "four, fp16 and int8, 10 Mbit/s",
-        (
-            *(*FOUR, "--wan=10mbit,15ms"),
-            *("--forward_codec=fp16", "--backward_codec=int8(tensor)"),
-        ),
-    ),
-    Case(
-        "abnet",
-        "one, int4 both ways, 2 Mbit/s",
-        (
-            "--wan=2mbit,15ms",
-            *(
-                "--forward_codec=hadamard|int4(32)",
-                "--backward_codec=hadamard|int4(32)",
-            ),
-        ),
-    ),
-    Case("abnet", "one micro-batch, 2 processes", (LINE,), 2),
+    Case("abnet", "one micro-batch, 10 Mbit/s", "--wan=10mbit,15ms"),
+    Case("abnet", "four micro-batches, 60 Mbit/s", f"{FOUR} {LINE}"),
+    Case("abnet", "four, fp16 and int8, 10 Mbit/s", FP16),
+    Case("abnet", "one, int4 both ways, 2 Mbit/s", f"--wan=2mbit,15ms {INT4}"),
+    Case("abnet", "one micro-batch, 2 processes", LINE, 2),
 )
-
 
 Fit = Mapping[str, planner.Compute]
 """Side -> its compute, alone on the machine."""
@@ -131,12 +112,12 @@ def run_of(case: Case, table: config.Table, is_traced: bool) -> table_runs.Run:
         name.replace(",", ""),
         MODULES[case.experiment],
         (
-            *COMMON[case.experiment],
-            *case.flags,
+            *case.arguments,
             *more,
             f"--prepared_dir={table.prepared_dir}",
             f"--pretrained_dir={table.pretrained_dir}",
-            *("--log_every=5", f"--{'' if is_traced else 'no'}trace"),
+            "--log_every=5",
+            f"--{'' if is_traced else 'no'}trace",
         ),
     )
 
@@ -224,18 +205,15 @@ def predict(case: Case, fitted: Fit) -> float:
       case: to predict.
       fitted: of its scenario.
     """
-    argv = [sys.argv[0], *COMMON[case.experiment], *case.flags, "--workdir=unused"]
+    own = [f"--experiment={case.experiment}", "--workdir=unused"]
     flags.FLAGS.unparse_flags()
-    command_line.parse([*argv, f"--experiment={case.experiment}"])
+    command_line.parse([sys.argv[0], *case.arguments, *own])
     given = plan_settings.from_flags()
     compute = dict(fitted)
     if case.processes > 1:  # each has its share of the rows, and as many cores
         compute = {
-            side: planner.Compute(
-                each.forward / case.processes,
-                each.backward / case.processes,
-                each.update / case.processes,
-                each.cores * case.processes,
+            side: dataclasses.replace(
+                each.scaled(1 / case.processes), cores=each.cores * case.processes
             )
             for side, each in compute.items()
         }

@@ -3,16 +3,15 @@
     python -m scripts.plan --flagfile=experiments/flags/m3_paper.flags \\
         --cluster_devices=8,64 --device_tflops=50,50 --wan=170mbit,15ms
     python -m scripts.plan --flagfile=experiments/flags/m3_quickstart.flags \\
-        --wan=60mbit,15ms --calibrate
+        --wan=60mbit,15ms
 
 Nothing is started, and no weights are made: both models are traced, the codecs give the
 bytes on the line, and `parallel/planner.py` runs the clusters' pace in virtual time.
-Devices are as fast as --device_tflops, or as this machine. With --compile memory is
-that of the compiled steps. Settings that the run would refuse are refused, and so are
---pipeline and --emulate_compute, of which a plan has nothing.
+Devices are as fast as --device_tflops, or as this machine. Settings that the run would
+refuse are refused, and so are --pipeline and --emulate_compute, of which a plan has
+nothing.
 """
 
-import dataclasses
 import os
 import pathlib
 import time
@@ -22,17 +21,7 @@ from experiments import shared_flags
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
-from scripts.plans import (
-    abnet,
-    advice,
-    compiled,
-    count,
-    m3,
-    means,
-    paper,
-    settings,
-    speed,
-)
+from scripts.plans import abnet, advice, count, m3, settings, speed
 from scripts.plans import text as plan_text
 
 ROOMS: dict[str, Any] = {"m3": m3, "abnet": abnet}
@@ -47,15 +36,15 @@ def plan(given: settings.Settings) -> dict[str, Any]:
     Raises:
       errors.NebulaError: at settings that cannot work.
     """
-    room = ROOMS[given.experiment]
-    given, note = room.possible(given)
-    parts = room.parts(given)
-    if given.is_compiled:
-        parts = [
-            dataclasses.replace(part, memory=_compiled(given, part.name))
-            for part in parts
-        ]
-    speeds = _speeds(given, room)
+    room, local = ROOMS[given.experiment], given.run.local
+    room.check(given)
+    halves = room.halves(given)
+    sides = list(zip(halves, given.devices, strict=True))
+    parts = [
+        count.part(half, number, local.fsdp, local.model_parallel)
+        for half, number in sides
+    ]
+    speeds = _speeds(given, halves)
     compute = {
         part.name: each.compute(part, number)
         for part, each, number in zip(parts, speeds, given.devices, strict=True)
@@ -65,7 +54,7 @@ def plan(given: settings.Settings) -> dict[str, Any]:
     found = planner.time_of(run, cores)
     counts = _counts(given)
     return {
-        "heading": [*_heading(given, counts, speeds), *filter(None, [note])],
+        "heading": _heading(given, counts, speeds),
         "parts": [
             _part(part, compute[part.name], number, _repeats(given))
             for part, number in zip(parts, given.devices, strict=True)
@@ -74,26 +63,16 @@ def plan(given: settings.Settings) -> dict[str, Any]:
         "step": _step(given, room, found, sum(counts)),
         "savings": advice.savings(run, cores),
         "busy": _busy(found),
-        "advice": [
-            *advice.OF[given.experiment](given, run, cores),
-            *filter(None, (advice.memory(given, room, part) for part in parts)),
-        ],
-        "paper": paper.rows(given, run),
+        "advice": advice.OF[given.experiment](given, run, cores),
         "assumptions": _assumptions(given),
     }
 
 
-def _compiled(given: settings.Settings, side: str) -> count.Memory:
-    with process.timed(f"compiling a step of the {side}"):
-        return compiled.memory(given, side)
-
-
-def _speeds(given: settings.Settings, room: Any) -> list[speed.Speed]:
+def _speeds(given: settings.Settings, halves: list[count.Half]) -> list[speed.Speed]:
     if given.tflops:
         return [speed.Speed(1e12 * each) for each in given.tflops]
     with process.timed("measuring this machine's speed"):
-        limits = speed.MOST_LAYERS, speed.MOST_PIECES
-        return [speed.measure(*room.trial(given, side, *limits)) for side in room.SIDES]
+        return [speed.measure(half) for half in halves]
 
 
 def _counts(given: settings.Settings) -> tuple[int, int]:
@@ -142,9 +121,7 @@ def _part(
         "backward_flop": repeats * part.backward,
         "forward_s": repeats * compute.forward,
         "backward_s": repeats * compute.backward,
-        "update_s": compute.update,
-        "memory_bytes": part.memory.total,
-        "is_compiled": part.memory.is_compiled,
+        "memory_bytes": part.state_bytes + part.working_bytes,
     }
 
 
@@ -185,7 +162,6 @@ def _step(
         "steps": steps,
         "hours": hours,
         "device_hours": hours * devices,
-        "cost": hours * devices * given.price,
     }
 
 
@@ -201,7 +177,8 @@ def _busy(found: planner.Time) -> list[dict[str, Any]]:
 def _assumptions(given: settings.Settings) -> list[str]:
     found = [
         "Assumed: a cluster's devices share its work evenly; bytes are those of frames,"
-        " without TCP's and TLS's own; evaluations and checkpoints are left out.",
+        " without TCP's and TLS's own; optimizers, evaluations and checkpoints are left"
+        " out.",
     ]
     if given.experiment == "abnet":
         length = given.run.agreed.length_buckets[-1]
@@ -209,7 +186,8 @@ def _assumptions(given: settings.Settings) -> list[str]:
             f"Rows have {length} tokens, {given.padding_share:.0%} of them padding"
             " (--padding_share)."
         )
-        found += means.assumptions(given.run)
+        if any("delta(" in text for text in given.run.agreed.codec_texts):
+            found.append("Bytes of delta are those of every visit but a pair's first.")
     elif given.run.agreed.micro_batches > 1:
         found.append("Sequences are packed full.")
     if given.is_shared:
@@ -221,8 +199,6 @@ def main() -> int:
     """Plans, prints, and writes --out."""
     begin = time.monotonic()
     given = settings.from_flags()
-    if given.is_compiled:
-        compiled.simulate(given)
     if not given.tflops:
         process.message(
             "the speed of a device is measured here, for some seconds"

@@ -23,7 +23,7 @@ from absl import flags
 from experiments import command_line, shared_flags
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.records import report
-from scripts.plans import abnet, m3, settings, speed
+from scripts.plans import abnet, count, m3, settings, speed
 from scripts.tables import runs as table_runs
 
 ROOMS: dict[str, Any] = {"m3": m3, "abnet": abnet}
@@ -43,8 +43,8 @@ STEPS = 16  # that a plan averages at least
 GOOD = 0.9
 
 
-def planned(experiment: str, *more: str) -> tuple[settings.Settings, Any]:
-    """Returns the paper's run of a scenario: its settings, and the planner's run.
+def planned(experiment: str, *more: str) -> Any:
+    """Returns the planner's run of the paper's settings.
 
     Args:
       experiment: m3 or abnet.
@@ -59,11 +59,12 @@ def planned(experiment: str, *more: str) -> tuple[settings.Settings, Any]:
             *(f"--cluster_devices={number}", f"--device_tflops={tflops}", *more),
         ]
     )
-    given, _ = ROOMS[experiment].possible(settings.from_flags())
-    device = speed.Speed(1e12 * tflops)
-    parts = ROOMS[experiment].parts(given)
-    compute = {part.name: device.compute(part, number) for part in parts}
-    return given, ROOMS[experiment].pace(given, compute, settings.NO_LINE)
+    given, room = settings.from_flags(), ROOMS[experiment]
+    device, compute = speed.Speed(1e12 * tflops), {}
+    for half in room.halves(given):
+        part = count.part(half, number, fsdp=1, model_parallel=1)
+        compute[half.name] = device.compute(part, number)
+    return room.pace(given, compute, settings.NO_LINE)
 
 
 def line(rate: float, delay: float, shared_by: int = 1) -> planner.Lines:
@@ -80,7 +81,7 @@ def line(rate: float, delay: float, shared_by: int = 1) -> planner.Lines:
 
 def of_m3() -> list[dict[str, float]]:
     """Computes M3's efficiency for every line and number of clusters."""
-    _, alone = planned("m3")
+    alone = planned("m3")
     found = []
     for clusters in CLUSTERS:
         count = clusters - 1
@@ -107,7 +108,7 @@ def of_abnet() -> list[dict[str, Any]]:
     """Computes ABNet's efficiency for every line and three pairs of codecs."""
     found = []
     for forward, backward in CODECS:
-        _, run = planned(
+        run = planned(
             "abnet", f"--forward_codec={forward}", f"--backward_codec={backward}"
         )
         free = planner.time_of(run, steps=STEPS).seconds

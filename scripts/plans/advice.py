@@ -5,14 +5,14 @@ Nothing is recommended that gains less than WORTH. All of it follows from
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from nebula_jax import errors
 from nebula_jax.parallel import fan_out as fan_out_lib
 from nebula_jax.parallel import planner
 from nebula_jax.parallel.planner import M3, ABNet
-from scripts.plans import abnet, count, settings
+from scripts.plans import abnet, settings
 
 WORTH = 0.02
 LADDER = (
@@ -22,7 +22,7 @@ LADDER = (
     "pack_tokens|int8(tensor)",
     "pack_tokens|hadamard|int4(32)",
 )
-"""Codecs of both directions, the gentlest first."""
+"""Codecs of both directions, the least lossy first."""
 WINDOWS = (*range(17), 24, 32)
 
 
@@ -47,40 +47,49 @@ def savings(run: M3 | ABNet, cores: float | None = None) -> dict[str, float]:
 
 def _faster(run: M3 | ABNet) -> dict[str, M3 | ABNet]:
     """Returns the run with one thing twice as fast, for each of them."""
-
-    def lines(**halves: Any) -> Any:
-        def changed(both: planner.Lines) -> planner.Lines:
-            ways = {}
-            for name, line in (("up", both.up), ("down", both.down)):
-                rate = line.bytes_per_second * halves.get(name, 1)
-                delay = line.delay_seconds / halves.get("delay", 1)
-                ways[name] = planner.Line(rate, delay)
-            return planner.Lines(**ways)
-
-        if isinstance(run, M3):
-            new = tuple(map(changed, run.lines))
-            return dataclasses.replace(run, lines=new)
-        return dataclasses.replace(run, line=changed(run.line))
-
-    computing: dict[str, M3 | ABNet]
+    found: dict[str, M3 | ABNet]
     if isinstance(run, M3):
         generators = tuple(each.scaled(0.5) for each in run.generators)
-        computing = {
+        discriminator = run.discriminator.scaled(0.5)
+        found = {
             "generators": dataclasses.replace(run, generators=generators),
-            "discriminator": dataclasses.replace(
-                run, discriminator=run.discriminator.scaled(0.5)
-            ),
+            "discriminator": dataclasses.replace(run, discriminator=discriminator),
         }
     else:
-        computing = {
+        found = {
             "source": dataclasses.replace(run, front=run.front.scaled(0.5)),
             "target": dataclasses.replace(run, back=run.back.scaled(0.5)),
         }
-    return computing | {
-        "line up": lines(up=2),
-        "line down": lines(down=2),
-        "round trips": lines(delay=2),
+    return found | {
+        "line up": _with_lines(run, up=2),
+        "line down": _with_lines(run, down=2),
+        "round trips": _with_lines(run, delay=0.5),
     }
+
+
+def _with_lines(
+    run: M3 | ABNet, up: int = 1, down: int = 1, delay: float = 1, jitter: float = 0.0
+) -> Any:
+    """Returns the run with other lines.
+
+    Args:
+      run: as it is.
+      up, down: factors of the rates.
+      delay: factor of the delay.
+      jitter: seconds by which every tensor is late.
+    """
+
+    def changed(line: planner.Line, factor: int) -> planner.Line:
+        return planner.Line(
+            factor * line.bytes_per_second, delay * line.delay_seconds + jitter
+        )
+
+    def both(lines: planner.Lines) -> planner.Lines:
+        return planner.Lines(changed(lines.up, up), changed(lines.down, down))
+
+    if isinstance(run, M3):
+        return dataclasses.replace(run, lines=tuple(map(both, run.lines)))
+    return dataclasses.replace(run, line=both(run.line))
 
 
 def smallest(
@@ -116,7 +125,7 @@ def of_m3(plan: settings.Settings, run: M3, cores: float | None) -> list[str]:
       cores: see `planner.time_of`.
     """
     before = planner.time_of(run, cores).seconds
-    late = late_by(run, settings.jitter(plan.wan))
+    late = _with_lines(run, jitter=settings.jitter(plan.wan))
 
     def with_window(window: int) -> float:
         return planner.time_of(dataclasses.replace(late, window=window), cores).seconds
@@ -124,7 +133,7 @@ def of_m3(plan: settings.Settings, run: M3, cores: float | None) -> list[str]:
     found = []
     window, after = smallest(WINDOWS, with_window)
     if text := gain(planner.time_of(late, cores).seconds, after):
-        found.append(f"--window={window}: {text}, because more steps are under way.")
+        found.append(f"--window={window}: {text}, because more steps are in flight.")
     elif window < run.window:
         found.append(f"--window={run.window} is enough; {window} would do as well.")
     else:
@@ -165,32 +174,11 @@ def fan_out(run: M3, replicas: int) -> tuple[int, float]:
     return chosen, one_each / max(generators)
 
 
-def late_by(run: Any, jitter: float) -> Any:
-    """Returns the run with every tensor late by the jitter of its line."""
-
-    def later(both: planner.Lines) -> planner.Lines:
-        ways = (both.up, both.down)
-        return planner.Lines(
-            *(
-                planner.Line(way.bytes_per_second, way.delay_seconds + jitter)
-                for way in ways
-            )
-        )
-
-    if isinstance(run, M3):
-        return dataclasses.replace(run, lines=tuple(map(later, run.lines)))
-    return dataclasses.replace(run, line=later(run.line))
-
-
 def of_abnet(plan: settings.Settings, run: ABNet, cores: float | None) -> list[str]:
     """Recommends --micro_batches, --max_in_flight and codecs; see `of_m3`."""
-    late = late_by(run, settings.jitter(plan.wan))
+    late = _with_lines(run, jitter=settings.jitter(plan.wan))
     before = planner.time_of(late, cores).seconds
-    counts = [
-        number
-        for number in range(1, 65)
-        if not _refused(settings.check_rows, with_micro_batches(plan, number))
-    ]
+    counts = [number for number in range(1, 65) if _can_divide(plan, number)]
     divided = {number: divide(plan, late, number) for number in counts}
     best, after = smallest(
         counts, lambda number: planner.time_of(divided[number], cores).seconds
@@ -212,17 +200,14 @@ def of_abnet(plan: settings.Settings, run: ABNet, cores: float | None) -> list[s
     return [text, codec(plan, late, cores)]
 
 
-def _refused(check: Callable[[Any], None], plan: settings.Settings) -> bool:
+def _can_divide(plan: settings.Settings, number: int) -> bool:
+    """Returns True if a run could have so many micro-batches."""
+    run = plan.run.with_agreed(micro_batches=number)
     try:
-        check(plan)
+        settings.check_rows(dataclasses.replace(plan, run=run))
     except errors.SettingsError:
-        return True
-    return False
-
-
-def with_micro_batches(plan: settings.Settings, number: int) -> settings.Settings:
-    """Returns the plan with another --micro_batches."""
-    return dataclasses.replace(plan, run=plan.run.with_agreed(micro_batches=number))
+        return False
+    return True
 
 
 def divide(plan: settings.Settings, run: ABNet, number: int) -> ABNet:
@@ -251,7 +236,7 @@ def divide(plan: settings.Settings, run: ABNet, number: int) -> ABNet:
 
 
 def codec(plan: settings.Settings, run: ABNet, cores: float | None) -> str:
-    """Recommends the gentlest codecs with which the line is not the bottleneck."""
+    """Recommends the least lossy codecs with which the line is not the bottleneck."""
     agreed = plan.run.agreed
     now = planner.time_of(run, cores).seconds
     after = now
@@ -260,7 +245,7 @@ def codec(plan: settings.Settings, run: ABNet, cores: float | None) -> str:
         tried = dataclasses.replace(run, forward_bytes=ways[0], backward_bytes=ways[1])
         after = planner.time_of(tried, cores).seconds
         if not next(iter(savings(tried, cores))).startswith("line"):
-            end = "the gentlest of the ladder with which the line is no bottleneck"
+            end = "the least lossy of the ladder with which the line is no bottleneck"
             break
     else:
         end = "the smallest of the ladder, and the line is the bottleneck still"
@@ -269,55 +254,6 @@ def codec(plan: settings.Settings, run: ABNet, cores: float | None) -> str:
     return (
         f"The codecs given are fast enough; {text} is {end}, at {after:.3g} s a step."
     )
-
-
-def memory(plan: settings.Settings, room: Any, part: count.Part) -> str:
-    """Recommends the settings with which a step fits a device; empty if it does.
-
-    Args:
-      plan: its settings.
-      room: of its experiment, `scripts.plans.m3` or `scripts.plans.abnet`.
-      part: of one side, with its memory.
-    """
-    limit = 1e9 * plan.memory_gb
-    if not limit or part.memory.total <= limit:
-        return ""
-    exceeds = (
-        f"{part.name}: {part.memory.total / 1e9:.3g} GB exceed"
-        f" --device_memory_gb={plan.memory_gb:g}"
-    )
-    estimate = room.memory_of(plan, part.name)
-    now = estimate(plan)
-    for flags, changed in _with_less_memory(plan, part.name):
-        found = estimate(changed)
-        # A compiled step's memory is taken to change as its estimate does.
-        of_state = part.memory.state * found.state / now.state
-        needed = of_state + part.memory.working * found.working / now.working
-        if needed <= limit:
-            return f"{exceeds}; {flags} needs about {needed / 1e9:.3g} GB."
-    return (
-        f"{exceeds} at any --micro_batches: try --remat, --fsdp, or a smaller"
-        " --batch_size."
-    )
-
-
-def _with_less_memory(
-    plan: settings.Settings, side: str
-) -> Iterator[tuple[str, settings.Settings]]:
-    """Yields flags and the plan with them: more micro-batches, then fewer under way."""
-    agreed, last = plan.run.agreed, plan
-    for number in range(agreed.micro_batches + 1, agreed.batch_size + 1):
-        changed = with_micro_batches(plan, number)
-        if not _refused(settings.check_rows, changed):
-            last = changed
-            yield f"--micro_batches={number}", changed
-    if plan.experiment != "abnet" or side != "source":
-        return
-    number, most = last.run.agreed.micro_batches, last.run.local.max_in_flight
-    for ahead in range(most - 1, 0, -1):
-        fewer = last.run.with_local(max_in_flight=ahead)
-        flags = f"--micro_batches={number} --max_in_flight={ahead}"
-        yield flags, dataclasses.replace(last, run=fewer)
 
 
 OF = {"m3": of_m3, "abnet": of_abnet}

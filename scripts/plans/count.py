@@ -21,11 +21,45 @@ from nebula_jax.parallel import rules
 
 
 @dataclasses.dataclass(frozen=True)
+class Half:
+    """One cluster's part of the model as shapes, and what a step computes of it."""
+
+    name: str
+    """generators, discriminator, source or target."""
+    trained: Any
+    """Parameters, ShapeDtypeStructs."""
+    frozen: Any
+    """Likewise."""
+    kept: Any
+    """All that its devices hold from step to step, and gradients that are added up."""
+    loss: Callable[..., Any]
+    """(trained, frozen, *inputs) -> (scalar, anything)."""
+    inputs: Callable[[int], tuple[Any, ...]]
+    """Number of rows -> ShapeDtypeStructs."""
+    rows: int
+    """Rows of a micro-batch on the line."""
+    at_once: float
+    """Rows that a step differentiates together."""
+    times: int = 1
+    """How often `at_once` waits for its backward pass."""
+    differentiated: tuple[int, ...] = (0,)
+    """Arguments of `loss` that get a gradient."""
+
+    def arguments(self, rows: int) -> tuple[Any, ...]:
+        """Returns the shapes of the arguments of `loss`."""
+        return self.trained, self.frozen, *self.inputs(rows)
+
+    @property
+    def gradient(self) -> Callable[..., Any]:
+        """The gradient of `loss`, of parameters and of what was received."""
+        return jax.grad(self.loss, self.differentiated, has_aux=True)
+
+
+@dataclasses.dataclass(frozen=True)
 class Part:
     """One cluster's part of the model, and what a micro-batch takes of it."""
 
     name: str
-    """generators, discriminator, source or target."""
     trained: int
     """Parameters."""
     frozen: int
@@ -34,24 +68,37 @@ class Part:
     """FLOP of a micro-batch on the line."""
     backward: float
     """FLOP of a micro-batch on the line."""
-    memory: "Memory"
-    """In one device."""
+    state_bytes: float
+    """Bytes of one device: parameters, optimizer, gradients."""
+    working_bytes: float
+    """Bytes of one device: activations that wait for the backward pass."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Memory:
-    """The bytes of a device, estimated or taken from a compiled step."""
+def part(half: Half, devices: int, fsdp: int, model_parallel: int) -> Part:
+    """Counts a part.
 
-    state: float
-    """Parameters, optimizer, gradients."""
-    working: float
-    """Activations that wait for the backward pass, and what is under way."""
-    is_compiled: bool = False
+    Args:
+      half: of the model.
+      devices: of the cluster.
+      fsdp, model_parallel: as the flags of the mesh.
 
-    @property
-    def total(self) -> float:
-        """The bytes of a device."""
-        return self.state + self.working
+    Raises:
+      errors.SettingsError: if they do not divide the devices.
+    """
+    mesh_lib.check(devices, fsdp, model_parallel)
+    grid = devices // (fsdp * model_parallel), fsdp, model_parallel
+    arguments = half.arguments(half.rows)
+    forward = flops(half.loss, *arguments)
+    of_device = half.at_once / (grid[0] * grid[1])
+    return Part(
+        half.name,
+        parameters(half.trained),
+        parameters(half.frozen),
+        forward,
+        flops(half.gradient, *arguments) - forward,
+        bytes_on_device(half.kept, grid),
+        half.times * _activations(half, of_device) / model_parallel,
+    )
 
 
 def flops(fn: Callable[..., Any], *shapes: Any) -> float:
@@ -124,37 +171,22 @@ def _plain(tree: Any) -> list[Any]:
     ]
 
 
-def activations_of(
-    loss: Callable[..., Any], params: Any, inputs: Callable[[int], Any]
-) -> Callable[[float], float]:
-    """Returns the bytes that wait for the backward pass, by the rows of a device.
+def _activations(half: Half, rows: float) -> float:
+    """Returns the bytes that wait for the backward pass of so many rows.
 
     A residual is counted as it is traced: the compiler may keep less.
-
-    Args:
-      loss: (params, *inputs) -> (scalar, anything).
-      params: tree of ShapeDtypeStructs.
-      inputs: number of rows -> ShapeDtypeStructs.
     """
 
     def kept(count: int) -> float:
-        def pull(params: Any, *inputs: Any) -> Any:
-            return jax.vjp(lambda p: loss(p, *inputs), params, has_aux=True)[1]
+        def pull(trained: Any, *others: Any) -> Any:
+            return jax.vjp(lambda own: half.loss(own, *others), trained, has_aux=True)[
+                1
+            ]
 
-        leaves = _plain(jax.eval_shape(pull, params, *inputs(count)))
+        leaves = _plain(jax.eval_shape(pull, *half.arguments(count)))
         return float(codec.nbytes(leaves))
 
     few, many = kept(8), kept(16)
     per_row = (many - few) / 8
     # What does not grow with the rows is copies of parameters.
-    return lambda rows: rows * per_row + max(0.0, few - 8 * per_row)
-
-
-def grid_of(devices: int, fsdp: int, model_parallel: int) -> tuple[int, int, int]:
-    """Returns how many devices each axis of a mesh has.
-
-    Raises:
-      errors.SettingsError: if they do not divide.
-    """
-    mesh_lib.check(devices, fsdp, model_parallel)
-    return devices // (fsdp * model_parallel), fsdp, model_parallel
+    return rows * per_row + max(0.0, few - 8 * per_row)

@@ -29,30 +29,13 @@ flags.DEFINE_list(
     "device_tflops",
     [],
     "Sustained TFLOP/s of one device: one number, or one for each side as in"
-    " --cluster_devices. If empty, measured on this machine, as with --calibrate.",
-)
-flags.DEFINE_float(
-    "device_memory_gb",
-    0.0,
-    "Memory of one device, GB; 0 if any will do.",
-    lower_bound=0.0,
-)
-flags.DEFINE_bool(
-    "calibrate",
-    False,
-    "Measure this machine's speed for a few seconds, and plan with devices like it.",
+    " --cluster_devices. If empty, measured on this machine, for a few seconds.",
 )
 flags.DEFINE_bool(
     "shared_machine",
     False,
     "All clusters compute on this machine, as with --cluster=all; else each has its"
     " own devices.",
-)
-flags.DEFINE_float(
-    "price_per_device_hour",
-    0.0,
-    "Price of a device for an hour, in any currency.",
-    lower_bound=0.0,
 )
 flags.DEFINE_float(
     "padding_share",
@@ -62,23 +45,12 @@ flags.DEFINE_float(
     lower_bound=0.0,
     upper_bound=0.95,
 )
-flags.DEFINE_integer(
-    "target_pieces",
-    0,
-    "Pieces of the target model's vocabulary that its training text has; 0 for all.",
-    lower_bound=0,
-)
-flags.DEFINE_bool(
-    "compile",
-    False,
-    "Take the memory from each step compiled for as many simulated devices. Minutes"
-    " and many GB for large models; no weights are made.",
-)
-
 NAMES = (
-    *("experiment", "cluster_devices", "device_tflops", "device_memory_gb"),
-    *("calibrate", "shared_machine", "price_per_device_hour", "padding_share"),
-    *("target_pieces", "compile"),
+    "experiment",
+    "cluster_devices",
+    "device_tflops",
+    "shared_machine",
+    "padding_share",
 )
 EXPERIMENTS = {"m3": m3_config, "abnet": abnet_config}
 NO_LINE = planner.Lines()
@@ -96,16 +68,9 @@ class Settings:
     """Devices of a generator or the source, and of the discriminator or the target."""
     tflops: tuple[float, float] | None
     """TFLOP/s of a device of each side; None to measure."""
-    memory_gb: float
-    """GB of a device; 0 for any."""
     is_shared: bool
     """True if all clusters compute on this machine."""
-    price: float
-    """For a device and an hour; 0 if not given."""
     padding_share: float
-    target_pieces: int
-    """0 for all."""
-    is_compiled: bool
     wan: str
     """As given."""
     out: str
@@ -160,11 +125,6 @@ def from_flags() -> Settings:
     for name, value in config.DEFAULTS.items():
         flags.FLAGS.set_default(name, value)
     tflops = given["device_tflops"]
-    if tflops and given["calibrate"]:
-        raise errors.SettingsError(
-            f"--device_tflops={','.join(tflops)} gives the speed that --calibrate is to"
-            " measure: leave out one of them"
-        )
     devices = _two(
         "cluster_devices", given["cluster_devices"], command_line.whole_number
     )
@@ -173,12 +133,8 @@ def from_flags() -> Settings:
         run=config.from_flags(),
         devices=devices,
         tflops=_two("device_tflops", tflops, _positive) if tflops else None,
-        memory_gb=given["device_memory_gb"],
         is_shared=given["shared_machine"],
-        price=given["price_per_device_hour"],
         padding_share=given["padding_share"],
-        target_pieces=given["target_pieces"],
-        is_compiled=given["compile"],
         wan=given["wan"],
         out=given["out"],
     )

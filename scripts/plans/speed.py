@@ -1,8 +1,6 @@
-"""Speed of a device: given, or measured here on a step of a model like the run's.
+"""Speed of a device: given, or measured here on gradients of the run's own model.
 
-The model is the run's own, with fewer layers and pieces where it is large, and as many
-rows as a second allows. A step at two numbers of rows gives the time that grows with
-them, and the rest: the optimizer and the start of a program.
+As many rows are timed as take a second. The optimizer is left out.
 """
 
 import dataclasses
@@ -13,12 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from nebula_jax.parallel import planner
 from scripts.plans import count
 
-MOST_LAYERS, MOST_PIECES = 2, 8192
-MOST_FLOP = 2e10  # of a step that is timed: at most a second on a slow laptop
+MOST_FLOP = 2e10  # of what is timed: at most a second on a slow laptop
 TIMED_STEPS, TIMED_SECONDS = 5, 0.5
 
 
@@ -28,49 +26,33 @@ class Speed:
 
     flops: float
     """FLOP/s, sustained, of matrix products, whatever else is computed with them."""
-    update: float = 0.0
-    """Seconds once a step."""
     cores: float = 1.0
     """Cores of the machine that a step keeps busy."""
 
     def compute(self, part: count.Part, devices: int) -> planner.Compute:
-        """Returns the time of a part on devices that share its work evenly.
-
-        Each keeps as many cores busy, and does the whole update.
-        """
+        """Returns the time of a part on devices that share its work evenly."""
         rate = self.flops * devices
         return planner.Compute(
-            *(part.forward / rate, part.backward / rate, self.update),
-            self.cores * devices,
+            part.forward / rate, part.backward / rate, cores=self.cores * devices
         )
 
 
-def measure(
-    step_of: Callable[[int], Callable[[], Any]],
-    flops_of: Callable[[int], float],
-    rows: int,
-    parameters: float,
-) -> Speed:
-    """Measures the speed of a device of this machine.
+def measure(half: count.Half) -> Speed:
+    """Measures the speed of a device of this machine."""
+    flops = count.flops(half.gradient, *half.arguments(8)) / 8  # of a row
+    rows = max(1, min(half.rows, int(MOST_FLOP / flops)))
+    arguments = jax.tree.map(_filled, half.arguments(rows))
+    gradient = jax.jit(half.gradient)
+    seconds, cores = _time(lambda: gradient(*arguments))
+    return Speed(rows * flops / seconds, cores)
 
-    Args:
-      step_of: number of rows -> a step, to be timed.
-      flops_of: number of rows -> its FLOPs.
-      rows: of the run; as many are timed, unless a step gets too long.
-      parameters: of the run's model over that of the step: an optimizer's time follows.
-    """
-    flops = flops_of(8) / 8  # of a row
-    many = max(1, min(rows, int(MOST_FLOP / flops)))
-    seconds, cores = _time(step_of(many))
-    few = many // 4
-    if not few:
-        return Speed(many * flops / seconds, cores=cores)
-    less, _ = _time(step_of(few))
-    per_row = (seconds - less) / (many - few)
-    update = seconds - many * per_row
-    if per_row <= 0 or update < 0:  # the machine was busy with something else
-        return Speed(many * flops / seconds, cores=cores)
-    return Speed(flops / per_row, update * parameters, cores)
+
+def _filled(leaf: Any) -> Any:
+    if jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return jax.random.key(0)
+    if jnp.issubdtype(leaf.dtype, jnp.floating):
+        return 0.02 * jax.random.normal(jax.random.key(1), leaf.shape, leaf.dtype)
+    return jnp.ones(leaf.shape, leaf.dtype)
 
 
 def _time(step: Callable[[], Any]) -> tuple[float, float]:

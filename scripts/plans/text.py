@@ -45,8 +45,7 @@ def plan(result: Mapping[str, Any]) -> str:
     lines.append(
         f"A step takes {step['seconds']:.3g} s: {step['per_second']:.3g} steps/s,"
         f" {number(step['tokens_per_second'])} tokens/s. {step['steps']:,} steps take"
-        f" {step['hours']:.3g} h, {number(step['device_hours'])} device-hours"
-        + (f", at a cost of {number(step['cost'])}." if step["cost"] else ".")
+        f" {step['hours']:.3g} h, {number(step['device_hours'])} device-hours."
     )
     name, share = next(iter(result["savings"].items()))
     if share < BALANCED:
@@ -68,13 +67,6 @@ def plan(result: Mapping[str, Any]) -> str:
         lines += textwrap.wrap(
             each, WIDTH, initial_indent="  ", subsequent_indent="    "
         )
-    if result["paper"]:
-        rows = [("Beside the paper", "planned", "paper")]
-        rows += [
-            (each["what"], f"{each['planned']:.2f}", f"{each['paper']:.2f}")
-            for each in result["paper"]
-        ]
-        lines += ["", *columns(rows)]
     for each in ["", *result["assumptions"]]:
         lines += textwrap.wrap(each, WIDTH) or [""]
     return "\n".join(lines)
@@ -84,22 +76,18 @@ def _parts(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows = [
         (
             *("cluster", "devices", "trained", "frozen", "FLOP forward", "backward"),
-            *("s forward", "backward", "update", "memory a device"),
+            *("s forward", "backward", "memory a device, estimated"),
         )
     ]
     for each in result["parts"]:
-        how = "compiled" if each["is_compiled"] else "estimated"
         rows.append(
             (
                 each["name"],
                 str(each["devices"]),
                 *(number(each[key]) for key in ("trained", "frozen")),
                 *(number(each[key]) for key in ("forward_flop", "backward_flop")),
-                *(
-                    f"{each[key]:.3g}"
-                    for key in ("forward_s", "backward_s", "update_s")
-                ),
-                f"{each['memory_bytes'] / 1e9:.3g} GB {how}",
+                *(f"{each[key]:.3g}" for key in ("forward_s", "backward_s")),
+                f"{each['memory_bytes'] / 1e9:.3g} GB",
             )
         )
     return rows
