@@ -81,6 +81,18 @@ class WithAux(NamedTuple):
 
 
 States = CodecStates | WithAux
+Forward = Callable[
+    [Params, Batch, Rng, States, int],
+    tuple[selector.Selected, residuals.Residuals, jax.Array, States],
+]
+Backward = Callable[
+    [Params, Batch, Rng, residuals.Residuals, selector.Selected, States, Params],
+    tuple[Params, States],
+]
+Step = Callable[
+    [Params, Batch, Rng, selector.Selected, States, Params, int],
+    tuple[selector.Selected, Params, Any, States],
+]
 
 bottleneck = bottlenecks.pair
 
@@ -103,14 +115,8 @@ class Front(NamedTuple):
     zero_grads: (params) -> zeros for the first micro-batch to add to.
     """
 
-    forward: Callable[
-        [Params, Batch, Rng, States, int],
-        tuple[selector.Selected, residuals.Residuals, jax.Array, States],
-    ]
-    backward: Callable[
-        [Params, Batch, Rng, residuals.Residuals, selector.Selected, States, Params],
-        tuple[Params, States],
-    ]
+    forward: Forward
+    backward: Backward
     spec: Callable[..., codec_lib.Spec]
     init_codecs: Callable[[codec_lib.Spec], CodecStates]
     zero_grads: Callable[[Params], Params]
@@ -126,10 +132,7 @@ class Back(NamedTuple):
     zero_grads: as in Front.
     """
 
-    step: Callable[
-        [Params, Batch, Rng, selector.Selected, States, Params, int],
-        tuple[selector.Selected, Params, Any, States],
-    ]
+    step: Step
     init_codecs: Callable[[codec_lib.Spec], CodecStates]
     zero_grads: Callable[[Params], Params]
 
@@ -160,17 +163,48 @@ def front(
     Raises:
       TypeError: at its first use, if `fn` does not return that.
     """
+    run = _front_fn(fn, has_loss, has_aux)
+
+    def spec(params: Params, batch: Batch, rng: Rng, aux: Any = None) -> codec_lib.Spec:
+        parts = partition.split(params, is_trained)
+        _, (hidden, _) = jax.eval_shape(run, *parts, aux, batch, rng)
+        return hidden
+
+    return Front(
+        _forward(run, send, is_trained, has_aux),
+        _backward(receive, has_aux),
+        spec,
+        functools.partial(_init_codecs, send, receive),
+        functools.partial(zero_grads, is_trained=is_trained),
+    )
+
+
+def _front_fn(
+    fn: Callable[..., Any], has_loss: bool, has_aux: bool
+) -> Callable[..., Any]:
+    """Returns what `jax.vjp` differentiates in its first argument, the trained ones.
+
+    Returns:
+      (trained, frozen, aux, batch, rng) -> ((activations, own loss), (h, new aux)).
+    """
     run_fn = _with_aux(fn, has_aux)
 
-    def run(
-        trained: Params, frozen: Params, aux: Any, batch: Batch, rng: Rng
-    ) -> tuple[tuple[list[jax.Array], jax.Array], tuple[codec_lib.Arrays, Any]]:
+    def run(trained: Params, frozen: Params, aux: Any, batch: Batch, rng: Rng) -> Any:
         out, aux = run_fn(partition.merge(trained, frozen), aux, batch, rng)
         hidden, loss = out if has_loss else (out, 0.0)
         return (_activations(hidden), jnp.asarray(loss, jnp.float32)), (hidden, aux)
 
+    return run
+
+
+def _forward(
+    run: Callable[..., Any],
+    send: selector.CodecOrSelector,
+    is_trained: partition.IsTrained,
+    has_aux: bool,
+) -> Forward:
+    """Returns `Front.forward`; `run` is from `_front_fn`."""
     encode, encode_after = selector.staged_encoder(send)
-    decode_before, decode = selector.staged_decoder(receive)
 
     @functools.partial(jax.jit, donate_argnums=3)
     def run_forward(
@@ -181,7 +215,26 @@ def front(
             lambda trained: run(trained, frozen, aux, batch, rng), trained, has_aux=True
         )
         payload, state = encode(hidden, state)
+        # Without the arguments: those are there again when the gradient comes.
         return payload, residuals.of(pullback, (params, batch, rng)), loss, state, aux
+
+    def forward(
+        params: Params, batch: Batch, rng: Rng, states: States, step: int
+    ) -> tuple[selector.Selected, residuals.Residuals, jax.Array, States]:
+        codecs, aux = _apart(states, has_aux)
+        payload, kept, loss, sent, aux = run_forward(
+            params, batch, rng, codecs.sent, aux
+        )
+        selected, sent = encode_after(payload, sent, step)
+        codecs = codecs._replace(sent=sent)
+        return selected, kept, loss, _together(codecs, aux, has_aux)
+
+    return forward
+
+
+def _backward(receive: selector.CodecOrSelector, has_aux: bool) -> Backward:
+    """Returns `Front.backward`."""
+    decode_before, decode = selector.staged_decoder(receive)
 
     @functools.partial(jax.jit, donate_argnums=(5, 6))
     def run_backward(
@@ -195,19 +248,9 @@ def front(
     ) -> tuple[Params, codec_lib.State]:
         received, state = decode(payload, state)
         pullback = residuals.pullback(kept, (params, batch, rng))
+        # The half's own loss is part of the whole loss, so its cotangent is 1.
         (new,) = pullback((leaves.floats(received), jnp.ones(())))
         return jax.tree.map(jnp.add, grads, new), state
-
-    def forward(
-        params: Params, batch: Batch, rng: Rng, states: States, step: int
-    ) -> tuple[selector.Selected, residuals.Residuals, jax.Array, States]:
-        codecs, aux = _apart(states, has_aux)
-        payload, kept, loss, sent, aux = run_forward(
-            params, batch, rng, codecs.sent, aux
-        )
-        selected, sent = encode_after(payload, sent, step)
-        codecs = codecs._replace(sent=sent)
-        return selected, kept, loss, _together(codecs, aux, has_aux)
 
     def backward(
         params: Params,
@@ -225,18 +268,7 @@ def front(
         )
         return grads, _together(codecs._replace(received=received), aux, has_aux)
 
-    def spec(params: Params, batch: Batch, rng: Rng, aux: Any = None) -> codec_lib.Spec:
-        parts = partition.split(params, is_trained)
-        _, (hidden, _) = jax.eval_shape(run, *parts, aux, batch, rng)
-        return hidden
-
-    return Front(
-        forward,
-        backward,
-        spec,
-        functools.partial(_init_codecs, send, receive),
-        functools.partial(zero_grads, is_trained=is_trained),
-    )
+    return backward
 
 
 def back(
@@ -267,7 +299,7 @@ def back(
     Raises:
       TypeError: at its first use, if `fn` does not return that.
     """
-    run_fn = _with_aux(fn, has_aux)
+    differentiated = _back_fn(fn, sharding, has_aux)
     decode_before, decode = selector.staged_decoder(receive)
     encode, encode_after = selector.staged_encoder(send)
 
@@ -282,8 +314,35 @@ def back(
         grads: Params,
         aux: Any,
     ) -> tuple[codec_lib.Payload, codec_lib.State, Params, Any, codec_lib.State, Any]:
-        trained, frozen = partition.split(params, is_trained)
+        parts = partition.split(params, is_trained)
         received, received_state = decode(payload, received_state)
+        new, errors, metrics, aux = differentiated(parts, received, aux, batch, rng)
+        reply, sent_state = encode(leaves.with_floats(received, errors), sent_state)
+        grads = jax.tree.map(jnp.add, grads, new)
+        return reply, sent_state, grads, metrics, received_state, aux
+
+    return Back(
+        _step(run_step, decode_before, encode_after, has_aux),
+        functools.partial(_init_codecs, send, receive),
+        functools.partial(zero_grads, is_trained=is_trained),
+    )
+
+
+def _back_fn(
+    fn: Callable[..., Any], sharding: Any, has_aux: bool
+) -> Callable[..., Any]:
+    """Returns a function that differentiates the back half.
+
+    Returns:
+      ((trained, frozen), h, aux, batch, rng) -> (gradient of the trained ones, that of
+      the activations, metrics with the loss, new aux).
+    """
+    run_fn = _with_aux(fn, has_aux)
+
+    def differentiated(
+        parts: Any, received: codec_lib.Arrays, aux: Any, batch: Batch, rng: Rng
+    ) -> tuple[Params, list[jax.Array], Any, Any]:
+        trained, frozen = parts
         activations = _activations(received)
         if sharding is not None:
             activations = jax.lax.with_sharding_constraint(activations, sharding)
@@ -297,9 +356,18 @@ def back(
 
         differentiate = jax.grad(run, (0, 1), has_aux=True)
         (new, errors), (metrics, new_aux) = differentiate(trained, activations)
-        reply, sent_state = encode(leaves.with_floats(received, errors), sent_state)
-        grads = jax.tree.map(jnp.add, grads, new)
-        return reply, sent_state, grads, metrics, received_state, new_aux
+        return new, errors, metrics, new_aux
+
+    return differentiated
+
+
+def _step(
+    run_step: Callable[..., Any],
+    decode_before: Callable[..., Any],
+    encode_after: Callable[..., Any],
+    has_aux: bool,
+) -> Step:
+    """Returns `Back.step`: a compiled step between what a Selector does on the host."""
 
     def step(
         params: Params,
@@ -319,11 +387,7 @@ def back(
         codecs = CodecStates(sent, received)
         return selected, grads, metrics, _together(codecs, aux, has_aux)
 
-    return Back(
-        step,
-        functools.partial(_init_codecs, send, receive),
-        functools.partial(zero_grads, is_trained=is_trained),
-    )
+    return step
 
 
 def _with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
