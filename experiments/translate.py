@@ -115,8 +115,8 @@ class Translator:
         )
         trained, self.step = trained_params(local.workdir, step)
         fresh = (
-            models.source_params(agreed, translator, self._source.model),
-            models.target_params(agreed, translator, self._target.model),
+            models.params_of(agreed, translator, self._source.model, models.SOURCE),
+            models.params_of(agreed, translator, self._target.model, models.TARGET),
         )
         is_trained = models.is_trained_source(local), target_model.is_trained(local)
         plms = self._source, self._target

@@ -18,7 +18,6 @@ from experiments.abnet import config, data, models
 from nebula_jax.communication import channels, ranks
 from nebula_jax.models import abnet, bottleneck, transformer
 from nebula_jax.runtime.life import process
-from nebula_jax.training import partition
 
 SENTENCES = 1024  # some ten thousand tokens, for products of a few hundred columns
 
@@ -39,7 +38,7 @@ def of_text(
     translator = dataclasses.replace(
         models.model(agreed, plm.model.config, target), bottleneck=0
     )
-    params = models.source_params(agreed, translator, plm.model)
+    params = models.params_of(agreed, translator, plm.model, models.SOURCE)
 
     @jax.jit
     def moments(params: abnet.Params, ids: jax.Array, count: int) -> bottleneck.Moments:
@@ -48,7 +47,7 @@ def of_text(
         is_real = np.arange(len(ids)) < count  # others only fill the batch up
         return bottleneck.moments(hidden, mask & is_real[:, None])
 
-    rows = text.rows["dev"] if text.is_served else text.train
+    rows = text.train if text.served is None else text.rows["dev"]
     indices = np.linspace(0, len(rows) - 1, min(SENTENCES, len(rows))).astype(int)
     found = []
     with process.timed(
@@ -83,40 +82,3 @@ def send(end: channels.Sender, beginning: bottleneck.Start) -> bottleneck.Start:
 def receive(end: channels.Receiver) -> bottleneck.Start:
     """Receives what `send` sends."""
     return bottleneck.Start(*map(np.asarray, ranks.everywhere(end.recv(0))))
-
-
-def narrowed_source(
-    run: config.Run, plm: models.Plm, half: models.Half, beginning: bottleneck.Start
-) -> models.Half:
-    """Returns the source's half with the beginning of its bottleneck.
-
-    Args:
-      run: of this process.
-      plm: PLM-S.
-      half: from `source_half`.
-      beginning: see `of_text`.
-    """
-    params = models.source_params(run.agreed, half.task.config, plm.model, beginning)
-    trained, _ = partition.split(params, models.is_trained_source(run.local))
-    return half._replace(fresh=models.fresh(run, models.SOURCE, half.mesh, trained))
-
-
-def narrowed_target(
-    run: config.Run,
-    plm: models.Plm,
-    half: models.Half,
-    is_trained: partition.IsTrained,
-    beginning: bottleneck.Start,
-) -> models.Half:
-    """Returns the target's half with the beginning of what reads the bottleneck.
-
-    Args:
-      run: of this process.
-      plm: PLM-T.
-      half: from `target_half`.
-      is_trained: as of `target_half`.
-      beginning: see `of_text`.
-    """
-    params = models.target_params(run.agreed, half.task.config, plm.model, beginning)
-    trained, _ = partition.split(params, is_trained)
-    return half._replace(fresh=models.fresh(run, models.TARGET, half.mesh, trained))

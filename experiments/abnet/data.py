@@ -49,38 +49,10 @@ class Text(NamedTuple):
         return self.rows["train"]
 
     @property
-    def is_served(self) -> bool:
-        """True if the training sentences come from elsewhere, as they are due."""
-        return isinstance(self.train, remote_side.RemoteExamples)
-
-    def begin(self, order: length_buckets.Schedule, start: int, last: int) -> None:
-        """Begins to read the steps after `start`, if the text is served elsewhere.
-
-        It may end at any step. So a batch is in hand for the one step that may still
-        come when this cluster requests the end.
-
-        Args:
-          order: of the examples.
-          start: the step that the run goes on after.
-          last: of the run.
-
-        Raises:
-          errors.NebulaError: if it ends already.
-        """
-        if isinstance(self.train, remote_side.RemoteExamples):
-            self.train.begin(order, start, last, ahead=2)
-
-    def next_batch(self) -> None:
-        """Takes the next step's rows, if the text is served elsewhere."""
-        if isinstance(self.train, remote_side.RemoteExamples):
-            self.train.next_batch()
-
-    @property
-    def end(self) -> errors.NebulaError | None:
-        """The reason why the text ends before the run; None while it does not."""
-        if isinstance(self.train, remote_side.RemoteExamples):
-            return self.train.end
-        return None
+    def served(self) -> remote_side.RemoteExamples | None:
+        """The training sentences if they come from elsewhere, as they are due."""
+        train = self.train
+        return train if isinstance(train, remote_side.RemoteExamples) else None
 
 
 def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import nebula_jax
 from experiments import configuration
-from experiments.abnet import config, data, models
+from experiments.abnet import channels, config, control, data, models
 from nebula_jax import errors, printable
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import frames
@@ -16,6 +16,7 @@ from nebula_jax.models import transformer
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters, routes
 from nebula_jax.runtime.records import checkpoints
+from nebula_jax.training import cut
 from nebula_jax.training import state as train_state
 
 MOST_FINGERPRINTS = 8
@@ -135,6 +136,19 @@ def peer_model(peer: frames.Hello) -> transformer.Config:
     if not (are_sizes and are_others and fields["width"] % fields["heads"] == 0):
         raise errors.NebulaError(f"{peer.cluster} has a model of impossible shape")
     return transformer.Config(**fields)
+
+
+class Begun(NamedTuple):
+    """A side as its loop begins."""
+
+    half: models.Half
+    choice: control.Control
+    ends: channels.Ends
+    batch: Any
+    """Its batches, from `batches`."""
+    state: train_state.TrainState
+    codecs: list[cut.CodecStates]
+    """States of the codecs, for each length bucket."""
 
 
 def described(

@@ -54,6 +54,8 @@ class Half(NamedTuple):
 
     task: abnet_training.Task
     mesh: Mesh
+    is_trained: partition.IsTrained
+    """True for the paths of parameters that are trained."""
     fresh: mesh_lib.ShardedInit
     """A TrainState of the trained parameters, at step 0."""
     frozen: Any
@@ -156,14 +158,15 @@ def source_half(
         is_trained=is_trained,
         has_loss=True,
     )
-    params = source_params(agreed, translator, plm.model)
+    params = params_of(agreed, translator, plm.model, SOURCE)
     return _half(
         run,
         SOURCE,
         task,
         mesh,
-        partition.split(params, is_trained),
+        params,
         plm.model.config,
+        is_trained=is_trained,
         program=front,
         rng=lambda state: key,
     )
@@ -196,14 +199,15 @@ def target_half(
         is_trained=is_trained,
         sharding=mesh_lib.batch_sharding(mesh),
     )
-    params = target_params(agreed, translator, plm.model)
+    params = params_of(agreed, translator, plm.model, TARGET)
     return _half(
         run,
         TARGET,
         task,
         mesh,
-        partition.split(params, is_trained),
+        params,
         plm.model.config,
+        is_trained=is_trained,
         program=back,
         rng=train_state.TrainState.key,
     )
@@ -214,15 +218,15 @@ def _half(
     side: int,
     task: abnet_training.Task,
     mesh: Mesh,
-    params: tuple[Any, Any],
+    params: Any,
     plm: transformer.Config,
     *,
+    is_trained: partition.IsTrained,
     program: cut.Front | cut.Back,
     rng: Callable[[train_state.TrainState], jax.Array],
 ) -> Half:
-    """Puts a half on the devices; `params` are the trained and the frozen ones."""
     optimizer = make_optimizer(run.agreed)
-    trained, frozen = params
+    trained, frozen = partition.split(params, is_trained)
     planned = fresh(run, side, mesh, trained)
     apply = mesh_lib.jit_step(
         lambda state, grads, metrics: state.apply_gradients(grads, optimizer, metrics),
@@ -232,7 +236,7 @@ def _half(
         inputs=(None, None),  # gradients come as the half's program leaves them
     )
     placed = place_frozen(mesh, frozen, plm)
-    return Half(task, mesh, planned, placed, program, apply, rng)
+    return Half(task, mesh, is_trained, planned, placed, program, apply, rng)
 
 
 def fresh(run: config.Run, side: int, mesh: Mesh, trained: Any) -> mesh_lib.ShardedInit:
@@ -242,6 +246,24 @@ def fresh(run: config.Run, side: int, mesh: Mesh, trained: Any) -> mesh_lib.Shar
         train_state.create, trained, make_optimizer(run.agreed), key
     )
     return mesh_lib.sharded_init_from_arrays(mesh, create)
+
+
+def begun(
+    run: config.Run, plm: Plm, half: Half, side: int, beginning: bottleneck.Start
+) -> Half:
+    """Returns a half whose bottleneck, or what reads it, begins as given.
+
+    Args:
+      run: of this process.
+      plm: the side's pretrained model.
+      half: from `source_half` or `target_half`.
+      side: SOURCE or TARGET.
+      beginning: see `experiments.abnet.bottleneck`.
+    """
+    shape = half.task.config
+    params = params_of(run.agreed, shape, plm.model, side, beginning)
+    trained, _ = partition.split(params, half.is_trained)
+    return half._replace(fresh=fresh(run, side, half.mesh, trained))
 
 
 def _mesh(run: config.Run) -> Mesh:
@@ -329,53 +351,34 @@ def make_optimizer(agreed: config.Agreed) -> optax.GradientTransformation:
     return optimizers.adam(schedule, beta1=0.9, beta2=0.98, epsilon=1e-8)
 
 
-def source_params(
+def params_of(
     agreed: config.Agreed,
     translator: abnet.Config,
     plm: pretrained.Pretrained,
+    side: int,
     beginning: bottleneck.Start | None = None,
 ) -> Any:
-    """Returns all parameters of the source side at step 0.
+    """Returns all parameters of a side at step 0.
 
     Args:
       agreed: of the run.
       translator: its shape.
-      plm: PLM-S.
+      plm: the side's pretrained model.
+      side: SOURCE or TARGET.
       beginning: of the bottleneck, if there is one; None: zeros.
     """
-    params = _params(agreed, translator, plm, abnet_params.init_source, SOURCE)
-    if not translator.bottleneck:
-        return params
-    blank = bottleneck.blank(translator.source.width, translator.bottleneck)
-    return abnet_params.narrowed_source(params, beginning or blank)
-
-
-def target_params(
-    agreed: config.Agreed,
-    translator: abnet.Config,
-    plm: pretrained.Pretrained,
-    beginning: bottleneck.Start | None = None,
-) -> Any:
-    """Returns all parameters of the target side at step 0; see `source_params`."""
-    params = _params(agreed, translator, plm, abnet_params.init_target, TARGET)
-    if not translator.bottleneck:
-        return params
-    blank = bottleneck.blank(translator.source.width, translator.bottleneck)
-    return abnet_params.narrowed_target(params, beginning or blank)
-
-
-def _params(
-    agreed: config.Agreed,
-    translator: abnet.Config,
-    plm: pretrained.Pretrained,
-    init: Callable[[abnet.Config, jax.Array], Any],
-    side: int,
-) -> Any:
-    """Returns the parameters of a side without a bottleneck."""
+    init, narrowed = (
+        (abnet_params.init_source, abnet_params.narrowed_source),
+        (abnet_params.init_target, abnet_params.narrowed_target),
+    )[side]
     wide = dataclasses.replace(translator, bottleneck=0)
     rng = jax.random.fold_in(jax.random.key(agreed.seed), side)
     new = jax.jit(functools.partial(init, wide))(rng)
-    return abnet_params.with_pretrained(wide, new, plm.params)
+    params = abnet_params.with_pretrained(wide, new, plm.params)
+    if not translator.bottleneck:
+        return params
+    blank = bottleneck.blank(translator.source.width, translator.bottleneck)
+    return narrowed(params, beginning or blank)
 
 
 def place_frozen(mesh: Mesh, frozen: Any, plm: transformer.Config) -> Any:

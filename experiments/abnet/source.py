@@ -3,8 +3,6 @@
 N training examples, D width of PLM-S.
 """
 
-from typing import Any, NamedTuple
-
 import numpy as np
 
 from experiments.abnet import (
@@ -34,7 +32,8 @@ def train(run: config.Run) -> int:
         encode = evaluation.encoder(agreed, half.task)
         for step in context.each(context.follow(link)):
             with context.trace.span("next batch", step=step):
-                text.next_batch()
+                if text.served is not None:
+                    text.served.next_batch()
                 bucket, parts = batch.at(step)
             # H^E of each micro-batch goes up at once; its gradient comes down later,
             # and finishes the backward pass. Parameters change once a batch.
@@ -76,21 +75,10 @@ def prepare(run: config.Run, context: context_lib.Context) -> hello.Side:
     """Reads model and text of this side, and opens its checkpoints."""
     plm = models.load_source(run)
     text = data.of_source(run, plm.tokenizer, context.work)
-    context.ends_with(lambda: text.end)
+    if (served := text.served) is not None:  # which may end before the run
+        context.ends_with(lambda: served.end)
     digests = {"source_model": plm.digest, "source_text": data.digest(run, text)}
     return hello.side(run, context, plm, text, digests)
-
-
-class Begun(NamedTuple):
-    """The source side as its loop begins."""
-
-    half: models.Half
-    choice: control.Control
-    ends: channels.Ends
-    batch: batches.Source
-    state: Any
-    codecs: Any
-    """States of the codecs, for each length bucket."""
 
 
 def begin(
@@ -98,7 +86,7 @@ def begin(
     context: context_lib.Context,
     own: hello.Side,
     link: all_clusters.AnyLink,
-) -> Begun:
+) -> hello.Begun:
     """Opens all channels to the target, and restores the step that both have saved.
 
     Args:
@@ -119,16 +107,19 @@ def begin(
     if agreed.bottleneck and start == 0:
         beginning = bottleneck.of_text(run, own.plm, text, half.task.config.target)
         beginning = bottleneck.send(ends.bottleneck, beginning)
-        half = bottleneck.narrowed_source(run, own.plm, half, beginning)
+        half = models.begun(run, own.plm, half, models.SOURCE, beginning)
     arrays, position = own.saved.restore(start, channels.fresh(agreed, half, width))
     choice.resume(position)
     buckets = batches.row_buckets(agreed, text)
     lengths = exchange_lengths(ends, buckets)
     order = batches.schedule(agreed, buckets)
-    text.begin(order, start, agreed.steps)
+    if text.served is not None:
+        # In hand are the next batch and the one step that may still come when this
+        # cluster requests the end.
+        text.served.begin(order, start, agreed.steps, ahead=2)
     context.begin(start, [link])
     batch = batches.Source(agreed, half.mesh, text, order, lengths)
-    return Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
+    return hello.Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
 
 
 def exchange_lengths(ends: channels.Ends, buckets: np.ndarray) -> np.ndarray:

@@ -4,7 +4,6 @@ N training examples.
 """
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -92,24 +91,12 @@ def prepare(run: config.Run, context: context_lib.Context) -> hello.Side:
     return hello.side(run, context, plm, text, digests)
 
 
-class Begun(NamedTuple):
-    """The target side as its loop begins."""
-
-    half: models.Half
-    choice: control.Control
-    ends: channels.Ends
-    batch: batches.Target
-    state: Any
-    codecs: Any
-    """States of the codecs, for each length bucket."""
-
-
 def begin(
     run: config.Run,
     context: context_lib.Context,
     own: hello.Side,
     link: all_clusters.AnyLink,
-) -> Begun:
+) -> hello.Begun:
     """Opens all channels to the source, and restores the step that both have saved.
 
     Args:
@@ -129,14 +116,14 @@ def begin(
     start = context.welcome([link], own.saved)
     if agreed.bottleneck and start == 0:
         beginning = bottleneck.receive(ends.bottleneck)
-        half = bottleneck.narrowed_target(run, own.plm, half, is_trained, beginning)
+        half = models.begun(run, own.plm, half, models.TARGET, beginning)
     fresh = channels.fresh(agreed, half, source.width)
     arrays, position = own.saved.restore(start, fresh)
     choice.resume(position)
     order = batches.schedule(agreed, exchange_lengths(ends, text))
     context.begin(start, [link])
     batch = batches.Target(agreed, half.mesh, text, order)
-    return Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
+    return hello.Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
 
 
 def exchange_lengths(ends: channels.Ends, text: data.Text) -> np.ndarray:

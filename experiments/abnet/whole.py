@@ -90,8 +90,8 @@ def load(run: config.Run, folders: Folders) -> Both:
     target = models.target_half(run, plms[1], shapes[0], is_trained)
     if agreed.bottleneck:
         beginning = bottleneck.of_text(run, plms[0], texts[0], shapes[1])
-        source = bottleneck.narrowed_source(run, plms[0], source, beginning)
-        target = bottleneck.narrowed_target(run, plms[1], target, is_trained, beginning)
+        source = models.begun(run, plms[0], source, models.SOURCE, beginning)
+        target = models.begun(run, plms[1], target, models.TARGET, beginning)
     order = batches.schedule(agreed, batches.row_buckets(agreed, texts[0]))
     lengths = texts[1].train.lengths
     both = (
