@@ -28,7 +28,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs as codecs_lib
 from nebula_jax.communication import ranks, selector
 from nebula_jax.communication.wire import session
-from nebula_jax.parallel import codec_control, codec_tape, cosine, readings
+from nebula_jax.parallel import codec_control, codec_tape
 from nebula_jax.training import cut
 from nebula_jax.training import state as train_state
 
@@ -82,7 +82,7 @@ class Control:
         if agreed.is_auto:
             self._tape = codec_tape.Tape(policy(agreed, width))
             self.codecs = config.chosen_codecs(self.levels)
-        self._readings = readings.Readings(None if folder is None else folder / FILE)
+        self._readings = codec_tape.Readings(None if folder is None else folder / FILE)
         self._round_trip = math.inf
 
     @property
@@ -195,7 +195,7 @@ class Control:
             seconds = self._now() - begin
             ends.gradient[bucket].send_payload(step, reply, number)
             passes.append(Passed(grads, seconds, seconds))
-        similar = np.float32(cosine.similarity(*(each.grads for each in passes)))
+        similar = np.float32(codec_tape.similarity(*(each.grads for each in passes)))
         ends.control.front.recv(step)
         figures = np.asarray([similar, passes[0].computed], np.float32)
         ends.control.back.send(step, figures)
@@ -223,7 +223,7 @@ class Control:
     ) -> None:
         """Writes what both sides found in a step, and sends it as both write it."""
         in_use = self._written.rungs(step)
-        similar = float(cosine.similarity(*(each.grads for each in passes)))
+        similar = float(codec_tape.similarity(*(each.grads for each in passes)))
         asked = self._now()
         ends.front.send(step, np.asarray([similar], np.float32))
         there, computed = np.asarray(ends.back.recv(step)).tolist()

@@ -1,20 +1,53 @@
 """The tape of a choice of codecs: the probes of a run, and the rungs that follow.
 
 Both sides write the same one, and keep it in their checkpoints: what is on it is not
-measured again, and so a run that goes on has the rungs that it had.
+measured again, and so a run that resumes has the rungs that it had. What one side's
+clock has shown since the last checkpoint is in a file of its own (`Readings`).
 """
 
 import bisect
+import contextlib
+import json
+import pathlib
+from collections.abc import Sequence
+from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax import errors
+from nebula_jax.communication import ranks
 from nebula_jax.parallel import codec_control
 from nebula_jax.parallel.codec_control import Policy, Probe, Rungs
 
 FIGURES = 6  # of a probe
 MOST_COSINE = 1.001
 """A cosine in float32 may exceed 1 by its rounding."""
+
+
+ANEW: list[float] = []
+"""The row that is written where a run begins anew; those above it do not count."""
+
+
+@jax.jit
+def similarity(one: Any, other: Any) -> jax.Array:
+    """Returns the cosine of two trees of arrays; -1 if one is 0 or not finite.
+
+    Args:
+      one, other: alike in structure and shapes, floating-point.
+
+    Returns:
+      [] float32.
+    """
+
+    def product(a: Any, b: Any) -> jax.Array:
+        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
+
+    # Each by itself: the product of two small squares is 0 in float32.
+    shares = [jax.lax.rsqrt(product(each, each)) for each in (one, other)]
+    cosine = product(one, other) * shares[0] * shares[1]
+    return jnp.where(jnp.isfinite(cosine), cosine, -1.0)
 
 
 def as_row(probe: Probe) -> np.ndarray:
@@ -123,3 +156,58 @@ class Tape:
                 " it is of another version or of other settings. Begin anew, with"
                 " another workdir"
             ) from None
+
+
+class Readings:
+    """The clock readings of a run by step, in a file of the cluster's folder.
+
+    A run that resumes takes them from there instead of measuring again, and so comes to
+    the same parameters. A run that begins anew does not: the line of an attempt that
+    saved nothing else may have been another. The file has a JSON row for each: the
+    number first, the reading last.
+    """
+
+    def __init__(self, path: pathlib.Path | None) -> None:
+        """Begins without readings.
+
+        Args:
+          path: of the file; None if nothing is to be kept.
+        """
+        self._path = path
+        self._kept: dict[int, float] = {}
+
+    def resume(self, is_new: bool) -> None:
+        """Takes the readings of the file.
+
+        Args:
+          is_new: True if the run begins anew, without a checkpoint.
+        """
+        if self._path is None or not self._path.is_file():
+            return
+        if is_new:
+            self._append(ANEW)
+            return
+        for line in self._path.read_text().splitlines():
+            # A process that is killed may leave half a line.
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if row == ANEW:
+                    self._kept.clear()
+                    continue
+                number, *_, reading = row
+                self._kept[int(number)] = float(reading)
+
+    def of(self, number: int, measured: float) -> float:
+        """Returns the reading that was kept, else the one that was measured now."""
+        return self._kept.get(number, measured)
+
+    def write(self, row: Sequence[float]) -> None:
+        """Keeps a reading: its number first, itself last. A kept one stays."""
+        if int(row[0]) not in self._kept and self._path is not None:
+            self._append(row)
+
+    def _append(self, row: Sequence[float]) -> None:
+        assert self._path is not None
+        if ranks.is_root():
+            with self._path.open("a") as file:
+                file.write(f"\n{json.dumps(list(row))}\n")
