@@ -42,7 +42,7 @@ PAPER_COMPUTE = PAPER_BITS / PAPER_RATE / WIRE_OVER_COMPUTE  # 0.336 s
 MEASURED_STEPS = 5  # after one that compiles
 FILE = "scaled_wan.json"
 SETTINGS = "measured_for"
-"""The name of the settings' digest in that file; `settings` was of model paths."""
+"""The name in that file of a digest of what the step depends on."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,8 +13,8 @@ from experiments.abnet import (
     control,
     data,
     evaluation,
-    hello,
     models,
+    sides,
 )
 from nebula_jax.parallel import pipeline
 from nebula_jax.runtime import context as context_lib
@@ -66,27 +66,27 @@ def train(run: config.Run) -> int:
         link.wait_for_step(context.step)
         described = {"outages": link.outages, "width": own.plm.model.config.width}
         context.finish(
-            hello.described(link, text, state) | described | choice.described
+            sides.described(link, text, state) | described | choice.described
         )
     return context.exit_status()
 
 
-def prepare(run: config.Run, context: context_lib.Context) -> hello.Side:
+def prepare(run: config.Run, context: context_lib.Context) -> sides.Side:
     """Reads model and text of this side, and opens its checkpoints."""
     plm = models.load_source(run)
     text = data.of_source(run, plm.tokenizer, context.work)
     if (served := text.served) is not None:  # which may end before the run
         context.ends_with(lambda: served.end)
     digests = {"source_model": plm.digest, "source_text": data.digest(run, text)}
-    return hello.side(run, context, plm, text, digests)
+    return sides.opened(run, context, plm, text, digests)
 
 
 def begin(
     run: config.Run,
     context: context_lib.Context,
-    own: hello.Side,
+    own: sides.Side,
     link: all_clusters.AnyLink,
-) -> hello.Begun:
+) -> sides.Begun:
     """Opens all channels to the target, and restores the step that both have saved.
 
     Args:
@@ -96,9 +96,9 @@ def begin(
       link: to the target.
     """
     agreed, text, width = run.agreed, own.text, own.plm.model.config.width
-    own.saved.add_fingerprints(hello.peer_fingerprints(link.peer))
+    own.saved.add_fingerprints(sides.peer_fingerprints(link.peer))
     choice = control.Control(agreed, width, context.folder)
-    target = hello.peer_model(link.peer)
+    target = sides.peer_model(link.peer)
     half = models.source_half(run, own.plm, target, choice.codecs)
     # All that crosses, as one table.
     ends = channels.open_ends(agreed, link, "source", len(text.train), width)
@@ -119,7 +119,7 @@ def begin(
         text.served.begin(order, start, agreed.steps, ahead=2)
     context.begin(start, [link])
     batch = batches.Source(agreed, half.mesh, text, order, lengths)
-    return hello.Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
+    return sides.Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
 
 
 def exchange_lengths(ends: channels.Ends, buckets: np.ndarray) -> np.ndarray:

@@ -17,8 +17,8 @@ from experiments.abnet import (
     control,
     data,
     evaluation,
-    hello,
     models,
+    sides,
     target_model,
 )
 from nebula_jax.communication import ranks
@@ -72,11 +72,11 @@ def train(run: config.Run) -> int:
                 context.record.evaluation(step, figures)
             saved.after(step, {"state": state, "codecs": codecs}, choice.position)
         saved.at_end(context.step, {"state": state, "codecs": codecs}, choice.position)
-        context.finish(hello.described(link, text, state) | choice.described)
+        context.finish(sides.described(link, text, state) | choice.described)
     return context.exit_status()
 
 
-def prepare(run: config.Run, context: context_lib.Context) -> hello.Side:
+def prepare(run: config.Run, context: context_lib.Context) -> sides.Side:
     """Makes PLM-T ready, reads text, and opens the checkpoints of this side."""
     side_dir = config.side_dir(run.local)
     if ranks.is_root():
@@ -88,15 +88,15 @@ def prepare(run: config.Run, context: context_lib.Context) -> hello.Side:
         "target_model": target_model.fingerprint(run),
         "target_text": data.digest(run, text),
     }
-    return hello.side(run, context, plm, text, digests)
+    return sides.opened(run, context, plm, text, digests)
 
 
 def begin(
     run: config.Run,
     context: context_lib.Context,
-    own: hello.Side,
+    own: sides.Side,
     link: all_clusters.AnyLink,
-) -> hello.Begun:
+) -> sides.Begun:
     """Opens all channels to the source, and restores the step that both have saved.
 
     Args:
@@ -106,8 +106,8 @@ def begin(
       link: to the source.
     """
     agreed, text = run.agreed, own.text
-    own.saved.add_fingerprints(hello.peer_fingerprints(link.peer))
-    source = hello.peer_model(link.peer)
+    own.saved.add_fingerprints(sides.peer_fingerprints(link.peer))
+    source = sides.peer_model(link.peer)
     is_trained = target_model.is_trained(run.local)
     choice = control.Control(agreed, source.width)
     half = models.target_half(run, own.plm, source, is_trained, choice.codecs)
@@ -123,7 +123,7 @@ def begin(
     order = batches.schedule(agreed, exchange_lengths(ends, text))
     context.begin(start, [link])
     batch = batches.Target(agreed, half.mesh, text, order)
-    return hello.Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
+    return sides.Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
 
 
 def exchange_lengths(ends: channels.Ends, text: data.Text) -> np.ndarray:

@@ -1,12 +1,13 @@
 """The choice of codecs while a run goes on, by what they do to gradients.
 
-Each direction of a cut has a ladder of codecs, the gentlest first. Every P steps one
-micro-batch crosses twice, by the codecs in use and by the gentlest ones; each side
+Each direction of a cut has a ladder of codecs, the least lossy first. Every P steps one
+micro-batch crosses twice, by the codecs in use and by the least lossy ones; each side
 compares the gradients that it would train with, and what both found is a Probe. From
 the probes so far `decide` finds the rungs that are in use from a later step on: the
 cheapest that change gradients little, and only while the line is what a step waits for.
-It begins at the gentlest: so the step at which compression begins (Fig. 10) is found as
-well. While the probes call for rungs that are new, they come more often (`next_probe`).
+It begins at the least lossy: so the step at which compression begins (Fig. 10) is found
+as well. While the probes call for rungs that are new, they come more often
+(`next_probe`).
 
 A decision is a pure function of the probes; clocks enter through these alone
 (`codec_tape`).
@@ -22,7 +23,7 @@ SOONER = 8
 
 
 class Rungs(NamedTuple):
-    """The places on the ladders of both directions, 0 for the gentlest."""
+    """The places on the ladders of both directions, 0 for the least lossy."""
 
     forward: int = 0
     backward: int = 0
@@ -34,7 +35,7 @@ class Probe(NamedTuple):
     step: of the probe.
     rungs: in use then.
     forward: cosine of the back's gradients, with the hidden states as they came and as
-      the gentlest codec brings them.
+      the least lossy codec brings them.
     backward: cosine of the front's gradients, likewise; what was lost on the way there
       counts as well.
     line_bound: seconds that the busier direction of the line takes for a micro-batch,
@@ -108,12 +109,12 @@ def decide(policy: Policy, history: History) -> Rungs:
 
     - `bad` probes in a row below `quality`: one rung gentler. The front's gradients
       have the errors of both directions, the back's those of the forward one: so that
-      one comes first, and where the backward one is at its gentlest, it is to blame
+      one comes first, and where the backward one is at its least lossy, it is to blame
       for both.
     - `good` probes in a row of quality, in all of which the step waits for the line:
       one rung harder, in the direction of which more crosses, or in both.
     - As many in none of which it waits: one rung gentler, since there is room; in the
-      other direction, if that of which more crosses is at its gentlest.
+      other direction, if that of which more crosses is at its least lossy.
 
     Each time that rungs were left, the harder ones as bad or the gentler ones because
     the line was waited for, the probes that it takes to try them again are doubled: so

@@ -19,7 +19,7 @@ from experiments.abnet import (
     channels,
     config,
     data,
-    hello,
+    sides,
     target,
     target_model,
 )
@@ -380,11 +380,11 @@ def test_an_evaluation_that_is_not_finite_is_refused():
 def test_a_peer_sends_what_its_run_is_made_of():
     """Each side's checkpoint keeps it: see test_saved.py."""
     peer = frames.Hello("target", "1", {}, (), {"fingerprints": {"target_text": "abc"}})
-    assert hello.peer_fingerprints(peer) == {"the peer's target_text": "abc"}
+    assert sides.peer_fingerprints(peer) == {"the peer's target_text": "abc"}
     for found in (None, "abc", {str(n): "" for n in range(9)}):
         details = {} if found is None else {"fingerprints": found}
         with pytest.raises(errors.NebulaError, match="target sent no fingerprints of"):
-            hello.peer_fingerprints(frames.Hello("target", "1", {}, (), details))
+            sides.peer_fingerprints(frames.Hello("target", "1", {}, (), details))
 
 
 def test_an_empty_key_is_no_key(tmp_path):
@@ -421,11 +421,11 @@ def test_what_a_side_sends_of_its_model_is_keyed(tmp_path):
 def test_a_peer_whose_model_cannot_be_is_refused(changes):
     model = transformer.Config(60, 2, 16, 2, 32, 16)
     run = configured(cluster="target")
-    sent = hello.hello(run, [], model, {}, {})
-    assert hello.peer_model(sent) == model
+    sent = sides.hello(run, [], model, {}, {})
+    assert sides.peer_model(sent) == model
     sent.details["model"] |= changes
     with pytest.raises(errors.NebulaError, match="target"):
-        hello.peer_model(sent)
+        sides.peer_model(sent)
 
 
 def test_a_side_that_is_there_names_the_flags_that_chose_its_pairs(capsys):

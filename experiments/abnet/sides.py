@@ -1,4 +1,4 @@
-"""What a side shows the other one when they connect, and checks of what it is shown."""
+"""What a side has before its loop begins, and what it shows the other one."""
 
 import dataclasses
 import functools
@@ -43,7 +43,7 @@ class Side(NamedTuple):
     """Checks the other side's Hello."""
 
 
-def side(
+def opened(
     run: config.Run,
     context: context_lib.Context,
     plm: models.Plm,
