@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from experiments import command_line, configuration, fields
-from experiments.local_steps import config as local_steps_config
+from experiments.bert import local_steps
 from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hot_start, text
 from experiments.pretraining import vocabulary as shared_vocabulary
@@ -37,7 +37,7 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreed(pretraining_config.Agreed, local_steps_config.Settings):
+class Agreed(pretraining_config.Agreed, local_steps.Settings):
     """The settings that all clusters share."""
 
     clusters: int
@@ -216,8 +216,8 @@ def check(run: Run) -> None:
     """Raises errors.NebulaError at what cannot work, before anything starts."""
     agreed, local = run.agreed, run.local
     _check_clusters(agreed)
-    is_one = not local.coordinator and local.processes_per_cluster == 1
-    local_steps_config.check_processes(agreed, is_one)
+    has_processes = bool(local.coordinator) or local.processes_per_cluster > 1
+    local_steps.check(agreed, names(agreed), has_processes)
     if len(local.emulate_compute) > 1:
         given = ",".join(map(str, local.emulate_compute))
         raise errors.SettingsError(
@@ -246,7 +246,6 @@ def _check_clusters(agreed: Agreed) -> None:
         raise errors.SettingsError(
             f"--clusters={agreed.clusters}: expected 1 to {MOST_CLUSTERS}"
         )
-    local_steps_config.check(agreed, names(agreed))
     if len(agreed.rows()) != agreed.clusters or not all(agreed.rows()):
         given = ",".join(map(str, agreed.batch_sizes))
         raise errors.SettingsError(

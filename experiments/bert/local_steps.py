@@ -1,7 +1,4 @@
-"""The settings of local steps: their flags, and which of them go together.
-
-An experiment's `Agreed` inherits `Settings`.
-"""
+"""The settings of local steps: their flags, and which of them go together."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -166,12 +163,13 @@ OWN_FLAGS = {
 """Field of `diloco.Config` -> its flag, where that has another name."""
 
 
-def check(settings: Settings, clusters: Sequence[str]) -> None:
+def check(settings: Settings, clusters: Sequence[str], has_processes: bool) -> None:
     """Checks the settings, before anything starts.
 
     Args:
       settings: of the run.
       clusters: their names.
+      has_processes: True if a cluster has several processes.
 
     Raises:
       errors.NebulaError: at what cannot work, with what would do.
@@ -203,21 +201,8 @@ def check(settings: Settings, clusters: Sequence[str]) -> None:
             " was not sent; give the codec without error_feedback"
         )
     _check_hub(settings, clusters)
-
-
-def check_processes(settings: Settings, is_one: bool) -> None:
-    """Checks that a cluster can have as many processes as it has.
-
-    Those of one cluster would have to agree on what has arrived, time and again.
-
-    Args:
-      settings: of the run.
-      is_one: True if the cluster has one process.
-
-    Raises:
-      errors.SettingsError: if it has several, and there is a quorum.
-    """
-    if settings.sync != "allreduce" and settings.quorum and not is_one:
+    # Processes would have to agree on what has arrived, time and again.
+    if settings.quorum and has_processes:
         raise errors.SettingsError(
             f"--quorum={settings.quorum} is for clusters of one process each"
         )

@@ -1,1 +1,0 @@
-"""The rooms of experiments whose clusters take local steps."""
