@@ -66,8 +66,7 @@ class Log:
 
         Raises:
           AuditError: if it cannot be read or written, or entries that a checkpoint
-            covers have changed.
-          checkpoint_note.NoteError: if no lab can have this name.
+            covers have changed, or no lab can have this name.
           private_files.PrivateFileError: if others can read its key.
         """
         self._folder, self._lab, self._clock = folder, lab, clock
@@ -201,8 +200,7 @@ class Log:
           peer has cosigned this one with another key.
 
         Raises:
-          AuditError: if it does not hold, or cannot be written.
-          checkpoint_note.NoteError: if one of the texts cannot be read.
+          AuditError: if it does not hold, or cannot be read or written.
         """
         note, signature = checkpoint_note.read(text), checkpoint_note.read_line(line)
         who = checkpoint_note.read_verifier(verifier)

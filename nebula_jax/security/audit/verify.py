@@ -81,8 +81,7 @@ def verify(
       What is wrong, the first bad entry first; [] if nothing is.
 
     Raises:
-      AuditError: if a file cannot be read.
-      checkpoint_note.NoteError: if `verifier` is no public key.
+      AuditError: if a file cannot be read, or `verifier` is no public key.
     """
     paths = audit.paths(folder)
     trusted = None if verifier is None else checkpoint_note.read_verifier(verifier)

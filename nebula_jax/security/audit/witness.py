@@ -76,8 +76,7 @@ class Witness:
           lab: whose it is.
 
         Raises:
-          AuditError: if the folder cannot be used.
-          checkpoint_note.NoteError: if no lab can have this name.
+          AuditError: if the folder cannot be used, or no lab can have this name.
         """
         self._folder = audit.paths(folder).peers
         self._name = checkpoint_note.witness_name(lab)

@@ -52,10 +52,7 @@ def test_the_key_is_not_in_the_request():
     assert secret not in der
     assert x509.load_pem_x509_csr(csr).public_key() == key.public_key()
     assert x509.load_pem_x509_csr(csr).is_signature_valid
-
-
-def test_every_request_has_a_new_key():
-    assert len({member.new_request().key.private_numbers() for _ in range(3)}) == 3
+    assert member.new_request().key.private_numbers() != key.private_numbers()
 
 
 def test_what_was_installed_is_loaded(labs):
@@ -69,11 +66,8 @@ def test_what_was_installed_is_loaded(labs):
         (loaded.folder / "key.pem").read_bytes(), None
     )
     assert kept.private_numbers() == key.private_numbers()
-
-
-def test_switch_and_trainers_have_different_keys(labs):
-    keys = [member.load(labs.t, role).certificate for role in site_folder.ROLES]
-    assert keys[0].public_key() != keys[1].public_key()
+    trainers = member.load(labs.t, "trainer").certificate
+    assert trainers.public_key() != installed.public_key()
 
 
 def test_new_credentials_are_another_folder_and_the_last_two_stay(labs):
