@@ -61,7 +61,7 @@ class Cosigning:
     def _send_head(self, made: line.Line) -> None:
         """Has a peer cosign the head, once it has answered for the one before.
 
-        The proof begins with what the peer has seen: while an answer is under way, that
+        The proof begins with what the peer has seen: while an answer is in flight, that
         is not certain.
         """
         log, lab = self._state.audit, made.lab

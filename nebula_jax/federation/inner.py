@@ -23,7 +23,6 @@ from nebula_jax.security.membership import site_folder
 TOKEN_BYTES = 32
 REQUEST_SECONDS = 5.0
 MOST_BYTES = 1 << 16  # of a request
-FIELDS = ("host", "port", "token", "pid")
 
 
 class NoSwitch(errors.NebulaError):
@@ -88,13 +87,13 @@ def read(folder: site_folder.Folder) -> Address:
     """
     try:
         fields = json.loads(folder.running_switch.read_text())
-        found = Address(*(fields[name] for name in FIELDS))
+        found = Address(**fields)
     except FileNotFoundError:
         raise NoSwitch(
             f"{folder.path}: the switch of this lab does not run; start it with `nebula"
             " switch`"
         ) from None
-    except (OSError, ValueError, KeyError, TypeError):
+    except (OSError, ValueError, TypeError):
         raise NoSwitch(f"{folder.running_switch}: cannot be read") from None
     return found
 

@@ -222,7 +222,7 @@ def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:
         ],
         "streams": [
             {**about._asdict(), "seconds": now - since}
-            for about, since in switch.under_way.values()
+            for about, since in switch.in_flight.values()
         ],
         "refusals": [
             {"job": job, "cluster": cluster, "why": why}

@@ -65,7 +65,7 @@ class State:
         """(job, cluster) -> the trainer here that is it."""
         self.refusals: dict[tuple[str, str], str] = {}
         """(job, cluster) -> why its stream was ended, for its next attempt."""
-        self.under_way: dict[int, tuple[streams.About, float]] = {}
+        self.in_flight: dict[int, tuple[streams.About, float]] = {}
         """Number -> a stream, and since when; another switch may give two one name."""
         self._numbers = itertools.count()
         self.used = collections.Counter(read_usage(folder.path))
@@ -161,7 +161,7 @@ class State:
           is_listener: whether the trainer here is the one that listens.
         """
         number = next(self._numbers)
-        self.under_way[number] = (about, time.time())
+        self.in_flight[number] = (about, time.time())
         job, counts = about.job, not is_listener or about.lab != self.lab
 
         def admit(kind: str, count: int) -> None:
@@ -185,7 +185,7 @@ class State:
         try:
             await streams.carry(trainer, end, carried)
         finally:
-            del self.under_way[number]
+            del self.in_flight[number]
             missing = carried.sent.end() + carried.received.end()
             if counts:
                 self.used[job] -= missing

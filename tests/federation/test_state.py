@@ -93,7 +93,7 @@ def test_a_stream_that_ends_with_its_switch_is_counted_as_far_as_it_came(switch)
 
     asyncio.run(stop())
     assert counted(switch) == {("sent", "Open"): 1, ("sent", "tokens"): 2}
-    assert not switch.under_way
+    assert not switch.in_flight
 
 
 def test_two_streams_of_one_name_are_both_in_the_log(switch):
@@ -102,7 +102,7 @@ def test_two_streams_of_one_name_are_both_in_the_log(switch):
     async def carry():
         async with carrying(switch) as one, carrying(switch) as other:
             await asyncio.sleep(0)
-            assert len(switch.under_way) == 2
+            assert len(switch.in_flight) == 2
             for count, (task, trainer, _) in enumerate((one, other), 1):
                 trainer.sendall(OPEN + count * TENSOR)
                 trainer.shutdown(socket.SHUT_WR)
@@ -113,7 +113,7 @@ def test_two_streams_of_one_name_are_both_in_the_log(switch):
     streams_of = [each.what for each in entries if each.kind == "stream"]
     tensors = [each["frames"] for each in streams_of if each["kind"] == "tokens"]
     assert tensors == [1, 2]
-    assert not switch.under_way
+    assert not switch.in_flight
 
 
 def test_an_account_is_charged_for_what_has_come_of_a_frame(switch):

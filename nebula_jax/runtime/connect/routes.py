@@ -180,9 +180,9 @@ class Routes:
             route = bridge.directly(address, peer)
             more = self._own_tls(tls.client_contexts)
 
-        def reach(patience: float) -> tuple[socket.socket, str]:
+        def reach(timeout: float) -> tuple[socket.socket, str]:
             gate()
-            return route(patience)
+            return route(timeout)
 
         return bridge.connect(
             address,

@@ -194,13 +194,6 @@ def test_a_cluster_must_have_what_it_needs_to_meet_the_others(
         all_clusters.check_place(settings, cluster, NAMES[:3], hub)
 
 
-def test_addresses_are_counted_before_anything_is_dialed():
-    settings = connect.Settings(peer="127.0.0.1:1")
-    refused = pytest.raises(errors.SettingsError, match="2 addresses, of a, b")
-    with refused, joined(settings, hello("c"), NAMES[:3]):
-        pass
-
-
 @pytest.mark.parametrize("hub", ["", "c"])
 def test_all_go_on_after_the_newest_step_that_all_have(hub):
     run = Run(NAMES[:3], hub)
