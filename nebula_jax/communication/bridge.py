@@ -50,7 +50,7 @@ class ConnectError(errors.NebulaError):
 
 
 class NobodyThere(ConnectError, errors.PeerAbsent):
-    """A cluster that did not come, or does not answer, within --connect_timeout."""
+    """A cluster that did not come, or does not answer, within connect_timeout."""
 
 
 Mismatch = agreement.Mismatch

@@ -7,7 +7,7 @@ import socket
 
 from nebula_jax import errors
 
-BACKLOG = 1024  # who has come and was not yet taken: the system drops who is beyond
+BACKLOG = 1024  # connections that wait to be accepted; the system drops others
 IDLE_SECONDS = 10  # of silence before the first probe
 PAUSE_SECONDS = 5  # between probes
 PROBES = 3  # without an answer: the connection ends, before a peer's absence ends a run

@@ -31,7 +31,7 @@ RECHECK_SECONDS = 0.1  # whether another thread has made room
 
 
 class Timeout(errors.PeerAbsent):
-    """A message of the peer that was not there within --connect_timeout."""
+    """A message of the peer that did not come within connect_timeout."""
 
 
 class Link:
@@ -87,7 +87,7 @@ class Link:
         self.waited = 0.0
         """Seconds that callers spent waiting for the peer or the line."""
         self.has_begun = False
-        """True once the peer was let go on (listener only)."""
+        """True once the peer was welcomed (listener only)."""
         self.release: Callable[[], None] = lambda: None
         """Is called when the link has ended: frees what it had for itself."""
         self.owner = ""
@@ -216,13 +216,13 @@ class Link:
         return made
 
     def welcome(self, step: int) -> None:
-        """Lets the run begin, or go on after `step` (listener only)."""
+        """Lets the run begin, or resume after `step` (listener only)."""
         self.has_begun = True
         described = self._formats.encoded()
         self._driver.enqueue(frames.Welcome(step, described), len(described))
 
     def wait_for_welcome(self, timeout: float) -> int:
-        """Waits for all clusters; returns the step to go on after (connector only).
+        """Waits for all clusters; returns the step to resume after (connector only).
 
         Raises:
           agreement.Mismatch: if the listener's channels are not this side's.
@@ -309,7 +309,7 @@ class Link:
         """Returns what `take_tensor` would return at once; None if it would wait."""
         return self._queue.next(channel)
 
-    # For who must not wait for one cluster of many.
+    # For a hub, which must not wait for one cluster of many.
 
     def reserve(self, nbytes: int) -> None:
         """Lets so many bytes wait in memory to be sent; before the run begins."""

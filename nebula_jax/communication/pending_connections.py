@@ -110,12 +110,11 @@ class Pool:
     def in_turn(
         self, ready: Collection[Pending], known: Collection[str]
     ) -> list[Pending]:
-        """Returns those that can go on in the order in which they should.
+        """Returns the ready connections in the order in which to serve them.
 
-        First who is expected; then who has not begun, which is cheap, and may show that
-        it is expected; then known peers' addresses, then the address that has the
-        fewest; of one address, the newest: in a flood the oldest ones are those whose
-        peers have given up, or never meant to go on.
+        First expected ones; then those that have not begun, which are cheap and may
+        show that they are expected; then known peers' addresses, then the address with
+        the fewest. Of one address the newest: in a flood the oldest ones have given up.
 
         Args:
           ready: some of them.

@@ -47,9 +47,9 @@ class Lines(NamedTuple):
     """An emulated line, in both directions."""
 
     up: Line = Line()
-    """From those who connect to the one who listens."""
+    """From the connectors to the listener."""
     down: Line = Line()
-    """Back."""
+    """From the listener to the connectors."""
 
 
 UNSHAPED = Line()

@@ -126,7 +126,7 @@ def follow(
         if stop_requested():
             link.stop()
         link.wait_for_step(token_needed(step + 1, window))
-        last = min(last, link.stop_step or last)  # none goes beyond --steps
+        last = min(last, link.stop_step or last)  # never beyond the run
         if step >= last:
             return
         step += 1

@@ -6,13 +6,13 @@ import dataclasses
 
 import jax
 import jax.numpy as jnp
+import links
 import numpy as np
 from breakable_line import Proxy
 from two_labs import wait_until
 
-from nebula_jax.communication import bridge, endpoints
+from nebula_jax.communication import bridge
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
@@ -116,13 +116,8 @@ class Star:
         self._pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor(4))
         work = activity.Work(more.pop("stuck_timeout", 60.0))
         self._listener = stack.enter_context(
-            listener_lib.Listener(
-                endpoints.listen(("127.0.0.1", 0)),
-                frames.Hello(HUB, "0.1", {}),
-                clusters=NAMES[1:],
-                may_return=True,
-                work=work,
-                **self._settings,
+            links.listening(
+                HUB, clusters=NAMES[1:], may_return=True, work=work, **self._settings
             )
         )
         self.proxies = {name: Proxy(self._listener.address) for name in NAMES[1:]}
@@ -158,15 +153,10 @@ class Star:
             self.clusters[name] = Cluster(name, leaf, start)
 
     def _coming(self, name, saved=()):
-        return self._pool.submit(
-            bridge.connect,
-            self.proxies[name].address,
-            frames.Hello(name, "0.1", {}, tuple(saved)),
-            connect_timeout=LIMIT,
-            peer=HUB,
-            work=activity.Work(60.0),
-            **self._settings,
-        )
+        hello = frames.Hello(name, "0.1", {}, tuple(saved))
+        more = self._settings | {"connect_timeout": LIMIT, "work": activity.Work(60.0)}
+        address = self.proxies[name].address
+        return self._pool.submit(links.dial, address, hello, HUB, **more)
 
     def _newcomer(self):
         with contextlib.suppress(bridge.NobodyThere):

@@ -7,13 +7,13 @@ import threading
 import time
 import types
 
+import links
 import ports
 import pytest
 from breakable_line import Proxy
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, endpoints
-from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import routes
@@ -234,14 +234,12 @@ def test_who_has_answered_is_not_reported_as_nobody(monkeypatch):
         for buffer in frames.encode(frames.Open(session, 1), 0, 0):
             there.sendall(buffer)
         with pytest.raises(bridge.NobodyThere, match=words):
-            bridge.connect(
+            links.dial(
                 ("127.0.0.1", 1),
                 hello("g:0"),
+                "d",
                 connect_timeout=0.3,
                 peer_timeout=1.0,
-                reconnect_timeout=5.0,
-                peer="d",
-                log=lambda line: None,
                 route=lambda seconds: (here, "d"),
             )
 
@@ -262,15 +260,8 @@ def test_what_only_a_person_can_mend_is_reported_soon(tmp_path, there, words):
     trusted = (tmp_path / "ours" / "g-0" / "ca.pem").read_bytes()
     (tmp_path / "unknown" / "g-0" / "ca.pem").write_bytes(trusted)
     start = time.monotonic()
-    with listener_lib.Listener(
-        endpoints.listen(("127.0.0.1", 0)),
-        hello("d"),
-        peer_timeout=5.0,
-        reconnect_timeout=5.0,
-        tls=tls.server_contexts(tmp_path / "ours" / "d"),
-        clusters=["g:0"],
-        log=lambda line: None,
-    ) as listening:
+    server = tls.server_contexts(tmp_path / "ours" / "d")
+    with links.listening(hello("d"), tls=server, clusters=["g:0"]) as listening:
         address = endpoints.written(listening.address)
         settings = connect.Settings(
             peer=address, tls=str(tmp_path / there), connect_timeout=30.0
@@ -286,20 +277,12 @@ def test_a_line_that_damages_everything_is_the_last_reason_given(monkeypatch):
         answering = threading.Thread(target=answer_badly, args=(listening, 3))
         answering.start()
         said = []
+        more = {"connect_timeout": 6.3, "log": said.append}
         with pytest.raises(
             bridge.ConnectError,
             match=r"no session with d at .* after 6.3 s .connect_timeout.: .*damaged",
         ):
-            bridge.connect(
-                listening.getsockname(),
-                hello("g:0"),
-                connect_timeout=6.3,
-                peer_timeout=5.0,
-                reconnect_timeout=5.0,
-                peer="d",
-                tls=None,
-                log=said.append,
-            )
+            links.dial(listening.getsockname(), hello("g:0"), "d", **more)
         answering.join(10)
     assert len(said) == 1  # the same reason again is no news
     assert said[0].endswith("trying again")
