@@ -99,15 +99,8 @@ PICTURES = {
 def collect(run: pathlib.Path, results: pathlib.Path) -> str:
     """Copies a run's summary and plot into `results`, in place of an older run's.
 
-    Args:
-      run: folder of a run that has ended.
-      results: folder of the records.
-
-    Returns:
-      The run's name.
-
-    Raises:
-      errors.NebulaError: if the run cannot stand in the tables; nothing is written.
+    Returns the run's name, that of its folder. A run that cannot stand in the tables is
+    an error, and nothing is written.
     """
     name = pathlib.Path(os.path.abspath(run)).name  # also of `.`
     _markdown_of(name)  # an error at a name of no kind
@@ -157,15 +150,7 @@ def _markers(name: str) -> tuple[str, str]:
 
 
 def block(name: str, results: pathlib.Path) -> str:
-    """Renders a record with its pictures.
-
-    Args:
-      name: of the record.
-      results: its folder.
-
-    Raises:
-      errors.NebulaError: if the name begins with none of MARKDOWN.
-    """
+    """Renders a record of the folder `results`, with its pictures."""
     record = json.loads((results / f"{name}.json").read_text("utf-8"))
     pictures = [
         f"![{text.format(name=name)}]({name}{ending}.png)"

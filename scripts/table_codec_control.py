@@ -156,10 +156,7 @@ def steps_of(result: Mapping[str, Any]) -> tuple[list[Step], int | None]:
 
 
 def settled(steps: Sequence[Step]) -> dict[str, Any]:
-    """Returns what a segment of a run settles on.
-
-    Args:
-      steps: of the segment.
+    """Returns what the steps of a segment of a run settle on.
 
     Returns:
       rungs: of the last step. from_step: since when. seconds: the median of the last
@@ -170,16 +167,13 @@ def settled(steps: Sequence[Step]) -> dict[str, Any]:
     same = list(itertools.takewhile(lambda step: step.rungs == rungs, steps[::-1]))
     last = same[:SETTLED_STEPS]
     seconds = statistics.median(step.seconds for step in last if not step.is_probed)
+    added = sum(step.seconds - seconds for step in last if step.is_probed)
     return {
         "rungs": list(rungs),
         "from_step": same[-1].number,
         "seconds": seconds,
-        "probes": _added(last, seconds) / sum(step.seconds for step in last),
+        "probes": added / sum(step.seconds for step in last),
     }
-
-
-def _added(steps: Sequence[Step], seconds: float) -> float:
-    return sum(step.seconds - seconds for step in steps if step.is_probed)
 
 
 def gather(
@@ -228,11 +222,7 @@ def _found(runs: table_runs.Runs, run: table_runs.Run) -> dict[str, Any] | None:
 def speeds(
     read: Callable[[table_runs.Run], Mapping[str, Any] | None], base: Sequence[str]
 ) -> tuple[dict[str, Any], dict[float, dict[str, float]]]:
-    """Reads what runs with fixed codecs measured.
-
-    Args:
-      read: returns the figures of a run, or None.
-      base: arguments of all runs.
+    """Reads what runs with fixed codecs measured; `read` returns a run's figures.
 
     Returns:
       This machine's line, from `scaled_wan.read`, and rate -> codec -> seconds a step.
@@ -271,7 +261,7 @@ def _rows(
     Args:
       line: of the table.
       results: seed -> figures of the run that chooses.
-      fixed: see `speeds`.
+      fixed: rate -> codec -> seconds, of `speeds`.
       beside: scores with the codec that is the fastest at the last rate.
     """
     rows: list[dict[str, Any]] = [

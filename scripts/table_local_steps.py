@@ -192,9 +192,7 @@ def step_seconds(
 ) -> dict[str, float]:
     """Returns the seconds of a step: of all, and of those in which nothing is due.
 
-    Args:
-      records: a cluster's metrics, every EVERY steps; the first third is left out.
-      rule: of the rounds.
+    Of a cluster's metrics, every EVERY steps, the first third is left out.
     """
     steps = [each for each in records if "loss" in each]
     seconds: dict[bool, list[float]] = {True: [], False: []}
@@ -261,11 +259,7 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
 def difference(
     losses: Mapping[str, Mapping[str, float]], row: Row
 ) -> dict[str, float] | None:
-    """Returns the relative difference of a row's loss, paired by seed.
-
-    Returns:
-      mean, and its standard error; None if there is nothing to compare with.
-    """
+    """Returns the relative difference of a row's loss, paired by seed, or None."""
     if row.reference not in losses:
         return None
     reference = losses[row.reference]

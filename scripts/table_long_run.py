@@ -102,14 +102,7 @@ def figures_of(
     plain: Sequence[Mapping[str, Any]],
     first_step: int,
 ) -> dict[str, Any]:
-    """Picks a row's figures.
-
-    Args:
-      row: of ROWS.
-      runs: the figures of its runs (`abnet.figures`), one for each seed.
-      plain: likewise, of the first row.
-      first_step: of `apart`.
-    """
+    """Picks a row's figures, of its runs and of the first row's of the same seeds."""
     losses = [
         (one["losses"], other["losses"]) for one, other in zip(runs, plain, strict=True)
     ]

@@ -19,13 +19,7 @@ RECORDED = ("step", "time", "bytes_sent", "bytes_received", "waiting_share")
 
 
 def run(name: str, arguments: Sequence[str], model: str = "") -> table_runs.Run:
-    """Describes a run of train_abnet.
-
-    Args:
-      name: of the run and its files.
-      arguments: all but --workdir.
-      model: runs with the same value need the same PLM-T, which is prepared once.
-    """
+    """Describes a run of train_abnet; those of one `model` share its prepared PLM-T."""
     shares = table_runs.Folder(model, "target/model") if model else None
     return table_runs.Run(name, MODULE, tuple(arguments), shares)
 
@@ -41,7 +35,7 @@ def short_run(
 
     Args:
       name: of the run and its files.
-      arguments: its own.
+      arguments: its own, after those of all.
       line: for --wan.
       base: arguments of all runs.
       more_steps: that it takes before those that are measured.
@@ -53,11 +47,7 @@ def short_run(
 
 
 def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Returns a step's median seconds and mean bytes, of the last steps.
-
-    Args:
-      result: figures of a `short_run`.
-    """
+    """Returns a `short_run`'s median seconds and mean bytes of its last steps."""
     last = result["records"][-TIMED_STEPS - 1 :]
     times = [record["time"] for record in last]
     steps = last[-1]["step"] - last[0]["step"]
@@ -69,14 +59,10 @@ def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_bytes(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the bytes of a step, by direction.
+    """Returns the bytes of a step of a row of Table 5, by direction.
 
-    Args:
-      row: of a record of Table 5, with `speed`.
-
-    Returns:
-      Means over the whole run; where a run in one process sends nothing, because there
-      is no codec, those of the timed steps.
+    They are means over the whole run; where a run in one process sends nothing, because
+    there is no codec, those of the timed steps.
     """
     whole = row.get("bytes_all_steps", {})
     return {way: whole.get(way) or row["speed"][way] for way in ("forward", "backward")}

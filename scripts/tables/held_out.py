@@ -30,11 +30,7 @@ def by_seed(results: Mapping[str, Mapping[str, Any]]) -> BySeed:
 
 
 def compare(row: BySeed, beside: BySeed) -> dict[str, Any]:
-    """Returns what a record has of a row.
-
-    Args:
-      row: of the row; {} if there is none.
-      beside: of the row that it is compared with, perhaps itself.
+    """Returns what a record has of a row, compared with another, perhaps itself.
 
     Returns:
       As `held_out`: sentences; loss and bleu, seed -> figure. Of the seeds that both
@@ -74,12 +70,7 @@ def bleus(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 
 def with_error(by_seed: Mapping[str, float], form: str) -> str:
-    """Renders a mean over seeds with its standard error; empty without a seed.
-
-    Args:
-      by_seed: seed -> figure.
-      form: of the mean, such as +.3f.
-    """
+    """Renders a mean over seeds with its standard error; empty without a seed."""
     values = list(by_seed.values())
     if not values:
         return ""
@@ -96,12 +87,7 @@ def interval(apart: Mapping[str, float]) -> str:
 
 
 def explanation(rows: Sequence[Mapping[str, Any]], beside: str) -> str:
-    """Describes the columns under COLUMNS; empty if no row has them.
-
-    Args:
-      rows: of the record.
-      beside: name of the row that the others are compared with.
-    """
+    """Describes COLUMNS, of rows compared with that named `beside`; may be empty."""
     sizes = sorted(
         {each["held_out"]["sentences"] for each in rows if "held_out" in each}
     )

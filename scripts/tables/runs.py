@@ -23,8 +23,7 @@ from scripts.tables import config
 
 LOG_LINES = 12  # of a failed run, in the error
 UNDER_WAY = "under_way.json"
-"""The file in the folder of a run that has not ended: its identity, and its seconds so
-far (without those of a part that was killed)."""
+"""The file in the folder of a run that has not ended: its identity and its seconds."""
 
 
 class Folder(NamedTuple):
@@ -89,12 +88,8 @@ class Runs:
     def provenance(self, seeds: Sequence[str] = ()) -> dict[str, Any]:
         """Describes how the runs whose figures were read came to be.
 
-        Args:
-          seeds: of the runs; left out of the record if there are none.
-
-        Returns:
-          A record's first entries, as from `report.provenance`. What is not the same
-          for all runs (commits, machines) has all of them.
+        A record begins with it, as with `report.provenance`; what is not the same for
+        all runs (commits, machines) has all of them.
         """
         runs = list(self._summaries.values())
         seconds = sum(run["seconds"] for run in runs)
@@ -147,7 +142,7 @@ class Runs:
     def result(self, run: Run) -> dict[str, Any]:
         """Returns the figures of a run, which is done now unless it has been.
 
-        So is, once more, the one whose folder it uses, if that is no longer there.
+        The run that made what this one uses is done again if that is gone.
         """
         found = self.found(run)
         if found is not None:
@@ -252,16 +247,9 @@ def _digests(folder: pathlib.Path) -> dict[str, str]:
 
 
 def start(run: Run, workdir: pathlib.Path) -> None:
-    """Runs the real command to its end.
-
-    Raises:
-      errors.NebulaError: if it failed, with the last lines of its log.
-    """
-    command = [
-        *(sys.executable, "-m", run.module),
-        *run.arguments,
-        f"--workdir={workdir}",
-    ]
+    """Runs the real command to its end; a failure shows the last lines of its log."""
+    arguments = [*run.arguments, f"--workdir={workdir}"]
+    command = [sys.executable, "-m", run.module, *arguments]
     cache = {"JAX_COMPILATION_CACHE_DIR": str(workdir.parent.resolve() / "compiled")}
     log = workdir / "log.txt"
     # An exception in `subprocess.run` ends the run.

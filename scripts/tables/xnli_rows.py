@@ -27,11 +27,7 @@ def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
 def right(folder: pathlib.Path) -> dict[str, str]:
     """Reads predictions: language -> a 1 for each test row that is right, else a 0.
 
-    Args:
-      folder: of a run's predictions, a `test.LANGUAGE.tsv` for each language.
-
-    Raises:
-      errors.NebulaError: if a row is not the same sentence pair in all languages.
+    A row that is not the same sentence pair in all languages is an error.
     """
     found, first, wanted = {}, "", []
     for path in sorted(folder.glob("test.*.tsv")):
@@ -50,15 +46,7 @@ def right(folder: pathlib.Path) -> dict[str, str]:
 
 
 def means(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Takes the means of a row over its seeds.
-
-    Args:
-      summaries: of the runs of the row that fine-tuned.
-
-    Returns:
-      `accuracy` and `deviation` over the seeds, by language and on average; `averages`,
-      one for each seed; what the runs were trained and tested on; their warnings.
-    """
+    """Takes the means over seeds of a row, from the summaries of its fine-tunings."""
     spread = xnli.over_seeds([each["test"]["accuracy"] for each in summaries])
     lines = {line for each in summaries for line in each["test"]["warnings"]}
     return {
