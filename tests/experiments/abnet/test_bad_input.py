@@ -122,6 +122,9 @@ def test_what_cannot_work_is_refused_in_words(runs, here, values, words):
     fails_here(words, **values)
 
 
+PACKS = "pack_ids would cut the numbers of examples, and the bits of length logits"
+
+
 @pytest.mark.parametrize(
     ("codec", "words"),
     [
@@ -129,29 +132,17 @@ def test_what_cannot_work_is_refused_in_words(runs, here, values, words):
         ("delta(fp16,60,nope)", "one leaf must be called 'nope'"),
         ("pack_tokens(index)", "'index' must be bool or integer [B, L]"),
         ("from_step(2,pack_tokens(nope))", "one leaf must be called 'nope'"),
+        ("pack_ids(32768)", PACKS),
+        ("pack_tokens|pack_ids(32768)|fp16", PACKS),
+        ("from_step(2, pack_ids(2147483648))", PACKS),
+        ("delta(pack_ids(60), 60)", PACKS),
     ],
 )
 @pytest.mark.parametrize("which", ["forward_codec", "backward_codec"])
 def test_a_codec_that_is_not_for_what_crosses(which, codec, words):
     """Both sides find out when they open the channels, before anything crosses."""
     agreed = configured(**{which: codec}).agreed
-    for role, end in zip(("source", "target"), loopback.ends(), strict=True):
-        with pytest.raises(errors.SettingsError, match=re.escape(words)):
-            channels.open_ends(agreed, end, role, 60, 16)
-
-
-@pytest.mark.parametrize(
-    "codec",
-    [
-        *("pack_ids(32768)", "pack_tokens|pack_ids(32768)|fp16"),
-        *("from_step(2, pack_ids(2147483648))", "delta(pack_ids(60), 60)"),
-    ],
-)
-@pytest.mark.parametrize("which", ["forward_codec", "backward_codec"])
-def test_a_codec_that_packs_integers_is_refused(which, codec):
-    """They are numbers of examples, and bits of the length logits."""
-    agreed = configured(**{which: codec}).agreed
-    words = re.escape(f"--{which}={codec}: pack_ids would cut")
+    words = re.escape(f"--{which}={codec}: ") + ".*" + re.escape(words)
     for role, end in zip(("source", "target"), loopback.ends(), strict=True):
         with pytest.raises(errors.SettingsError, match=words):
             channels.open_ends(agreed, end, role, 60, 16)

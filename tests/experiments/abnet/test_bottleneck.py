@@ -7,11 +7,9 @@ import pytest
 import tiny_translations
 
 from experiments import translate
-from experiments.abnet import config, data, models, target_model, whole
+from experiments.abnet import models
 from nebula_jax import errors
 from nebula_jax.models import transformer
-from nebula_jax.runtime.life import process
-from nebula_jax.training import checkpoint
 
 STEPS, EVERY, WIDTH = 4, 2, 8
 RUN = {
@@ -40,35 +38,17 @@ def split(runs):
     return runs.folder / "split"
 
 
-@pytest.fixture
-def trained_here(runs, monkeypatch):
-    """Trains both sides in this process; returns what they saved after a step."""
-    monkeypatch.chdir(runs.folder)
-    monkeypatch.setattr(process.Interrupt, "install", lambda self: self)
-    monkeypatch.setattr(config.Agreed, "is_evaluated", lambda self, step: False)
-
-    def train(workdir, step=STEPS, **flags):
-        run = tiny_translations.run(
-            **runs.flags() | RUN | flags, workdir=workdir, cluster="whole"
-        )
-        config.check(run)
-        folders = data.split(run)
-        target_model.prepare(run, folders[1])
-        assert whole.train(run, folders) == 0
-        return checkpoint.read(runs.folder / workdir / "whole" / "checkpoints", step)
-
-    return train
-
-
 def test_a_run_over_two_clusters_is_that_in_one_process_and_trains_the_neck(
-    runs, split, trained_here
+    runs, split
 ):
-    here = trained_here("here")
+    status, output = runs.run(workdir="here", cluster="whole", **RUN)
+    assert status == 0, output
+    here = runs.sides("here", STEPS)
     for side, want in zip(runs.sides("split", STEPS), here, strict=True):
         tiny_translations.assert_close(side["state"], want["state"], atol=1e-5)
-    began = checkpoint.read(runs.folder / "here" / "whole" / "checkpoints", EVERY)
     params, first = (
-        saved[0]["state"]["params"]["bottleneck"]["kernel"] for saved in (here, began)
+        sides[0]["state"]["params"]["bottleneck"]["kernel"]
+        for sides in (here, runs.sides("here", EVERY))
     )
     assert params.shape == (16, WIDTH)
     assert np.abs(params - first).max() > 1e-4

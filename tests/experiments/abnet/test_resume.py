@@ -64,13 +64,6 @@ def newest(runs, workdir):
     }
 
 
-@pytest.mark.slow
-def test_codecs_do_in_one_process_what_they_do_over_the_line(undisturbed, whole):
-    tiny_translations.assert_same(undisturbed, whole)
-    codecs = tiny_translations.flat(undisturbed[0]["codecs"])
-    assert any(leaf.any() for leaf in codecs.values()), "nothing was remembered"
-
-
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, whole):
     """A full disk, a side that stands still and is killed, a cut line, Ctrl-C.
 
