@@ -25,7 +25,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from absl import flags
 from flax import linen as nn
 from flax import serialization
 
@@ -42,12 +41,6 @@ from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import launcher, process
 from nebula_jax.runtime.records import progress, run_folder
 from nebula_jax.training import cut
-
-flags.DEFINE_string(
-    "codec",
-    "",
-    'Codec of hidden states and their gradients, such as "int8(64)"; empty for none.',
-)
 
 SIDE = 16  # pixels
 SHAPES = 6
@@ -229,13 +222,17 @@ def difference(params: Any, others: Any) -> float:
     return float(max(jax.tree.leaves(apart)))
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Run:
     """The flags of a process, besides how it reaches the other one."""
 
     cluster: str
     workdir: pathlib.Path
-    codec: str
+    codec: str = fields.to_begin_with(
+        "",
+        'Codec of hidden states and their gradients, such as "int8(64)"; empty for'
+        " none.",
+    )
     bottleneck: int
     seed: int
     steps: int

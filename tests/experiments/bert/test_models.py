@@ -1,7 +1,6 @@
 """The model that a BERT run begins with, and the folder that it leaves."""
 
 import configured
-import jax
 import numpy as np
 import pytest
 import tiny_hot_start
@@ -14,7 +13,6 @@ from nebula_jax import errors
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained
-from nebula_jax.training import bert
 from scripts import train_vocabulary
 
 
@@ -87,38 +85,6 @@ def test_a_vocabulary_belongs_to_its_encoder(hot):
         models.load(run_of(hot), hot[1]._replace(rows=None))
 
 
-def trained(made):
-    """All parameters of a model, each of them changed."""
-    state, frozen = bert.init(made.config, 0, made.encoder)
-    assert not jax.tree.leaves(frozen)
-    return jax.tree.map(lambda leaf: np.asarray(leaf) + 1, state.params)
-
-
-def test_it_leaves_a_checkpoint_of_all_pieces(hot, tmp_path):
-    run = run_of(hot)
-    made = models.load(run, hot[1])
-    params = trained(made)
-    models.export(tmp_path, run, made, hot[1], params)
-    before, left = (
-        pretrained.load(hot[0]),
-        pretrained.load(tmp_path / "encoder"),
-    )
-    assert left.config == before.config
-    digests = {tokenizers.load(each).digest for each in (hot[0], tmp_path / "encoder")}
-    assert len(digests) == 1
-    table, old = (
-        each.params["embeddings"]["word_embeddings"]["embedding"]
-        for each in (left, before)
-    )
-    rows = np.searchsorted(tokenizers.load(hot[0]).old_ids, hot[1].rows)
-    wanted = np.array(old)
-    wanted[rows] += 1
-    assert 5 < len(rows) < len(old)
-    np.testing.assert_array_equal(table, wanted)
-    for part, wanted in (("encoder", params), ("pooler", before.params)):
-        jax.tree.map(np.testing.assert_array_equal, left.params[part], wanted[part])
-
-
 def test_its_first_layers_have_no_pooler(hot, tmp_path):
     run = run_of(hot, layers=1)
     made = models.load(run, hot[1])
@@ -126,23 +92,6 @@ def test_its_first_layers_have_no_pooler(hot, tmp_path):
     left = pretrained.load(tmp_path / "encoder")
     assert left.config.layers == 1
     assert "pooler" not in left.params
-
-
-def test_from_scratch_it_leaves_its_vocabulary_too(tmp_path):
-    lines = [f"the house has {n} doors" for n in range(200)]
-    vocabularies.train(lines, 60, tmp_path / "v.model")
-    vocabulary = vocabularies.load(tmp_path / "v.model")
-    run = configured.run(config, model_size="nano", max_length=8)
-    made = models.load(run, vocabulary)
-    params = trained(made)
-    models.export(tmp_path, run, made, vocabulary, params)
-    left, words = pretrained.load_with_tokenizer(tmp_path / "encoder", 8)
-    assert words.encode("the house has 3 doors") == vocabulary.encode(
-        "the house has 3 doors"
-    )
-    jax.tree.map(
-        np.testing.assert_array_equal, left.params["encoder"], params["encoder"]
-    )
 
 
 @pytest.mark.parametrize("trains", ["adapters", "adapters_and_head"])

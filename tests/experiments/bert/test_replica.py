@@ -47,22 +47,6 @@ def test_clusters_with_other_layouts_part_in_words_that_name_it(vocabulary):
     bridge.check_agreement(hellos[0], hellos[0])
 
 
-def test_another_sync_is_named(vocabulary):
-    settings = [
-        config.settings(run, words)
-        for run, words, _ in (plan(vocabulary), plan(vocabulary, sync="sparse"))
-    ]
-    hellos = [
-        bridge.frames.Hello(f"cluster:{k}", "0.1", each)
-        for k, each in enumerate(settings)
-    ]
-    with pytest.raises(
-        bridge.Mismatch,
-        match="cluster:1 has --sync=sparse, cluster:0 has --sync=streaming",
-    ):
-        bridge.check_agreement(*hellos)
-
-
 def test_one_cluster_has_no_rounds(vocabulary):
     _, _, own = plan(vocabulary, clusters=1, sync="allreduce")
     assert own.member is None

@@ -174,15 +174,6 @@ def test_layers_are_those_of_the_size_or_as_many_as_were_asked_for(hot):
         assert (made.generator.width, made.discriminator.width) == (64, 256)
 
 
-def test_temperature_and_mask_rate_are_the_models(hot):
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(temperature=2.0, mask_rate=0.3, hot_start=""):
-        agreed = config.from_flags().agreed
-    both = [pretrained.transformer.Config(9, 1, 4, 1, 8, 8)] * 2
-    model = config.model(agreed, *both)
-    assert (model.temperature, model.mask_rate) == (2.0, 0.3)
-
-
 def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, hot):
     """Before anything starts, and in words."""
     own = given(hot[0])
