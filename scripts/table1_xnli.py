@@ -74,7 +74,10 @@ WHOLE = Row("M3", "m3", M3)
 CLS = ("--pooling=cls",)
 CONTROLS = (
     Row(
-        *("M3, fakes drawn by frequency", "unigrams", M3, ("--fakes=unigrams",)),
+        "M3, fakes drawn by frequency",
+        "unigrams",
+        M3,
+        ("--fakes=unigrams",),
         is_control=True,
         is_withdrawn=True,
     ),

@@ -80,7 +80,9 @@ def measured() -> dict[str, float]:
     )
     discriminator = mesh_lib.jit_step(
         functools.partial(m3_steps.discriminator_step, model),
-        *(mesh, RULES, fresh.shapes),
+        mesh,
+        RULES,
+        fresh.shapes,
     )
     seconds["discriminator"] = fan_out.measure(
         lambda state: discriminator(state, kept[-1:])[0], fresh.init()

@@ -88,8 +88,11 @@ ROWS = (
     _tried("averaging of parameters", "averaging20", 2, *AVERAGING, "--inner_steps=20"),
     _tried("averaging of parameters", "averaging1", 2, *AVERAGING, "--inner_steps=1"),
     _tried(
-        *("one of two clusters, alone", "alone", 1),
-        *("--sync=allreduce", f"--batch_size={BATCH // 2}"),
+        "one of two clusters, alone",
+        "alone",
+        1,
+        "--sync=allreduce",
+        f"--batch_size={BATCH // 2}",
     ),
     _tried("sparse, SparseLoCo's residual", "decay2", 2, *SPARSE),
     _tried("sparse, residual kept, by senders", "senders2", 2, *SENDERS),

@@ -130,7 +130,7 @@ def read(
             for split, each in parts.items()
         }
     return Text(
-        *(model, tokenizer, keep, parts, digest(found), sources, agreed.length_buckets)
+        model, tokenizer, keep, parts, digest(found), sources, agreed.length_buckets
     )
 
 

@@ -213,7 +213,7 @@ def _score(counts: np.ndarray) -> float:
     """Computes the BLEU of `STATISTICS`, [10], as sacrebleu does, smoothed."""
     words, wanted, *grams = counts.tolist()
     return sacrebleu.BLEU.compute_bleu(
-        *(grams[:ORDERS], grams[ORDERS:], words, wanted), smooth_method="exp"
+        grams[:ORDERS], grams[ORDERS:], words, wanted, smooth_method="exp"
     ).score
 
 

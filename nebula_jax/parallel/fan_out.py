@@ -47,7 +47,9 @@ def generator_step(
     if config.fan_out == 1:
         whole = mesh_lib.jit_step(
             functools.partial(m3_steps.generator_step, config),
-            *(mesh, RULES, fresh.shapes),
+            mesh,
+            RULES,
+            fresh.shapes,
             outputs=(BATCH, REPLICATED),
         )
 

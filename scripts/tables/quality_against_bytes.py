@@ -144,7 +144,8 @@ def _name(axes: Any, method: Method, heights: Sequence[float]) -> None:
             offset = AWAY[0], AWAY[1] if is_upper else -AWAY[1]
             line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0}
         axes.annotate(
-            *(_short(row["name"]), (row["fewer"], height)),
+            _short(row["name"]),
+            (row["fewer"], height),
             xytext=offset,
             textcoords="offset points",
             fontsize=6,

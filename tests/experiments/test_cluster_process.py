@@ -53,7 +53,7 @@ def test_flags_of_a_run_that_train_refuses_are_left_to_it(
     run = configured.run(config, "--cluster=generator:0", workdir=tmp_path)
     with pytest.raises(RuntimeError, match="another encoder"):
         cluster_process.run(
-            *(run, {}, folder, train, "generator:0"), train_writes_flags=train_writes
+            run, {}, folder, train, "generator:0", train_writes_flags=train_writes
         )
     kept = (folder / "run.flags").read_text() == "as it was"
     assert kept == train_writes

@@ -34,9 +34,7 @@ def command(module, *arguments):
 @pytest.mark.parametrize(
     ("module", "flag"),
     [
-        pytest.param(
-            *("experiments.finetune_xnli", "--window=3"), marks=pytest.mark.slow
-        ),
+        pytest.param("experiments.finetune_xnli", "--window=3", marks=pytest.mark.slow),
         ("experiments.pretrain_m3", "--epochs=3"),
         ("scripts.issue_certificates", "--learning_rate=1"),
     ],

@@ -6,7 +6,7 @@ from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import requests, streams
 
 ABOUT = streams.About(
-    *("0" * 16, "m3", "ana@lab-s", "generator:0", "discriminator", "lab-s")
+    "0" * 16, "m3", "ana@lab-s", "generator:0", "discriminator", "lab-s"
 )
 SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses it
 

@@ -14,7 +14,7 @@ from nebula_jax.security import policy, seal
 from nebula_jax.security.audit import entries as audit_entries
 
 ABOUT = streams.About(
-    *("0" * 16, "m3", "owner@lab-s", "generator:0", "discriminator", "lab-t")
+    "0" * 16, "m3", "owner@lab-s", "generator:0", "discriminator", "lab-t"
 )
 SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses it
 MAC = seal.Mac(bytes(32))

@@ -32,7 +32,8 @@ def fill(log, count, begin=0):
             log.append("job", "ana", event="began", job=f"m{number}", seed=number)
         else:
             log.append(
-                *("stream", "switch"),
+                "stream",
+                "switch",
                 job=f"m{number // 7 * 7}",
                 stream="generator-0",
                 kind="hidden",

@@ -57,10 +57,20 @@ def make(seed: int = 0) -> tuple[bytes, dict[str, np.ndarray]]:
     head = b"E5S1" + struct.pack(
         "<i7ifi5i",
         1,
-        *(WIDTH, 1, HEADS, FEED_FORWARD, ROWS, POSITIONS, TYPES),
+        WIDTH,
+        1,
+        HEADS,
+        FEED_FORWARD,
+        ROWS,
+        POSITIONS,
+        TYPES,
         1e-12,
         32,
-        *(len(PIECES), 0, 2, 1, 3),
+        len(PIECES),
+        0,
+        2,
+        1,
+        3,
     )
     head += struct.pack("<Q", offsets[-1]) + offsets.astype("<u4").tobytes()
     head += np.asarray([score for _, score in PIECES], "<f4").tobytes()

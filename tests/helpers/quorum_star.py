@@ -134,7 +134,10 @@ class Star:
             there[link.peer.cluster] = link
         self.links = {name: each.result(LIMIT) for name, each in coming.items()}
         end = hub_lib.Hub(
-            *(member(HUB, **more), NAMES, HUB, there),
+            member(HUB, **more),
+            NAMES,
+            HUB,
+            there,
             hub_lib.Rule(quorum, grace, timeout),
             rejoined=self._newcomer,
             times=times,

@@ -44,7 +44,9 @@ def compiled(given, devices, fsdp, model_parallel=1):
     fresh = mesh_lib.sharded_init_from_arrays(mesh, lambda: state)
     step = mesh_lib.jit_step(
         functools.partial(m3_steps.generator_step, given),
-        *(mesh, RULES, fresh.shapes),
+        mesh,
+        RULES,
+        fresh.shapes,
         outputs=(BATCH, mesh_lib.REPLICATED),
     )
     batch = jax.device_put(text(), mesh_lib.batch_sharding(mesh))

@@ -13,13 +13,15 @@ from nebula_jax.training import m3, m3_steps
 
 B, N, L = 8, 2, 16
 MODEL = transformer.Config(
-    *(64, 1, 16, 2, 32),
+    64,
+    1,
+    16,
+    2,
+    32,
     max_length=L,
     dropout=0.1,
 )
-CONFIG = m3.Config(
-    *(MODEL, MODEL), steps=5, learning_rate=1e-3, warmup_steps=2, fan_out=N
-)
+CONFIG = m3.Config(MODEL, MODEL, steps=5, learning_rate=1e-3, warmup_steps=2, fan_out=N)
 
 
 def text():

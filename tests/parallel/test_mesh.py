@@ -70,12 +70,16 @@ class Trained:
         shapes = [plan.shapes for plan in plans]
         generator_step = mesh_lib.jit_step(
             functools.partial(m3_steps.generator_step, CONFIG),
-            *(mesh, RULES, shapes[0]),
+            mesh,
+            RULES,
+            shapes[0],
             outputs=(BATCH, REPLICATED),
         )
         discriminator_step = mesh_lib.jit_step(
             functools.partial(m3_steps.discriminator_step, CONFIG),
-            *(mesh, RULES, shapes[1]),
+            mesh,
+            RULES,
+            shapes[1],
         )
         ids = jax.ShapeDtypeStruct((ROWS, LENGTH), jnp.int32)
         tokens = m3.tokens_spec(CONFIG, ROWS)
@@ -193,7 +197,9 @@ def test_a_jitted_step_puts_everything_where_it_is_said_to_be():
     split = toy_sharding(PartitionSpec("model"))
     step = mesh_lib.jit_step(
         toy_step,
-        *(toy_mesh(), TOY_RULES, jnp.zeros(8)),
+        toy_mesh(),
+        TOY_RULES,
+        jnp.zeros(8),
         inputs=(BATCH, toy_sharding(REPLICATED)),
         outputs=(BATCH, REPLICATED),
     )
@@ -211,7 +217,9 @@ def test_a_step_without_outputs_returns_its_state_alone():
     split = toy_sharding(PartitionSpec("model"))
     step = mesh_lib.jit_step(
         lambda weights, update: weights + update,
-        *(toy_mesh(), TOY_RULES, jnp.zeros(8)),
+        toy_mesh(),
+        TOY_RULES,
+        jnp.zeros(8),
         outputs=(),
     )
     found = step(jax.device_put(jnp.zeros(8), split), np.full(8, 4, np.float32))

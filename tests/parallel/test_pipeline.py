@@ -80,7 +80,7 @@ def trained_in_process(forward, backward, steps):
         pieces = two_halves.pieces(two_halves.batch(step), COUNT)
         rngs = two_halves.rngs()
         return pipeline.in_process_step(
-            *(both, params, pieces, rngs, step, hidden, gradient, states)
+            both, params, pieces, rngs, step, hidden, gradient, states
         )
 
     states = tuple(half.init_codecs(spec) for half in both)
@@ -92,7 +92,7 @@ def front_step_of(front, ends, ahead=3, **more):
         pieces = two_halves.pieces(two_halves.batch(step), COUNT)
         batches, rng = (piece[0] for piece in pieces), two_halves.rngs()[0]
         return pipeline.front_step(
-            *(front, params, batches, rng, step, *ends, states), ahead=ahead, **more
+            front, params, batches, rng, step, *ends, states, ahead=ahead, **more
         )
 
     return step_of
@@ -288,9 +288,14 @@ def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
     for step in (1, 2):
         before = dict(loop.sent)
         _, states, *_ = pipeline.in_process_step(
-            *(both, two_halves.init()),
+            both,
+            two_halves.init(),
             two_halves.pieces(two_halves.batch(step), COUNT),
-            *(two_halves.rngs(), step, hidden, gradient, states),
+            two_halves.rngs(),
+            step,
+            hidden,
+            gradient,
+            states,
         )
         sizes.append({way: loop.sent[way] - before.get(way, 0) for way in loop.sent})
     plain, half = (

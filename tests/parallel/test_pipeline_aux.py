@@ -118,7 +118,14 @@ def test_statistics_after_a_split_step_are_the_uncut_models(model, ahead):
                 there.wait_for_welcome(10.0)
                 states = cut.WithAux(half.init_codecs(HIDDEN), stats[0])
                 return pipeline.front_step(
-                    *(half, params[0], X, None, 1, hidden, gradient, states),
+                    half,
+                    params[0],
+                    X,
+                    None,
+                    1,
+                    hidden,
+                    gradient,
+                    states,
                     ahead=ahead,
                 )
 

@@ -158,8 +158,14 @@ def steps_of_the_pipeline(run, steps=30):
     for step in range(1, steps + 1):
         clock.now = max(clock.now, tokens[step - 1])
         pipeline.front_step(
-            *(Half(clock), None, range(run.micro_batches), None, step),
-            *(Hidden(clock), Gradient(clock), None),
+            Half(clock),
+            None,
+            range(run.micro_batches),
+            None,
+            step,
+            Hidden(clock),
+            Gradient(clock),
+            None,
             ahead=run.in_flight,
             grads=(),
         )
@@ -184,7 +190,11 @@ def test_the_plan_is_the_pipelines_own_order(front, back, delay, in_flight):
     """Against `pipeline.front_step`, its halves and channels replaced by a clock."""
     line = Lines(Line(2e6, delay), Line(1e6, delay))
     run = ABNet(
-        *(front, back, line, 2e5, 3e5),
+        front,
+        back,
+        line,
+        2e5,
+        3e5,
         micro_batches=6,
         in_flight=in_flight,
     )

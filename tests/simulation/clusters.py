@@ -189,8 +189,12 @@ def discriminator(cluster: Cluster) -> int:
         cluster.work.begin()
         step = start
         steps = pace.Lead(
-            *(links, start, shape.steps, shape.window),
-            *(cluster.stop_requested, watch.message),
+            links,
+            start,
+            shape.steps,
+            shape.window,
+            cluster.stop_requested,
+            watch.message,
         )
         for step in steps:
             watch.begins(cluster, step, links)
@@ -254,14 +258,24 @@ def target(cluster: Cluster) -> int:
         cluster.work.begin()
         step = start
         steps = pace.Lead(
-            *(links, start, shape.steps, 0),
-            *(cluster.stop_requested, watch.message),
+            links,
+            start,
+            shape.steps,
+            0,
+            cluster.stop_requested,
+            watch.message,
         )
         for step in steps:
             watch.begins(cluster, step, links)
             received, _, _ = pipeline.back_step(
-                *(Back(cluster), state, range(shape.micro_batches), None, step),
-                *(hidden, gradient, None),
+                Back(cluster),
+                state,
+                range(shape.micro_batches),
+                None,
+                step,
+                hidden,
+                gradient,
+                None,
             )
             state = chain(state, step, *received)
             cluster.reached(step, state)
@@ -287,8 +301,14 @@ def source(cluster: Cluster) -> int:
         for step in pace.follow(link, start, shape.steps, 0, cluster.stop_requested):
             watch.begins(cluster, step, [link])
             received, _, _ = pipeline.front_step(
-                *(Front(cluster), state, range(shape.micro_batches), None, step),
-                *(hidden, gradient, None),
+                Front(cluster),
+                state,
+                range(shape.micro_batches),
+                None,
+                step,
+                hidden,
+                gradient,
+                None,
                 ahead=shape.ahead,
             )
             state = chain(state, step, *received)

@@ -232,8 +232,12 @@ def log_probs(objective, input_ids):
     """What the uncut target model predicts everywhere."""
     hidden, shape = hidden_states(objective), task(objective, dropout=0.0).config
     logits = all_logits(
-        *(shape, init(objective)[1], input_ids, input_ids != PAD),
-        *(hidden["hidden"], hidden["mask"]),
+        shape,
+        init(objective)[1],
+        input_ids,
+        input_ids != PAD,
+        hidden["hidden"],
+        hidden["mask"],
     )
     return np.asarray(jax.nn.log_softmax(logits))
 

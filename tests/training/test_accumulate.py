@@ -32,7 +32,7 @@ def test_gradients_and_outcomes_are_those_of_the_batch(micro_batches):
     for found in (
         outcome,
         jax.jit(accumulate.total, static_argnums=(0, 3))(
-            *(loss, PARAMS, BATCH, micro_batches)
+            loss, PARAMS, BATCH, micro_batches
         ),
     ):
         np.testing.assert_allclose(found.loss, wanted, rtol=1e-6)

@@ -62,7 +62,9 @@ class Trainer:
         self.is_joined = config.layout == "joined"
         jitted = mesh_lib.jit_step(
             functools.partial(bert.step, config),
-            *(mesh, RULES, plan.shapes),
+            mesh,
+            RULES,
+            plan.shapes,
             inputs=(
                 REPLICATED,
                 BATCH,
@@ -185,7 +187,10 @@ def test_operands_of_two_bytes_follow_the_loss_curve(kind):
 def of_generator(config, params, rng, ids):
     """Electra's generator on the masks of a step."""
     rows = masked_rows.mask(
-        *(rng, ids, 0, None),
+        rng,
+        ids,
+        0,
+        None,
         rate=config.mask_rate,
         policy=masking.POLICIES[config.mask_policy],
         vocab_size=V,

@@ -61,12 +61,22 @@ class Run:
                 params[0], batches[0], rngs[0], self.states[0], number
             )
             gradient, back_grads, measured, self.states[1] = self.back.step(
-                *(params[1], batches[1], rngs[1], hidden),
-                *(self.states[1], grads[1], number),
+                params[1],
+                batches[1],
+                rngs[1],
+                hidden,
+                self.states[1],
+                grads[1],
+                number,
             )
             front_grads, self.states[0] = self.front.backward(
-                *(params[0], batches[0], rngs[0], residuals),
-                *(gradient, self.states[0], grads[0]),
+                params[0],
+                batches[0],
+                rngs[0],
+                residuals,
+                gradient,
+                self.states[0],
+                grads[0],
             )
             self.crossed.append((hidden, gradient))
             grads = front_grads, back_grads
@@ -131,8 +141,13 @@ def test_a_front_in_half_precision_sends_and_receives_it():
     assert sent.payload["h"].dtype == jnp.bfloat16
     assert own.dtype == jnp.float32
     answer, grads, *_ = back.step(
-        *(params[1], batch[1], rngs[1], sent),
-        *(NO_STATES, back.zero_grads(params[1]), 1),
+        params[1],
+        batch[1],
+        rngs[1],
+        sent,
+        NO_STATES,
+        back.zero_grads(params[1]),
+        1,
     )
     assert answer.payload["h"].dtype == jnp.bfloat16
     zeros = front.zero_grads(params[0])
@@ -309,7 +324,7 @@ class Stack(nn.Module):
             def __call__(self, x, _):
                 return nn.gelu(nn.Dense(40)(x)), None
 
-        scan = nn.scan(*(Layer, {"params": 0}), split_rngs={"params": True}, length=3)
+        scan = nn.scan(Layer, {"params": 0}, split_rngs={"params": True}, length=3)
         return scan()(nn.Dense(40)(x), None)[0]
 
 
@@ -347,7 +362,7 @@ def test_weights_are_not_kept_from_forward_to_backward(name):
     assert residuals.given
     assert not weights & {leaf.shape for leaf in residuals.kept}
     grads, _ = front.backward(
-        *(params, x, rng, residuals, sent, states), front.zero_grads(params)
+        params, x, rng, residuals, sent, states, front.zero_grads(params)
     )
     want = jax.jit(jax.grad(lambda own: jnp.sum(fn(own, x, rng) ** 2) / 2))(params)
     size = max(float(jnp.abs(leaf).max()) for leaf in jax.tree.leaves(want))
@@ -376,13 +391,23 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
         )
         sent = jax.tree.map(np.asarray, sent)  # as it comes off a line
         answer, back_grads, *_ = back.step(
-            *(params[1], batch[1], rngs[1], sent),
-            *(NO_STATES, back.zero_grads(params[1]), 1),
+            params[1],
+            batch[1],
+            rngs[1],
+            sent,
+            NO_STATES,
+            back.zero_grads(params[1]),
+            1,
         )
         answer = jax.tree.map(np.asarray, answer)
         front_grads, _ = front.backward(
-            *(params[0], batch[0], rngs[0], residuals),
-            *(answer, states, front.zero_grads(params[0])),
+            params[0],
+            batch[0],
+            rngs[0],
+            residuals,
+            answer,
+            states,
+            front.zero_grads(params[0]),
         )
         return front_grads, back_grads
 

@@ -83,7 +83,10 @@ def test_an_outer_step_rounds_every_operation_by_itself():
     weights = diloco.weights_of([5, 7, 11])
     for number in range(3):
         outer = diloco.outer_step(
-            *(settings, outer, [{"w": jnp.asarray(each)} for each in deltas], weights),
+            settings,
+            outer,
+            [{"w": jnp.asarray(each)} for each in deltas],
+            weights,
             is_first=not number,
         )
         mean = deltas[0] * np.float32(weights[0])

@@ -27,7 +27,10 @@ def text(longest=20, shortest=1):
 def masked(ids, first_row=0, where=None, groups=1):
     def mask(ids, where):
         return masked_rows.mask(
-            *(jax.random.key(7), ids, first_row, where),
+            jax.random.key(7),
+            ids,
+            first_row,
+            where,
             rate=RATE,
             policy=masking.BERT,
             vocab_size=V,

@@ -32,7 +32,8 @@ def parameters():
 
 def optimizer_of(config, peak=PEAK, warmup_steps=2, clip_norm=0.0):
     return warm_start.optimizer(
-        *(config, INNER),
+        config,
+        INNER,
         peak=peak,
         warmup_steps=warmup_steps,
         steps=STEPS,
@@ -150,7 +151,7 @@ def test_what_does_not_train_does_not_count_for_the_norm():
     config = warm_start.Config(head_warmup_steps=4)
     sgd = optax.sgd(1.0)
     optimizer = warm_start.optimizer(
-        *(config, sgd), peak=1.0, warmup_steps=1, steps=9, layers=2, clip_norm=1.0
+        config, sgd, peak=1.0, warmup_steps=1, steps=9, layers=2, clip_norm=1.0
     )
     params = parameters()
     grads = jax.tree.map(jnp.ones_like, params)

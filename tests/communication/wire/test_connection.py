@@ -28,7 +28,9 @@ class Side:
         wakes = wakeups.Waker()
         stack.callback(wakes.close)
         self.connection = connection.Connection(
-            *(self.session, wan.Line(), wakes),
+            self.session,
+            wan.Line(),
+            wakes,
             receive=lambda message: None,
             has_room=lambda: True,
             notify=lambda: None,

@@ -47,11 +47,15 @@ def test_clusters_of_two_labs_end_as_one_process_on_the_folder(
     def train():
         started = [
             runs.start(
-                *(vocabulary, "--cluster=0", f"--federation={labs.s.folder.path}"),
+                vocabulary,
+                "--cluster=0",
+                f"--federation={labs.s.folder.path}",
                 **MORE,
             ),
             runs.start(
-                *(vocabulary, "--cluster=1", f"--federation={labs.t.folder.path}"),
+                vocabulary,
+                "--cluster=1",
+                f"--federation={labs.t.folder.path}",
                 **MORE | {"data_dir": "nowhere", "data": HANDLE},
             ),
         ]

@@ -40,7 +40,9 @@ def assert_same_states(runs, workdir, step=STEPS, clusters=CLUSTERS, other="whol
 def test_a_killed_cluster_changes_no_number(runs, whole):
     """Two processes over an encrypted line; one is killed, and all start again."""
     process, family = runs.start_and_wait(
-        *("split", SAVED[0], CLUSTERS),
+        "split",
+        SAVED[0],
+        CLUSTERS,
         **{"steps": STEPS, "checkpoint_every": EVERY, "restart": 1},
     )
     family["cluster:1"].kill()

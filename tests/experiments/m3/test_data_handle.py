@@ -67,12 +67,15 @@ def test_a_spent_grant_ends_a_run_with_checkpoints_and_another_one_ends_it_well(
         common = {"workdir": "handle", "data_dir": "nowhere"}
         started = [
             runs.start(
-                *(plain, "--cluster=discriminator"),
+                plain,
+                "--cluster=discriminator",
                 **common,
                 federation=labs.s.folder.path,
             ),
             runs.start(
-                *(plain, "--cluster=generator:0", f"--data={HANDLE}"),
+                plain,
+                "--cluster=generator:0",
+                f"--data={HANDLE}",
                 **common,
                 federation=labs.t.folder.path,
             ),

@@ -29,7 +29,7 @@ def params(seed: int = 0):
 def members(codec=None, config=CONFIG, **more):
     found = [
         member.Member(
-            *(config, codec or codec_lib.identity(), CLUSTERS, name, params()), **more
+            config, codec or codec_lib.identity(), CLUSTERS, name, params(), **more
         )
         for name in CLUSTERS
     ]

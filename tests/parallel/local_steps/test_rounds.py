@@ -38,7 +38,7 @@ def exchanges(count: int, hub: str = "") -> dict[str, rounds.Exchange]:
             links[one][two], links[two][one] = loopback.ends()
     return {
         name: rounds.Exchange(
-            *(names, name, links[name], SPECS, codec_lib.identity()), hub=hub
+            names, name, links[name], SPECS, codec_lib.identity(), hub=hub
         )
         for name in names
     }

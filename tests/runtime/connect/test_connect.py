@@ -213,7 +213,10 @@ def test_hellos_cross_a_slow_line_though_nothing_comes_while_ones_own_leaves(
     details = {"fingerprints": "x" * 27_000}
     start = time.monotonic()
     found, said, proxy = over_a_line(
-        *(monkeypatch, there, here, lambda proxy: proxy.limit(rate)),
+        monkeypatch,
+        there,
+        here,
+        lambda proxy: proxy.limit(rate),
         patience=patience,
         details=details,
     )

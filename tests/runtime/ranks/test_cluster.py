@@ -71,7 +71,7 @@ def test_a_stopped_process_is_named_after_its_silence(tmp_path, victim):
 @pytest.mark.slow
 def test_a_process_that_hangs_is_named_with_its_place(tmp_path):
     started = ranked.Started(
-        *(tmp_path, {}, {"then": "hang"}), steps=MANY, stuck_timeout=1.0
+        tmp_path, {}, {"then": "hang"}, steps=MANY, stuck_timeout=1.0
     )
     words = (
         r"got nothing done for 1 s \(stuck_timeout\), since step 3: process 0 at"

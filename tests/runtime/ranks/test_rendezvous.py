@@ -27,8 +27,12 @@ def meet(*others, processes=3, timeout=10.0, described=None, rubbish=b""):
             stranger.sendall(rubbish)
     with concurrent.futures.ThreadPoolExecutor() as pool:
         root = pool.submit(
-            *(rendezvous.gather, server, processes, described or {"--seed": 0}),
-            *(ANSWER, timeout),
+            rendezvous.gather,
+            server,
+            processes,
+            described or {"--seed": 0},
+            ANSWER,
+            timeout,
         )
         rest = []
         for other in others:

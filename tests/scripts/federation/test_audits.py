@@ -87,7 +87,7 @@ def test_who_may_not_read_the_log_is_refused(lab):
     lab.add("ian", "auditor")
     for command in ("show", "verify"):
         assert f"may not do audit.{command}" in lab.fails(
-            *("audit", command, "--account", "ana")
+            "audit", command, "--account", "ana"
         )
         lab("audit", command, "--account", "ian")
 
@@ -96,16 +96,18 @@ def test_a_copy_is_verified_without_any_lab(lab, tmp_path):
     shutil.copytree(lab.path, tmp_path / "copy", symlinks=True)
     for folder in ("copy", "copy/audit"):
         found = nebula_command.run(
-            *("audit", "verify", "--folder", tmp_path / folder),
-            *("--federation", tmp_path / "none"),
+            "audit",
+            "verify",
+            "--folder",
+            tmp_path / folder,
+            "--federation",
+            tmp_path / "none",
         )
         assert found.status == 0
         assert "1 entries, as they were" in found.out
         assert "held against itself alone" in found.out
     assert lab("audit", "show", "--folder", tmp_path / "copy").out.count("\n") == 1
-    assert "there is no audit log" in lab.fails(
-        *("audit", "verify", "--folder", tmp_path)
-    )
+    assert "there is no audit log" in lab.fails("audit", "verify", "--folder", tmp_path)
 
 
 def test_a_copy_that_was_rolled_back_differs_from_what_was_witnessed(lab, tmp_path):
@@ -125,8 +127,12 @@ def test_a_copy_that_was_rolled_back_differs_from_what_was_witnessed(lab, tmp_pa
 def test_a_log_that_was_written_anew_has_another_key(lab, tmp_path):
     witnessed(lab, other_log(tmp_path / "t", 100))
     found = lab(
-        *("audit", "verify", "--of", "lab-t"),
-        *("--folder", other_log(tmp_path / "anew", 999)),
+        "audit",
+        "verify",
+        "--of",
+        "lab-t",
+        "--folder",
+        other_log(tmp_path / "anew", 999),
         status=1,
     )
     assert "not the public key of this log" in found.out

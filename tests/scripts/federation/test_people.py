@@ -33,7 +33,7 @@ def test_an_account_is_added_with_a_password_and_is_active(lab):
     assert stat.S_IMODE((lab.path / "users/ana").stat().st_mode) == 0o700
     assert lab.kinds()[-1] == "account.add"
     assert "account ana already" in lab.fails(
-        *("account", "add", "ana"), stdin=f"{PASSWORD}\n"
+        "account", "add", "ana", stdin=f"{PASSWORD}\n"
     )
 
 
@@ -141,7 +141,7 @@ def test_the_life_of_an_account(lab):
     lab("account", "suspend", "ana")
     assert lab("account", "remove", "ana").out == "ana is removed\n"
     assert "not given again" in lab.fails(
-        *("account", "add", "ana"), stdin=f"{PASSWORD}\n"
+        "account", "add", "ana", stdin=f"{PASSWORD}\n"
     )
     assert lab.kinds().count("account.suspend") == 2
 
@@ -171,12 +171,12 @@ def test_roles_and_limits(lab):
     assert lab("account", "role", "ana", "auditor").out == "ana is auditor now\n"
     assert lab("account", "role", "ana", "king", status=2).out == ""
     assert lab(
-        *("account", "limits", "ana", "--share", "2.5", "--line_bytes", "1e9")
+        "account", "limits", "ana", "--share", "2.5", "--line_bytes", "1e9"
     ).out == ("ana has a share of 2.5, 1,000,000,000 bytes over the line\n")
     lab("account", "limits", "ana", "--line_bytes", "none")
     assert account(lab, "ana").limits == (2.5, None)
     assert "no whole number" in lab.fails(
-        *("account", "limits", "ana", "--line_bytes", "much")
+        "account", "limits", "ana", "--line_bytes", "much"
     )
     listed = lab("account", "list").out
     assert listed.splitlines()[0].startswith("account  role")
@@ -191,7 +191,7 @@ def test_an_account_that_has_logged_in_does_what_its_role_may(lab):
     assert "ana (researcher) may not do account.suspend" in refused
     assert "may not do account.list" in lab.fails("account", "list", "--account", "ana")
     assert "may not do account.add" in lab.fails(
-        *("account", "add", "eva", "--role", "owner", "--account", "olga")
+        "account", "add", "eva", "--role", "owner", "--account", "olga"
     )
     lab("account", "suspend", "ana", "--account", "olga")
     assert "olga suspended account ana" in lab("audit", "show").out

@@ -66,7 +66,9 @@ def test_a_table_goes_on_elsewhere_with_the_figures_of_runs_that_ended(tmp_path)
 
     def runs(name, execute):
         return table_runs.Runs(
-            *(tmp_path / name, table_runs.summary_of, execute),
+            tmp_path / name,
+            table_runs.summary_of,
+            execute,
             results=tmp_path / "kept",
         )
 

@@ -26,7 +26,10 @@ def test_an_entry_to_the_letter():
         b'"what":{"event":"began","job":"m3","rows":[1,2.5,null,true]},"who":"ana"}'
     )
     assert audit_entries.decode(3, line) == audit_entries.Entry(
-        *(3, "job", "2026-11-22T14:03:11.250Z", "ana"),
+        3,
+        "job",
+        "2026-11-22T14:03:11.250Z",
+        "ana",
         {"event": "began", "job": "m3", "rows": [1, 2.5, None, True]},
     )
 

@@ -85,7 +85,9 @@ def test_it_remembers_after_a_restart(tmp_path):
 def test_another_log_or_a_smaller_one(peer, tmp_path):
     cosign(peer, 20)
     refused(
-        *(peer, "equivocation", "has signed two audit logs of 20 entries"),
+        peer,
+        "equivocation",
+        "has signed two audit logs of 20 entries",
         lambda: cosign(peer, 20, OTHER),
     )
     kept = json.loads((tmp_path / "peers" / "lab-s.refused.json").read_text())
@@ -103,7 +105,9 @@ def test_another_log_or_a_smaller_one(peer, tmp_path):
 def test_proofs_that_prove_nothing(peer):
     text = signed(TREE, 30)
     refused(
-        *(peer, "inconsistent", "a size that was not seen here"),
+        peer,
+        "inconsistent",
+        "a size that was not seen here",
         lambda: peer.cosign("lab-s", text, TREE.consistency(7, 30), VERIFIER),
     )
     cosign(peer, 20)
@@ -119,7 +123,9 @@ def test_proofs_that_prove_nothing(peer):
         [bytes(32)] * 10_000,
     ):
         refused(
-            *(peer, "inconsistent", "does not continue that of 20"),
+            peer,
+            "inconsistent",
+            "does not continue that of 20",
             lambda: peer.cosign("lab-s", text, proof, VERIFIER),  # noqa: B023
         )
 
@@ -128,17 +134,23 @@ def test_another_key(peer):
     key = ed25519.Ed25519PrivateKey.generate()
     other = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.LOG, key).text
     refused(
-        *(peer, "signature", "is not signed by it"),
+        peer,
+        "signature",
+        "is not signed by it",
         lambda: peer.cosign("lab-s", signed(TREE, 5), [], other),
     )
     cosign(peer, 20)
     proof = TREE.consistency(20, 30)
     refused(
-        *(peer, "key", "shows another key of its audit log"),
+        peer,
+        "key",
+        "shows another key of its audit log",
         lambda: peer.cosign("lab-s", signed(TREE, 30, key), proof, other),
     )
     refused(
-        *(peer, "signature", "is not signed by it"),
+        peer,
+        "signature",
+        "is not signed by it",
         lambda: peer.cosign("lab-s", signed(TREE, 30, key), proof, VERIFIER),
     )
 
@@ -146,7 +158,9 @@ def test_another_key(peer):
 def test_a_peer_is_witnessed_under_its_own_name_only(peer):
     text = signed(TREE, 5)
     refused(
-        *(peer, "key", "sent the log of another: nebula/lab-s"),
+        peer,
+        "key",
+        "sent the log of another: nebula/lab-s",
         lambda: peer.cosign("lab-x", text, [], VERIFIER),
     )
     other = checkpoint_note.verifier("nebula/lab-x", checkpoint_note.LOG, KEY).text
@@ -154,7 +168,9 @@ def test_a_peer_is_witnessed_under_its_own_name_only(peer):
     kind = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.WITNESS, KEY).text
     for a_text, a_verifier in ((elsewhere, VERIFIER), (text, other), (text, kind)):
         refused(
-            *(peer, "key", "sent the log of another"),
+            peer,
+            "key",
+            "sent the log of another",
             lambda: peer.cosign("lab-s", a_text, [], a_verifier),  # noqa: B023
         )
 
