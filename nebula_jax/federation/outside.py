@@ -41,7 +41,7 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
       sock: that was accepted; closed if this raises.
 
     Raises:
-      federation.Refusal: with the reason, if it must not be used.
+      site_folder.Refusal: with the reason, if it must not be used.
       OSError: if there was no handshake; ssl.SSLError is one.
     """
     loop = asyncio.get_running_loop()
@@ -72,7 +72,7 @@ async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Con
       address: host and port.
 
     Raises:
-      federation.Refusal: with the reason, if it must not be used.
+      site_folder.Refusal: with the reason, if it must not be used.
       OSError: if nobody answers in time, or there was no handshake.
     """
     floor = policy.load(folder.path / policy.FILE).tls

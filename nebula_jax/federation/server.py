@@ -68,7 +68,7 @@ class Switch:
           started: called once trainers can come.
 
         Raises:
-          federation.FederationError: if a part that it needs has failed.
+          site_folder.FederationError: if a part that it needs has failed.
         """
         folder, begin = self.state.folder, self._begin
         lock = inner.lock(folder)

@@ -288,20 +288,15 @@ def _check(
     if found != [wanted]:
         owner = ", ".join(found)[:200] or "nobody"
         raise CredentialsRefused("wrong_name", f"{what} is for {owner}, not {wanted}")
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if now < begin:
-        raise CredentialsRefused(
-            "not_yet_valid",
-            f"{what} is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC; is this"
-            " machine's clock right?",
-        )
-    if now > end:
-        way = "`nebula join` with another invitation replaces it"
-        if not settings.authority:
-            way = "a running `nebula switch` replaces it"
-        raise CredentialsRefused(
-            "expired", f"{what} expired on {end:%Y-%m-%d %H:%M:%S} UTC; {way}"
-        )
+    if wrong := credentials.out_of_period(certificate, now):
+        reason, text = wrong
+        if reason == "expired":
+            text += (
+                "; `nebula join` with another invitation replaces it"
+                if settings.authority
+                else "; a running `nebula switch` replaces it"
+            )
+        raise CredentialsRefused(reason, f"{what} {text}")
 
 
 def _numbers(folder: site_folder.Folder, role: str) -> list[int]:

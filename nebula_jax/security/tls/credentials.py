@@ -126,15 +126,21 @@ def _check_certificate(certificate: x509.Certificate, what: str) -> None:
 
 
 def _check_period(certificate: x509.Certificate, what: str) -> None:
-    now = datetime.datetime.now(datetime.UTC)
+    if found := out_of_period(certificate, datetime.datetime.now(datetime.UTC)):
+        raise CredentialsError(f"{what} {found[1]}")
+
+
+def out_of_period(
+    certificate: x509.Certificate, now: datetime.datetime
+) -> tuple[str, str] | None:
+    """Returns reason and text if a certificate is not valid at a time."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now < begin:
-        raise CredentialsError(
-            f"{what} is not valid before {begin:%Y-%m-%d %H:%M} UTC; is this machine's"
-            " clock right?"
-        )
+        text = f"is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC; is this machine's"
+        return "not_yet_valid", f"{text} clock right?"
     if now > end:
-        raise CredentialsError(f"{what} expired on {end:%Y-%m-%d %H:%M} UTC")
+        return "expired", f"expired on {end:%Y-%m-%d %H:%M:%S} UTC"
+    return None
 
 
 def extension(certificate: x509.Certificate, kind: Any) -> Any:

@@ -194,14 +194,11 @@ def check_peer(
         _check_kind(certificate)
     except site_folder.UNREADABLE:
         raise PeerRefused("malformed", "the peer's certificate is damaged") from None
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     what = f"the certificate of {site_folder.dns_name(peer.lab, peer.role)}"
-    if now < begin:
-        raise PeerRefused(
-            "not_yet_valid", f"{what} is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC"
-        )
-    if now > end:
-        raise PeerRefused("expired", f"{what} expired on {end:%Y-%m-%d %H:%M:%S} UTC")
+    if wrong := credentials.out_of_period(certificate, now):
+        reason, text = wrong
+        raise PeerRefused(reason, f"{what} {text}")
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if end - begin > LONGEST:
         raise PeerRefused(
             "too_long",
