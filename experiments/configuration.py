@@ -25,7 +25,6 @@ from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import cluster as cluster_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import report
-from nebula_jax.runtime.served import data_channels
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -176,13 +175,6 @@ class Local(Place):
     job: str = fields.of_security(
         "", "Name by which the clusters of a run find each other in a federation."
     )
-    data: str = fields.of_security(
-        "",
-        "Text that is read through the data access interface of --federation, in place"
-        " of --data_dir.\n"
-        "handle:NAME, or handle:NAME@LAB if another organization might serve one of"
-        " that name too.",
-    )
     tls: str = fields.of_security(
         "auto",
         "Folder with ca.pem, cert.pem and key.pem for mutual TLS; auto makes them for"
@@ -227,29 +219,10 @@ class Local(Place):
                 f"--coordinator={self.coordinator} is for the processes of one cluster,"
                 f" not for --cluster={self.cluster}"
             )
-        if self.data:
-            self._check_data()
         if self.restart and self.cluster != "all":
             raise errors.SettingsError(
                 f"--restart={self.restart} is for --cluster=all; on real clusters each"
                 " machine's own supervisor does it (see experiments/m3/README.md)"
-            )
-
-    def _check_data(self) -> None:
-        """Raises errors.SettingsError unless text can be read from where it is served.
-
-        The process with the link would have to share the rows with the others.
-        """
-        data_channels.parse(self.data)
-        if not self.federation:
-            raise errors.SettingsError(f"--data={self.data} needs --federation=FOLDER")
-        if self.cluster == "whole":
-            raise errors.SettingsError(
-                f"--data={self.data} is for clusters, not for --cluster=whole"
-            )
-        if self.coordinator or self.processes_per_cluster > 1:
-            raise errors.SettingsError(
-                f"--data={self.data} is for clusters of one process each"
             )
 
     @property

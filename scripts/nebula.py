@@ -29,7 +29,7 @@ from scripts.federation import (
 ROOMS = (founding, running, people, data, audits, doctor)
 GROUPS = {
     "account": "Adds, lists and changes accounts.",
-    "data": "Offers data to others, and requests theirs.",
+    "data": "Offers data to others.",
     "audit": "Reads the audit log, and checks that nobody changed it.",
 }
 

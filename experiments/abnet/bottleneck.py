@@ -30,8 +30,7 @@ def of_text(
     Args:
       run: of this process.
       plm: PLM-S.
-      text: of the source side. Of one that is served elsewhere, whose training rows
-        come when they are due, dev is used.
+      text: of the source side.
       target: shape of PLM-T.
     """
     agreed = run.agreed
@@ -47,7 +46,7 @@ def of_text(
         is_real = np.arange(len(ids)) < count  # others only fill the batch up
         return bottleneck.moments(hidden, mask & is_real[:, None])
 
-    rows = text.train if text.served is None else text.rows["dev"]
+    rows = text.train
     indices = np.linspace(0, len(rows) - 1, min(SENTENCES, len(rows))).astype(int)
     found = []
     with process.timed(

@@ -297,12 +297,7 @@ def check(run: Run) -> None:
     check_beams(agreed)
     _check_codecs(run)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
-    if local.data:
-        if local.cluster != "source" or local.side_dir:
-            raise errors.SettingsError(
-                f"--data={local.data} is for --cluster=source, in place of --side_dir"
-            )
-    elif local.cluster in CLUSTERS:
+    if local.cluster in CLUSTERS:
         side_dir(local)
         _report_unused(local)
     elif local.side_dir:

@@ -3,7 +3,6 @@
 N examples of a split, P slots for predictions.
 """
 
-import contextlib
 import hmac
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -14,7 +13,7 @@ import numpy as np
 from experiments.abnet import config
 from nebula_jax import errors, files
 from nebula_jax.communication import bridge
-from nebula_jax.communication.wire import activity, frames
+from nebula_jax.communication.wire import frames
 from nebula_jax.data import (
     example_alignment,
     length_buckets,
@@ -24,9 +23,6 @@ from nebula_jax.data import (
     tokenizers,
 )
 from nebula_jax.runtime.life import process
-from nebula_jax.runtime.served import data_channels, remote_side
-
-Rows = ragged_rows.TokenRows | remote_side.RemoteExamples
 
 
 class Text(NamedTuple):
@@ -35,24 +31,16 @@ class Text(NamedTuple):
     tokenizer: tokenizers.Tokenizer
     ids: dict[str, list[str]]
     """Split -> ids of its examples, in order."""
-    rows: Mapping[str, Rows]
+    rows: Mapping[str, ragged_rows.TokenRows]
     """Split -> its sentences, [CLS] and [SEP] included, in the order of their ids: of
     the target side those of training and those held out, of the source side all."""
     sentences: dict[str, list[str]]
-    """Split -> its sentences as text; of dev and the tests only, and only from here."""
-    session: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
-    """Ends with the run: that with who serves the text, if somebody does."""
+    """Split -> its sentences as text; of dev and the tests only."""
 
     @property
-    def train(self) -> Rows:
+    def train(self) -> ragged_rows.TokenRows:
         """The training sentences."""
         return self.rows["train"]
-
-    @property
-    def served(self) -> remote_side.RemoteExamples | None:
-        """The training sentences if they come from elsewhere, as they are due."""
-        train = self.train
-        return train if isinstance(train, remote_side.RemoteExamples) else None
 
 
 def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
@@ -123,44 +111,6 @@ def read(
     return Text(tokenizer, ids, rows, sentences)
 
 
-def of_source(
-    run: config.Run, tokenizer: tokenizers.Tokenizer, work: activity.Work
-) -> Text:
-    """Returns the text of the source side: of --side_dir, or as --data serves it.
-
-    Args:
-      run: of this process.
-      tokenizer: of its model.
-      work: of this process.
-
-    Raises:
-      errors.NebulaError: if it cannot be had.
-    """
-    agreed, local = run.agreed, run.local
-    if not local.data:
-        return read(run, config.side_dir(local), tokenizer, is_translated=True)
-    # Where it is needed alone: others do not wait for its modules.
-    from nebula_jax.runtime.served import remote_text
-
-    session = remote_text.RemoteText(
-        local.connection(),
-        data_channels.parse(local.data),
-        remote_text.Reading(
-            *(local.cluster, tokenizer.digest, tokenizer.size),
-            *(agreed.length_buckets[-1], agreed.batch_size),
-        ),
-        work,
-    )
-    rows = session.side()
-    if missing := [name for name in parallel_side.SPLITS if name not in rows]:
-        raise errors.NebulaError(f"--data={local.data} has no {', '.join(missing)}")
-    for name, examples in rows.items():
-        if name != "train":
-            examples.keep(evaluation_indices(agreed, name, len(examples)))
-    ids = {name: examples.ids for name, examples in rows.items()}
-    return Text(tokenizer, ids, rows, {}, session)
-
-
 def id_key(run: config.Run) -> bytes:
     """Returns the key under which ids and fingerprints are compared.
 
@@ -192,14 +142,8 @@ def check_same_examples(run: config.Run, text: Text, peer: frames.Hello) -> None
 
 
 def digest(run: config.Run, text: Text) -> str:
-    """Returns a keyed digest of the training examples as the model reads them.
-
-    Those that are served elsewhere count by their source's digest.
-    """
+    """Returns a keyed digest of the training examples as the model reads them."""
     found = hmac.new(id_key(run), "\n".join(text.train.ids).encode(), "sha256")
-    if isinstance(text.train, remote_side.RemoteExamples):
-        found.update(text.train.key.encode())
-        return found.hexdigest()[:12]
     for array in (text.train.offsets, text.train.tokens):
         found.update(np.ascontiguousarray(array).tobytes())
     return found.hexdigest()[:12]
@@ -253,7 +197,7 @@ def evaluation_indices(agreed: config.Agreed, name: str, total: int) -> np.ndarr
 
 
 def evaluation_batches(
-    agreed: config.Agreed, rows: Rows, indices: np.ndarray
+    agreed: config.Agreed, rows: ragged_rows.TokenRows, indices: np.ndarray
 ) -> Sequence[length_buckets.EvaluationBatch]:
     """Makes batches of chosen examples, those of similar length together.
 

@@ -27,13 +27,11 @@ def train(run: config.Run) -> int:
     agreed, context = run.agreed, run.context()
     own = prepare(run, context)
     text, saved = own.text, own.saved
-    with text.session, context.dial(own.hello, peer="target", check=own.check) as link:
+    with context.dial(own.hello, peer="target", check=own.check) as link:
         half, choice, ends, batch, state, codecs = begin(run, context, own, link)
         encode = evaluation.encoder(agreed, half.task)
         for step in context.each(context.follow(link)):
             with context.trace.span("next batch", step=step):
-                if text.served is not None:
-                    text.served.next_batch()
                 bucket, parts = batch.at(step)
             # H^E of each micro-batch goes up at once; its gradient comes down later,
             # and finishes the backward pass. Parameters change once a batch.
@@ -74,9 +72,7 @@ def train(run: config.Run) -> int:
 def prepare(run: config.Run, context: context_lib.Context) -> sides.Side:
     """Reads model and text of this side, and opens its checkpoints."""
     plm = models.load_source(run)
-    text = data.of_source(run, plm.tokenizer, context.work)
-    if (served := text.served) is not None:  # which may end before the run
-        context.ends_with(lambda: served.end)
+    text = data.read(run, config.side_dir(run.local), plm.tokenizer, is_translated=True)
     digests = {"source_model": plm.digest, "source_text": data.digest(run, text)}
     return sides.opened(run, context, plm, text, digests)
 
@@ -113,10 +109,6 @@ def begin(
     buckets = batches.row_buckets(agreed, text)
     lengths = exchange_lengths(ends, buckets)
     order = batches.schedule(agreed, buckets)
-    if text.served is not None:
-        # In hand are the next batch and the one step that may still come when this
-        # cluster requests the end.
-        text.served.begin(order, start, agreed.steps, ahead=2)
     context.begin(start, [link])
     batch = batches.Source(agreed, half.mesh, text, order, lengths)
     return sides.Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])

@@ -5,6 +5,7 @@ import dataclasses
 from experiments import configuration, fields
 from experiments import shared_flags as _defines_flags  # noqa: F401
 from nebula_jax import errors
+from nebula_jax.runtime.served import data_channels
 from nebula_jax.training import masking, warm_start
 
 
@@ -67,6 +68,13 @@ class Agreed(configuration.Agreed):
 class Local(configuration.Local):
     """The settings that each cluster chooses for itself."""
 
+    data: str = fields.of_security(
+        "",
+        "Text that is read through the data access interface of --federation, in place"
+        " of --data_dir.\n"
+        "handle:NAME, or handle:NAME@LAB if another organization might serve one of"
+        " that name too.",
+    )
     vocabulary: str = fields.of_data(
         "",
         "File of the sentencepiece model that all clusters share, or with --hot_start"
@@ -99,3 +107,26 @@ class Local(configuration.Local):
         " for each step.",
     )
     pipeline: int
+
+    def __post_init__(self) -> None:
+        """Raises errors.SettingsError at what cannot work."""
+        super().__post_init__()
+        if self.data:
+            self._check_data()
+
+    def _check_data(self) -> None:
+        """Raises errors.SettingsError unless text can be read from where it is served.
+
+        The process with the link would have to share the rows with the others.
+        """
+        data_channels.parse(self.data)
+        if not self.federation:
+            raise errors.SettingsError(f"--data={self.data} needs --federation=FOLDER")
+        if self.cluster == "whole":
+            raise errors.SettingsError(
+                f"--data={self.data} is for clusters, not for --cluster=whole"
+            )
+        if self.coordinator or self.processes_per_cluster > 1:
+            raise errors.SettingsError(
+                f"--data={self.data} is for clusters of one process each"
+            )

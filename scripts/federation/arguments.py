@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import datetime
 import getpass
 import os
 import pathlib
@@ -10,8 +11,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.federation import inner
+from nebula_jax.security import grants
 from nebula_jax.security.accounts import Account, roles, tokens
 from nebula_jax.security.accounts.identity import Identity
 from nebula_jax.security.audit import log as audit_log
@@ -215,6 +217,42 @@ def secret(what: str, path: pathlib.Path | None, twice: bool = False) -> str:
     if not text:
         raise InputError(f"{what}: nothing was given")
     return text
+
+
+def count(text: str) -> int:
+    """Returns a number of rows or bytes as a person types it, such as 1e6.
+
+    Raises:
+      InputError: if it is no whole number from 1 to `grants.MOST`.
+    """
+    try:
+        found = float(text)
+        if 1 <= found <= grants.MOST and found == int(found):
+            return int(found)
+    except ValueError:
+        pass
+    raise InputError(
+        f"{printable.line(repr(text))} is no whole number from 1 to {grants.MOST}, as"
+        " in 1000000 or 1e6"
+    )
+
+
+def day(text: str) -> float:
+    """Returns when a day begins in UTC, or a minute of it, in unix seconds.
+
+    A grant until 2027-01-01 serves for the last time on the day before.
+
+    Raises:
+      InputError: if it is no such day.
+    """
+    try:
+        found = datetime.datetime.fromisoformat(text)
+        return found.replace(tzinfo=datetime.UTC).timestamp()
+    except ValueError:
+        raise InputError(
+            f"{printable.line(repr(text))} is no day, as in 2027-01-01, nor minute"
+            " (UTC), as in 2027-01-01T12:30"
+        ) from None
 
 
 def user() -> str:

@@ -1,32 +1,16 @@
 """The commands about data that others may read: data, grant, ungrant, grants."""
 
 import argparse
-import json
 import pathlib
 import time
 
-from nebula_jax import printable
 from nebula_jax.runtime.life import process
 from nebula_jax.security import grants
 from nebula_jax.security.accounts import roles
-from nebula_jax.security.grants import Grant, budgets, data_access, data_requests
-from nebula_jax.security.grants.data_requests import Request
+from nebula_jax.security.grants import Grant, handles
 from scripts.federation import arguments
 
-KINDS = ("mono", "side")
-ALL = ",".join(data_access.OPERATIONS)
-
-
 DATA = arguments.option("name", help="name of the data")
-
-
-def _operations_option(which: str) -> arguments.Option:
-    return arguments.option(
-        "--operations",
-        default=ALL,
-        metavar="NAMES",
-        help=f"operations {which}, with commas between (default: {ALL})",
-    )
 
 
 @arguments.acting_command(
@@ -47,38 +31,35 @@ def _operations_option(which: str) -> arguments.Option:
         metavar="N",
         help="tokens of a row at most",
     ),
-    arguments.option(
-        "--kind",
-        choices=KINDS,
-        default=KINDS[0],
-        help="text folder (mono, the default), or one side of a parallel corpus (side)",
-    ),
     arguments.option("--about", default="", help="a line about it, for people"),
 )
 def data_add(given: argparse.Namespace) -> int:
-    """Offers a corpus: others see its form, and no text."""
-    data_access.check_handle(given.name)
+    """Offers a corpus: others see how large it is, and no text."""
+    handles.check_name(given.name)
     if given.max_length < 1:
         raise arguments.InputError(f"--max_length={given.max_length}: one at least")
     # No other command has to wait for these.
-    from nebula_jax.runtime.served import data_service
-    from scripts.federation import corpora
+    from nebula_jax.runtime.served import data_service, owner_text
 
-    with arguments.acting(given) as (_, _, found, by, now):
+    settings = {
+        "text_folder": str(given.path.resolve()),
+        "vocabulary": str(given.vocabulary.resolve()),
+        "max_length": given.max_length,
+    }
+    with arguments.acting(given) as (_, _, found, by, _):
         roles.require(by, "data.register")
-        access = data_access.DataAccess(found.store)
-        if given.name in [each.name for each in access.handles()]:
+        access = handles.Handles(found.store)
+        if given.name in [each.name for each in access.listing()]:
             raise arguments.InputError(f"there is data {given.name} already")
         work = found.work_folder(by)
+        # All of it is read once: a line that does not serve is found now.
         with process.timed(f"reading {given.path}"):
-            corpus = corpora.read(
-                *(given.kind, given.path, given.vocabulary, given.max_length),
-                *(given.about, work / data_service.PREPARED),
-            )
-        made = access.register(by, given.name, *corpus, now)
-    print(
-        f"{made.name} of {made.owner}: {made.schema.rows:,} rows; {made.schema.about}"
-    )
+            text = owner_text.opened(settings, work / data_service.PREPARED)
+        about = given.about or ", ".join(
+            dict.fromkeys(each.name for each in text.parts)
+        )
+        made = access.register(by, given.name, settings, len(text), text.digest, about)
+    print(f"{made.name} of {made.owner}: {made.rows:,} rows; {made.about}")
     print(f"next: nebula grant SUBJECT {made.name} --rows 1e6 --until DAY")
     print(f"      nebula data serve {made.name}")
     return 0
@@ -88,13 +69,17 @@ def data_add(given: argparse.Namespace) -> int:
 def data_list(given: argparse.Namespace) -> int:
     """Lists the data of this lab."""
     with arguments.looking(given) as acting:
-        found = data_access.DataAccess(acting.identity.store).handles()
+        found = handles.Handles(acting.identity.store).listing()
     arguments.print_table(
         ("data", "owner", "state", "rows", "vocabulary", "about"),
         [
             (
-                *(each.name, each.owner, each.state, f"{each.schema.rows:,}"),
-                *(each.schema.vocabulary[:12], each.schema.about),
+                each.name,
+                each.owner,
+                each.state,
+                f"{each.rows:,}",
+                each.vocabulary[:12],
+                each.about,
             )
             for each in found
         ],
@@ -102,93 +87,12 @@ def data_list(given: argparse.Namespace) -> int:
     return 0
 
 
-@arguments.acting_command("data show", DATA)
-def data_show(given: argparse.Namespace) -> int:
-    """Shows the form of data, with invented rows."""
-    with arguments.looking(given) as acting:
-        access = data_access.DataAccess(acting.identity.store)
-        found, mock = access.find(given.name), access.mock(given.name)
-    print(f"{found.name} of {found.owner}, {found.state}; {found.schema.about}")
-    print(f"rows: {found.schema.rows:,}")
-    print(f"vocabulary: {found.schema.vocabulary or 'none'}")
-    for column, kind in found.schema.columns.items():
-        print(f"column {column}: {kind}")
-    print("invented rows:")
-    for row in mock:
-        print(f"  {json.dumps(row, sort_keys=True)}")
-    return 0
-
-
 @arguments.acting_command("data withdraw", DATA)
 def withdraw(given: argparse.Namespace) -> int:
     """Withdraws data for good: every use is refused."""
     with arguments.acting(given) as acting:
-        access = data_access.DataAccess(acting.identity.store)
-        access.withdraw(acting.by, given.name)
+        handles.Handles(acting.identity.store).withdraw(acting.by, given.name)
     print(f"{given.name} is withdrawn: every use of it is refused from now on")
-    return 0
-
-
-@arguments.acting_command(
-    "data request",
-    DATA,
-    _operations_option("that are requested"),
-    arguments.option("--why", default="", help="the reason, for the owner to read"),
-)
-def request(given: argparse.Namespace) -> int:
-    """Requests the use of data from its owner."""
-    with arguments.acting(given) as (_, _, found, by, now):
-        kept = data_requests.Requests(found.store).keep(
-            by.name, given.name, _operations(given), given.why, now
-        )
-        owner = data_access.DataAccess(found.store).find(given.name).owner
-    print(f"request {kept.number} for {kept.handle} waits for {owner}")
-    return 0
-
-
-@arguments.acting_command(
-    "data requests",
-    arguments.option("--all", action="store_true", help="those decided as well"),
-)
-def list_requests(given: argparse.Namespace) -> int:
-    """Lists the requests that are open, and whoever looks has made or may decide."""
-    with arguments.looking(given) as acting:
-        by, store = acting.by, acting.identity.store
-        state = None if given.all else data_requests.REQUESTED
-        own = {
-            each.name
-            for each in data_access.DataAccess(store).handles()
-            if each.owner == by.name
-        }
-        found = [
-            each
-            for each in data_requests.Requests(store).listing(state)
-            if arguments.may(by, "grant.list")
-            or each.handle in own
-            or each.subject == by.name
-        ]
-    arguments.print_table(
-        ("request", "from", "data", "operations", "state", "why"),
-        [_request_cells(each) for each in found],
-    )
-    return 0
-
-
-def _request_cells(each: Request) -> tuple[str, ...]:
-    operations = ", ".join(each.operations)
-    why = printable.line(each.why)
-    return (str(each.number), each.subject, each.handle, operations, each.state, why)
-
-
-@arguments.acting_command(
-    "data refuse", arguments.option("number", type=int, help="of the request")
-)
-def refuse(given: argparse.Namespace) -> int:
-    """Refuses a request."""
-    with arguments.acting(given) as acting:
-        kept = data_requests.Requests(acting.identity.store)
-        found = kept.refuse(acting.by, given.number)
-    print(f"request {found.number} of {found.subject} is refused")
     return 0
 
 
@@ -198,8 +102,7 @@ def serve(given: argparse.Namespace) -> int:
     from nebula_jax.runtime.served import data_service
 
     with arguments.looking(given) as acting:  # refused here, before anything begins
-        access = data_access.DataAccess(acting.identity.store)
-        access.provider(acting.by, given.name)
+        handles.Handles(acting.identity.store).provider(acting.by, given.name)
     return data_service.serve(
         arguments.folder(given), given.name, given.account, process.message
     )
@@ -214,21 +117,19 @@ def serve(given: argparse.Namespace) -> int:
     arguments.option(
         "--until", metavar="DAY", help="end (UTC), as 2027-01-01 or 2027-01-01T12:30"
     ),
-    _operations_option("that are granted"),
 )
 def grant(given: argparse.Namespace) -> int:
     """Grants somebody the use of data, within bounds."""
-    budget = budgets.Budget(
-        None if given.rows is None else budgets.count(given.rows),
-        None if given.bytes is None else budgets.count(given.bytes),
-        None if given.until is None else budgets.time(given.until),
+    budget = grants.Budget(
+        None if given.rows is None else arguments.count(given.rows),
+        None if given.bytes is None else arguments.count(given.bytes),
+        None if given.until is None else arguments.day(given.until),
     )
     with arguments.acting(given) as (_, _, found, by, now):
         made = grants.Grants(found.store).give(
-            by, given.subject, given.handle, _operations(given), budget, now
+            by, given.subject, given.handle, budget, now
         )
-    print(f"grant {made.number}: {made.subject} may use {made.handle}", end="")
-    print(f" ({', '.join(made.operations)}), {_bounds(made)}")
+    print(f"grant {made.number}: {made.subject} may use {made.handle}, {_bounds(made)}")
     return 0
 
 
@@ -241,7 +142,7 @@ def _bounds(made: Grant) -> str:
     if nbytes is not None:
         bounds.append(f"up to {nbytes:,} bytes")
     if until is not None:
-        bounds.append(f"until {budgets.date(until)}")
+        bounds.append(f"until {grants.date(until)}")
     return ", ".join(bounds)
 
 
@@ -252,8 +153,7 @@ def _bounds(made: Grant) -> str:
 def ungrant(given: argparse.Namespace) -> int:
     """Revokes a grant: its next use is refused."""
     with arguments.acting(given) as acting:
-        access = grants.Grants(acting.identity.store)
-        found = access.revoke(acting.by, given.number)
+        found = grants.Grants(acting.identity.store).revoke(acting.by, given.number)
     print(f"grant {found.number} of {found.subject} for {found.handle} is revoked")
     return 0
 
@@ -267,11 +167,8 @@ def list_grants(given: argparse.Namespace) -> int:
     """Lists grants, and what is left of them: one's own, and those one may see."""
     with arguments.looking(given) as acting:
         by, store = acting.by, acting.identity.store
-        own = {
-            each.name
-            for each in data_access.DataAccess(store).handles()
-            if each.owner == by.name
-        }
+        data = handles.Handles(store).listing()
+        own = {each.name for each in data if each.owner == by.name}
         found = [
             each
             for each in grants.Grants(store).listing(given.subject, given.handle)
@@ -280,30 +177,20 @@ def list_grants(given: argparse.Namespace) -> int:
             or each.subject == by.name
         ]
     arguments.print_table(
-        (
-            "grant",
-            "to",
-            "data",
-            "operations",
-            "rows left",
-            "bytes left",
-            "until",
-            "is",
-        ),
+        ("grant", "to", "data", "rows left", "bytes left", "until", "is"),
         [_grant_cells(each, time.time()) for each in found],
     )
     return 0
 
 
 def _grant_cells(each: Grant, now: float) -> tuple[str, ...]:
-    _, rows, nbytes, until = grants.left(each)
+    until = each.budget.until
+    left = grants.left(each).values()
     return (
-        *(str(each.number), each.subject, each.handle, ", ".join(each.operations)),
-        *("any" if count is None else f"{count:,}" for count in (rows, nbytes)),
-        "for ever" if until is None else budgets.date(until),
+        str(each.number),
+        each.subject,
+        each.handle,
+        *("any" if count is None else f"{count:,}" for count in left),
+        "for ever" if until is None else grants.date(until),
         grants.status(each, now),
     )
-
-
-def _operations(given: argparse.Namespace) -> list[str]:
-    return [each.strip() for each in given.operations.split(",")]

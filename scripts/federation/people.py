@@ -5,9 +5,8 @@ import contextlib
 import time
 
 from nebula_jax import disk
-from nebula_jax.security import accounts, private_files
+from nebula_jax.security import accounts, grants, private_files
 from nebula_jax.security.accounts import logins, roles, tokens
-from nebula_jax.security.grants import budgets
 from scripts.federation import arguments
 
 NO_LIMIT = "none"
@@ -30,7 +29,7 @@ def login(given: argparse.Namespace) -> int:
         made = logins.login(found, given.name, password, time.time())
         work = found.work_folder(made.account)
         private_files.write(work / tokens.NAME, made.token + "\n")
-    print(f"{made.account.name} is logged in until {budgets.date(made.expires)}")
+    print(f"{made.account.name} is logged in until {grants.date(made.expires)}")
     return 0
 
 
@@ -181,7 +180,7 @@ def account_limits(given: argparse.Namespace) -> int:
 def _quota(text: str | None, before: int | None) -> int | None:
     if text is None:
         return before
-    return None if text == NO_LIMIT else budgets.count(text)
+    return None if text == NO_LIMIT else arguments.count(text)
 
 
 def _limit(count: int | None) -> str:

@@ -15,7 +15,6 @@ import tiny_accounts
 
 from nebula_jax.security import grants
 from nebula_jax.security.accounts import logins
-from nebula_jax.security.grants import budgets, grant_meter
 
 WRITES = ("BEGIN", "UPDATE", "INSERT", "DELETE", "COMMIT")
 
@@ -25,17 +24,16 @@ def prepare(folder):
         tiny_accounts.person(here, "ana")
         owner = tiny_accounts.owner(here)
         tiny_accounts.handle(here, owner)
-        tiny_accounts.grant(here, owner, "ana", budgets.Budget(1000))
+        tiny_accounts.grant(here, owner, "ana", grants.Budget(1000))
         logins.login(here, "ana", tiny_accounts.PASSWORD, tiny_accounts.NOW)
 
 
 def use(here, owner):
-    meter = grant_meter.Meter(here.store)
-    meter.use("ana", "corpus-es", "rows", 16, 64, tiny_accounts.NOW, "ana/m3")
+    grants.Grants(here.store).use("ana", "corpus-es", 16, 64, tiny_accounts.NOW)
 
 
 def give(here, owner):
-    tiny_accounts.grant(here, owner, "ana", budgets.Budget(5))
+    tiny_accounts.grant(here, owner, "ana", grants.Budget(5))
 
 
 def suspend(here, owner):
@@ -54,12 +52,10 @@ def state(folder):
     """What is in the store: anything that one of the actions changes."""
     with tiny_accounts.reopen(folder) as here:
         ana, names = here.find("ana"), [each.name for each in here.listing()]
-        query = "SELECT coalesce(sum(row_count), 0), count(*) FROM uses"
         tokens = "SELECT count(*) FROM tokens WHERE account = 'ana'"
         return {
             "ana": [ana.state, here.store.rows(tokens)[0][0], ana.charged_bytes],
             "ben": "ben" in names and logins.has_password(here, "ben"),
-            "uses": list(here.store.rows(query)[0]),
             "grants": [
                 [each.number, each.state, each.rows_used, each.nbytes_used]
                 for each in grants.Grants(here.store).listing()

@@ -11,11 +11,10 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.runtime.served import data_service
 from nebula_jax.security import grants
 from nebula_jax.security.accounts import identity, tokens
-from nebula_jax.security.grants import budgets, data_access, data_schema, grant_meter
+from nebula_jax.security.grants import handles
 
 HANDLE = "corpus-tiny"
 LENGTH = tiny_runs.TINY["max_length"]
-OPERATIONS = ("schema", "rows")
 
 
 def corpus(folder):
@@ -29,27 +28,25 @@ def corpus(folder):
 class Owner:
     """A lab that has a corpus, and decides who reads it."""
 
-    def __init__(self, running, text, vocabulary, path, kind="mono"):
+    def __init__(self, running, text, vocabulary, path):
         self.folder = running.folder
         self.identity = identity.Identity.open(self.folder.path)
         self.account = self.identity.account_of(
             tokens.owner(self.identity.folder), time.time()
         )
         provider = {
-            "kind": kind,
             "text_folder": str(text),
             "vocabulary": str(path),
             "max_length": LENGTH,
         }
-        schema = data_schema.Schema({"input_ids": "int32[]"}, 150, vocabulary.digest)
-        data_access.DataAccess(self.identity.store).register(
-            *(self.account, HANDLE, provider, schema, [{"input_ids": [5]}], time.time())
+        handles.Handles(self.identity.store).register(
+            self.account, HANDLE, provider, 150, vocabulary.digest, "Tiny."
         )
 
-    def grant(self, subject, operations=OPERATIONS, **budget):
-        budget = budgets.Budget(**budget or {"rows": 10**6})
+    def grant(self, subject, **budget):
+        budget = grants.Budget(**budget or {"rows": 10**6})
         return grants.Grants(self.identity.store).give(
-            *(self.account, subject, HANDLE, operations, budget, time.time())
+            self.account, subject, HANDLE, budget, time.time()
         )
 
     def revoke(self, grant):
@@ -57,8 +54,10 @@ class Owner:
 
     def used(self, grant):
         """Rows and bytes of all uses of a grant."""
-        uses = grant_meter.Meter(self.identity.store).uses(grant.number)
-        return sum(use.rows for use in uses), sum(use.nbytes for use in uses)
+        for each in grants.Grants(self.identity.store).listing():
+            if each.number == grant.number:
+                return each.rows_used, each.nbytes_used
+        raise AssertionError(grant)
 
     @contextlib.contextmanager
     def serving(self, **options):

@@ -9,15 +9,11 @@ from nebula_jax import disk
 from nebula_jax.security import grants
 from nebula_jax.security.accounts import identity, logins, roles, tokens
 from nebula_jax.security.accounts import store as store_lib
-from nebula_jax.security.grants import data_access, data_schema
+from nebula_jax.security.grants import handles
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
 PASSWORD = "correct horse battery"
 
-SCHEMA = data_schema.Schema(
-    {"input_ids": "int32[]", "label": "int32"}, 1000, "ab" * 32, "News, 2019."
-)
-MOCK = [{"input_ids": [5, 6, 7], "label": 1}, {"input_ids": [], "label": 0}]
 PATH = "/data/secret-place/es"
 
 
@@ -84,10 +80,9 @@ def person(here, name, role=roles.RESEARCHER):
 
 def handle(here, by, name="corpus-es"):
     """Registers a corpus."""
-    data = data_access.DataAccess(here.store)
-    return data.register(by, name, {"path": PATH}, SCHEMA, MOCK, NOW)
+    data = handles.Handles(here.store)
+    return data.register(by, name, {"path": PATH}, 1000, "ab" * 32, "News, 2019.")
 
 
-def grant(here, by, subject, budget, operations=("rows",), name="corpus-es"):
-    given = grants.Grants(here.store)
-    return given.give(by, subject, name, operations, budget, NOW)
+def grant(here, by, subject, budget, name="corpus-es"):
+    return grants.Grants(here.store).give(by, subject, name, budget, NOW)

@@ -1,16 +1,13 @@
 """The line between who reads data and the process that serves it.
 
     proof    reader -> service   of the reader's account, see `accounts.tokens`
-    wanted   reader -> service   an operation, and what of it, [1 + N] int32
+    wanted   reader -> service   the numbers of rows, [N] int32
     parts    service -> reader   the parts of the corpus as JSON, in pages
     rows     service -> reader   the rows, [N, L] int32, ids packed as on M3's line
-    lengths  service -> reader   the tokens of each row of a side, in pages
-    ids      service -> reader   the ids of the rows of a side, a line each, in pages
 
-The rows of a corpus are numbered from 0, the parts one after the other. A request for
-rows has their numbers, then -1 where it has fewer than N; a request without any is the
-last one. Who reads more rows sends several at once. A request for `lengths` or `ids`
-has the number of a page.
+The rows of a corpus are numbered from 0, the parts one after the other. A request has
+-1 where it has fewer numbers than N; a request without any is the last one. Who reads
+more rows sends several requests at once.
 
 N rows of a request, L tokens of a row, V pieces.
 """
@@ -28,7 +25,7 @@ from nebula_jax import errors, printable
 from nebula_jax.communication import channels, codec, codecs
 from nebula_jax.security import names
 from nebula_jax.security.accounts import tokens
-from nebula_jax.security.grants import data_access
+from nebula_jax.security.grants import handles
 from nebula_jax.security.membership import site_folder
 
 CLUSTER = "data"
@@ -37,14 +34,7 @@ NO_ROW = -1
 MOST_REQUEST = 4096  # N
 MOST_ROWS = 2**31 - 1  # of a corpus: their numbers are int32
 PAGE_BYTES = 4096
-MOST_PAGES = 1 << 18  # of a gigabyte
-ROWS, LENGTHS, IDS = range(3)
-"""The operations of a request."""
-GRANTED = {ROWS: "rows", LENGTHS: "lengths", IDS: "rows"}
-"""Operation -> what a grant has to permit: an id is a column of a row."""
-MOST_PARTS_PAGES = 64
-SIDE = "side"
-"""The name of the parts of a side of a parallel corpus: one for each split."""
+MOST_PAGES = 64
 PREFIX = "handle:"
 _FLAG = re.compile(rf"{PREFIX}([^@]+)(?:@(.+))?")
 _JOB = "data-"
@@ -80,8 +70,6 @@ class Ends(NamedTuple):
     wanted: Any
     parts: Any
     rows: Any
-    lengths: Any
-    ids: Any
 
 
 class Part(NamedTuple):
@@ -93,8 +81,6 @@ class Part(NamedTuple):
     key: str
     """Digest of all that it was made from."""
     rows: int
-    id_bytes: int = 0
-    """Bytes of the ids of its rows, an end of line after each; 0 if they have none."""
 
 
 def parse(text: str) -> Wanted:
@@ -107,7 +93,7 @@ def parse(text: str) -> Wanted:
       errors.SettingsError: if it names no data.
     """
     found = _FLAG.fullmatch(text)
-    if found is None or not data_access.is_handle(found[1]):
+    if found is None or not handles.is_name(found[1]):
         raise errors.SettingsError(
             f"data={text}: expected handle:NAME, or handle:NAME@LAB, as in"
             " handle:corpus-es"
@@ -118,38 +104,23 @@ def parse(text: str) -> Wanted:
     return wanted
 
 
-def reader_ends(carrier: channels.Carrier, form: Form) -> Ends:
-    """Opens a reader's ends."""
-    plain, packed = codec.identity(), codecs.pack_ids(form.pieces)
-    proof, wanted, rows = _specs(form)
+def ends(carrier: channels.Carrier, form: Form, *, serves: bool) -> Ends:
+    """Opens the ends of the service if `serves` is True, else those of a reader."""
+    to_service = carrier.receiver if serves else carrier.sender
+    to_reader = carrier.sender if serves else carrier.receiver
+    plain, (proof, wanted, rows) = codec.identity(), _specs(form)
     return Ends(
-        carrier.sender("proof", proof, plain),
-        carrier.sender("wanted", wanted, plain),
-        carrier.receiver("parts", PAGE, plain),
-        carrier.receiver("rows", rows, packed),
-        carrier.receiver("lengths", PAGE, plain),
-        carrier.receiver("ids", PAGE, plain),
-    )
-
-
-def service_ends(carrier: channels.Carrier, form: Form) -> Ends:
-    """Opens the service's ends."""
-    plain, packed = codec.identity(), codecs.pack_ids(form.pieces)
-    proof, wanted, rows = _specs(form)
-    return Ends(
-        carrier.receiver("proof", proof, plain),
-        carrier.receiver("wanted", wanted, plain),
-        carrier.sender("parts", PAGE, plain),
-        carrier.sender("rows", rows, packed),
-        carrier.sender("lengths", PAGE, plain),
-        carrier.sender("ids", PAGE, plain),
+        to_service("proof", proof, plain),
+        to_service("wanted", wanted, plain),
+        to_reader("parts", PAGE, plain),
+        to_reader("rows", rows, codecs.pack_ids(form.pieces)),
     )
 
 
 def _specs(form: Form) -> tuple[codec.Spec, ...]:
     return (
         jax.ShapeDtypeStruct((tokens.PROOF_BYTES,), np.uint8),
-        jax.ShapeDtypeStruct((1 + form.rows,), np.int32),
+        jax.ShapeDtypeStruct((form.rows,), np.int32),
         jax.ShapeDtypeStruct((form.rows, form.length), np.int32),
     )
 
@@ -175,7 +146,7 @@ def job_of(handle: str) -> str:
     Raises:
       DataError: if its name is too long for one.
     """
-    data_access.check_handle(handle)
+    handles.check_name(handle)
     if len(handle) > _MOST_JOB:
         raise DataError(
             f"{handle}: a handle that is served has up to {_MOST_JOB} characters"
@@ -199,26 +170,18 @@ def reader_name(lab: str, account: str, job: str, cluster: str) -> str:
     return f"{shown}:{hashlib.sha256(whole).hexdigest()[:16]}"
 
 
-def pages(values: np.ndarray) -> list[np.ndarray]:
-    """Returns the bytes of an array in pages, one at least; zeros fill the last."""
-    data = values.view(np.uint8)
-    count = max(1, -(-len(data) // PAGE_BYTES))
-    whole = np.zeros(count * PAGE_BYTES, np.uint8)
-    whole[: len(data)] = data
-    return list(whole.reshape(count, PAGE_BYTES))
-
-
 def pages_of(parts: Sequence[Part]) -> list[np.ndarray]:
-    """Returns the description of a corpus in pages; a zero ends the last.
+    """Returns the description of a corpus in pages; zeros fill the last, one at least.
 
     Raises:
       DataError: if it has too many parts.
     """
     text = json.dumps([list(part) for part in parts], separators=(",", ":")).encode()
-    made = pages(np.frombuffer(text + b"\0", np.uint8))
-    if len(made) > MOST_PARTS_PAGES:
+    count = len(text) // PAGE_BYTES + 1
+    if count > MOST_PAGES:
         raise DataError(f"a corpus of {len(parts)} parts is too much for one handle")
-    return made
+    padded = np.frombuffer(text.ljust(count * PAGE_BYTES, b"\0"), np.uint8)
+    return list(padded.reshape(count, PAGE_BYTES))
 
 
 def is_last_page(page: np.ndarray) -> bool:
@@ -236,11 +199,10 @@ def read_pages(pages: Sequence[np.ndarray]) -> list[Part]:
     try:
         described = json.loads(data)
         found = [Part(*fields) for fields in described]
-        types = (str, str, str, int, int)
+        types = (str, str, str, int)
         is_sound = isinstance(described, list) and all(
             [type(value) for value in part] == list(types)
             and part.rows >= 0
-            and 0 <= part.id_bytes <= MOST_PAGES * PAGE_BYTES
             and all(printable.line(text, 256) == text for text in part[:3])
             for part in found
         )

@@ -29,7 +29,7 @@ from nebula_jax.runtime.served import data_channels, data_session, owner_text
 from nebula_jax.security import grants
 from nebula_jax.security.accounts import identity, tokens
 from nebula_jax.security.audit import entries
-from nebula_jax.security.grants import data_access
+from nebula_jax.security.grants import handles
 from nebula_jax.security.membership import site_folder
 
 TURN_SECONDS = 0.25  # between two looks at who has come and what is to be recorded
@@ -77,13 +77,13 @@ class DataService:
         try:
             token = tokens.read(folder, account)
             by = self._identity.account_of(token, clock())
-            access = data_access.DataAccess(self._identity.store)
+            access = handles.Handles(self._identity.store)
             provider = access.provider(by, handle)
             work_folder = self._identity.work_folder(by)
             with process.timed(f"preparing {handle}"):
                 text = owner_text.opened(provider, work_folder / PREPARED)
-            expected = access.find(handle).schema.vocabulary
-            if expected and expected != text.digest:
+            expected = access.find(handle).vocabulary
+            if expected != text.digest:
                 raise data_channels.DataError(
                     f"{handle}: its vocabulary is another one than was registered; put"
                     " it back, or register another handle"
@@ -93,8 +93,13 @@ class DataService:
             raise
         self._tally = data_session.Tally()
         self._served = data_session.Handle(
-            *(handle, folder.load().name, secrets.token_hex(16), text),
-            *(self._identity, self._tally, clock),
+            name=handle,
+            lab=folder.load().name,
+            nonce=secrets.token_hex(16),
+            text=text,
+            people=self._identity,
+            tally=self._tally,
+            clock=clock,
         )
 
     def stop(self) -> None:
@@ -192,8 +197,11 @@ class DataService:
             try:
                 trainer.record(
                     "data",
-                    **{"event": "served", "handle": self._handle, "rows": rows},
-                    **{"nbytes": nbytes, "subject": reader.subject},
+                    event="served",
+                    handle=self._handle,
+                    rows=rows,
+                    nbytes=nbytes,
+                    subject=reader.subject,
                     by=entries.without_secret(reader.job),
                 )
             except (errors.NebulaError, OSError) as error:

@@ -14,9 +14,8 @@ from nebula_jax.communication import selector
 from nebula_jax.communication.link import Link
 from nebula_jax.federation import requests
 from nebula_jax.runtime.served import data_channels, owner_text
-from nebula_jax.security import accounts, names
+from nebula_jax.security import accounts, grants, names
 from nebula_jax.security.accounts.identity import Identity
-from nebula_jax.security.grants import grant_meter
 from nebula_jax.security.membership import site_folder
 
 
@@ -76,10 +75,10 @@ class Handle(NamedTuple):
             there, or has gone.
         """
         reader, form = self._claimed(link)
-        meter = grant_meter.Meter(self.people.store)
         # Before it can wait for anything: who has no grant takes nobody's place.
-        meter.remaining(reader.subject, self.name, "schema", self.clock())
-        ends = data_channels.service_ends(link, form)
+        granted = grants.Grants(self.people.store)
+        granted.use(reader.subject, self.name, 0, 0, self.clock())
+        ends = data_channels.ends(link, form, serves=True)
         link.welcome(0)
         proof = _bytes_of(ends.proof.recv_payload(0)).tobytes()
         if "@" not in reader.subject:
@@ -88,41 +87,20 @@ class Handle(NamedTuple):
                 raise data_channels.DataError(
                     f"{reader.subject} has not shown a token: log in again"
                 )
-        self._send_parts(reader, ends)
+        pages = data_channels.pages_of(self.text.parts)
+        self._count(reader, 0, sum(page.nbytes for page in pages))
+        for number, page in enumerate(pages):
+            ends.parts.send_payload(number, selector.Selected(page, 0))
         row_bytes = sum(ends.rows.format.buffer_sizes()[0])
         for number in itertools.count(1):
             wanted = _bytes_of(ends.wanted.recv_payload(number)).view(np.int32)
-            operation, numbers = int(wanted[0]), wanted[1:]
-            if operation == data_channels.ROWS:
-                rows = _checked(numbers, len(self.text))
-                if not rows:
-                    break
-                self._use(reader, operation, len(rows), row_bytes)
-                ends.rows.send(number, self.text.rows(rows, form.rows))
-            else:
-                self._send_page(reader, ends, number, operation, int(numbers[0]))
+            rows = _checked(wanted, len(self.text))
+            if not rows:
+                break
+            # All N rows cross, whatever the request has.
+            self._count(reader, len(rows), row_bytes)
+            ends.rows.send(number, self.text.rows(rows, form.rows))
         return reader
-
-    def _send_page(
-        self,
-        reader: Reader,
-        ends: data_channels.Ends,
-        number: int,
-        operation: int,
-        which: int,
-    ) -> None:
-        """Sends a page of the lengths or the ids of the rows of a side."""
-        sent = {
-            data_channels.LENGTHS: (ends.lengths, self.text.lengths),
-            data_channels.IDS: (ends.ids, self.text.ids),
-        }
-        if operation not in sent or not 0 <= which < len(sent[operation][1]):
-            raise data_channels.DataError(
-                f"requested page {which} of operation {operation}, which is not there"
-            )
-        channel, pages = sent[operation]
-        self._use(reader, operation, 0, data_channels.PAGE_BYTES)
-        channel.send_payload(number, selector.Selected(pages[which], 0))
 
     def _claimed(self, link: Link) -> tuple[Reader, data_channels.Form]:
         """Returns who a reader is, if it proves it, and how it reads.
@@ -153,19 +131,12 @@ class Handle(NamedTuple):
         form = data_channels.Form(rows, text.max_length, text.pieces)
         return Reader(subject, f"{account}/{job}"), form
 
-    def _send_parts(self, reader: Reader, ends: data_channels.Ends) -> None:
-        pages = data_channels.pages_of(self.text.parts)
-        self._count(reader, "schema", 0, sum(page.nbytes for page in pages))
-        for number, page in enumerate(pages):
-            ends.parts.send_payload(number, selector.Selected(page, 0))
-
-    def _use(self, reader: Reader, operation: int, rows: int, nbytes: int) -> None:
-        self._count(reader, data_channels.GRANTED[operation], rows, nbytes)
-
-    def _count(self, reader: Reader, operation: str, rows: int, nbytes: int) -> None:
+    def _count(self, reader: Reader, rows: int, nbytes: int) -> None:
         """Counts a use that is about to be served."""
-        counted = (reader.subject, self.name, operation, rows, nbytes)
-        grant_meter.Meter(self.people.store).use(*counted, self.clock(), reader.job)
+        now = self.clock()
+        grants.Grants(self.people.store).use(
+            reader.subject, self.name, rows, nbytes, now
+        )
         self.tally.add(reader, rows, nbytes)
 
 

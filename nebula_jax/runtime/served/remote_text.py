@@ -16,12 +16,12 @@ import pathlib
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, overload
+from typing import NamedTuple, overload
 
 import numpy as np
 
 import nebula_jax
-from nebula_jax import errors, printable
+from nebula_jax import errors
 from nebula_jax.communication import bridge, channels, selector, wan
 from nebula_jax.communication.codecs import bits
 from nebula_jax.communication.link import Link
@@ -29,11 +29,9 @@ from nebula_jax.communication.wire import activity, frames, session, states
 from nebula_jax.federation import inner, switch_client
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import process
-from nebula_jax.runtime.served import data_channels, remote_side
+from nebula_jax.runtime.served import data_channels
 from nebula_jax.security.accounts import identity, tokens
 from nebula_jax.security.membership import site_folder
-
-PAGES_AT_ONCE = 64
 
 
 class NoMoreText(errors.NebulaError):
@@ -82,12 +80,6 @@ class RemoteRows(Sequence[dict[str, np.ndarray]]):
         return {"input_ids": self._text.read([numbers])[0]}
 
 
-def _details(account: str, job: str, reading: Reading) -> dict[str, Any]:
-    """Returns who reads, and how many rows at a time."""
-    own = {"account": account, "job": job}
-    return own | {"cluster": reading.cluster, "rows": reading.rows}
-
-
 class RemoteText:
     """A corpus that is served elsewhere."""
 
@@ -112,22 +104,15 @@ class RemoteText:
         """
         self._wanted = wanted
         self._flag = f"data={data_channels.PREFIX}{wanted.handle}"
-        rows, length, pieces = reading.rows, reading.max_length, reading.pieces
-        self._form = data_channels.Form(rows, length, pieces)
-        folder = site_folder.Folder(pathlib.Path(settings.federation))
-        token, lab = tokens.read(folder, settings.account), folder.load().name
-        with identity.Identity.open(folder.path) as found:
-            account = found.account_of(token, time.time()).name
-        name = data_channels.reader_name(lab, account, settings.job, reading.cluster)
-        hello = frames.Hello(
-            name,
-            nebula_jax.__version__,
-            data_channels.settings(wanted.handle, reading.vocabulary, length),
-            details=_details(account, settings.job, reading),
+        self._form = data_channels.Form(
+            reading.rows, reading.max_length, reading.pieces
         )
+        folder = site_folder.Folder(pathlib.Path(settings.federation))
+        token = tokens.read(folder, settings.account)
+        hello = _hello(settings, folder, token, wanted.handle, reading)
         job = data_channels.job_of(wanted.handle)
         self._trainer = switch_client.Trainer(
-            folder, settings.account, job, name, wanted.lab
+            folder, settings.account, job, hello.cluster, wanted.lab
         )
         try:
             self._link = _dial(settings, self._trainer, hello, work)
@@ -135,10 +120,10 @@ class RemoteText:
             self._trainer.close()
             raise
         try:
-            self._ends = data_channels.reader_ends(self._link, self._form)
+            self._ends = data_channels.ends(self._link, self._form, serves=False)
             self._link.wait_for_welcome(settings.connect_timeout)
-            proof = tokens.prove(token, self._about(name))
-            self._send(self._ends.proof, 0, np.frombuffer(proof, np.uint8))
+            proof = tokens.prove(token, self._about(hello.cluster))
+            _send(self._ends.proof, 0, np.frombuffer(proof, np.uint8))
             self._places = _placed(self._read_parts())
         except errors.NebulaError as error:
             self._link.abort(str(error))
@@ -147,7 +132,7 @@ class RemoteText:
         self._sending, self._receiving = threading.Lock(), threading.Lock()
         self._requests = 0
         self._due: collections.deque[int] = collections.deque()
-        """Requests for rows whose answers are to come, in order."""
+        """Requests whose answers are to come, in order."""
         self._kept: dict[int, np.ndarray] = {}
 
     def _about(self, name: str) -> tuple[str, str, str, str]:
@@ -161,7 +146,7 @@ class RemoteText:
     def _read_parts(self) -> list[data_channels.Part]:
         pages: list[np.ndarray] = []
         while not pages or not data_channels.is_last_page(pages[-1]):
-            if len(pages) == data_channels.MOST_PARTS_PAGES:
+            if len(pages) == data_channels.MOST_PAGES:
                 raise data_channels.DataError("the data's description has no end")
             page = self._ends.parts.recv_payload(len(pages)).payload
             pages.append(np.asarray(page))
@@ -193,48 +178,6 @@ class RemoteText:
             part, first = self._places[name, split]
             found[split], key = RemoteRows(self, first, part.rows), part.key
         return key, found
-
-    def side(self) -> dict[str, remote_side.RemoteExamples]:
-        """Returns the examples of each split of a side of a parallel corpus.
-
-        Lengths and ids are read now, the examples when they are due.
-
-        Raises:
-          NoMoreText: if it is no side, or they may not be read.
-        """
-        places = {
-            split: place
-            for (name, split), place in self._places.items()
-            if name == data_channels.SIDE
-        }
-        if not places:
-            raise NoMoreText(f"{self._flag} is no side of a parallel corpus")
-        parts = [part for part, _ in places.values()]
-        rows, id_bytes = (
-            sum(getattr(part, name) for part in parts) for name in ("rows", "id_bytes")
-        )
-        try:
-            with self._sending:
-                found = self._pages(data_channels.LENGTHS, self._ends.lengths, 4 * rows)
-                lengths = np.frombuffer(found, np.int32)
-                found = self._pages(data_channels.IDS, self._ends.ids, id_bytes)
-                ids = found.decode("ascii", "replace").split("\n")[:-1]
-            shortest, longest = lengths.min(initial=1), lengths.max(initial=1)
-            if (
-                len(ids) != rows
-                or not 1 <= shortest <= longest <= self._form.length
-                or any(printable.line(name, 100) != name for name in ids)
-            ):
-                raise data_channels.DataError("ids or lengths of rows that cannot be")
-        except errors.NebulaError as error:
-            raise self._ended(error) from None
-        sides = {}
-        for split, (part, first) in places.items():
-            here = slice(first, first + part.rows)
-            sides[split] = remote_side.RemoteExamples(
-                ids[here], lengths[here], part.key, first, self.read
-            )
-        return sides
 
     def fetch(
         self, places: Sequence[tuple[Sequence[dict[str, np.ndarray]], int]]
@@ -270,28 +213,13 @@ class RemoteText:
             raise self._ended(error) from None
         return np.concatenate(found)
 
-    def _pages(self, operation: int, channel: channels.Receiver, size: int) -> bytes:
-        """Reads so many bytes in pages, before any row is read; several at a time."""
-        count, found = -(-size // data_channels.PAGE_BYTES), list[np.ndarray]()
-        while len(found) < count:
-            last = min(count, len(found) + PAGES_AT_ONCE)
-            sent = [self._wanted_of(operation, [n]) for n in range(len(found), last)]
-            for number in sent:
-                found.append(np.asarray(channel.recv_payload(number).payload))
-        return b"".join(page.tobytes() for page in found)[:size]
-
     def _request(self, numbers: Sequence[int]) -> int:
         """Requests at most N rows; returns the number of the request."""
-        self._due.append(self._wanted_of(data_channels.ROWS, numbers))
-        return self._due[-1]
-
-    def _wanted_of(self, operation: int, numbers: Sequence[int]) -> int:
-        """Sends a request; returns its number."""
-        wanted = np.full(1 + self._form.rows, data_channels.NO_ROW, np.int32)
-        wanted[0] = operation
-        wanted[1 : 1 + len(numbers)] = numbers
+        wanted = np.full(self._form.rows, data_channels.NO_ROW, np.int32)
+        wanted[: len(numbers)] = numbers
         self._requests += 1
-        self._send(self._ends.wanted, self._requests, wanted)
+        _send(self._ends.wanted, self._requests, wanted)
+        self._due.append(self._requests)
         return self._requests
 
     def _answer(self, number: int) -> np.ndarray:
@@ -305,9 +233,6 @@ class RemoteText:
                 shape = (self._form.rows, self._form.length)
                 self._kept[first] = ids.astype(np.int32).reshape(shape)
             return self._kept.pop(number)
-
-    def _send(self, channel: channels.Sender, number: int, array: np.ndarray) -> None:
-        channel.send_payload(number, selector.Selected(array, 0))
 
     def _ended(self, error: errors.NebulaError) -> NoMoreText:
         """Returns an error as that of the data that it ended."""
@@ -329,6 +254,29 @@ class RemoteText:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+def _hello(
+    settings: connect.Settings,
+    folder: site_folder.Folder,
+    token: str,
+    handle: str,
+    reading: Reading,
+) -> frames.Hello:
+    """Returns what the service learns of this reader; its proof comes later."""
+    with identity.Identity.open(folder.path) as found:
+        account = found.account_of(token, time.time()).name
+    who = {"account": account, "job": settings.job, "cluster": reading.cluster}
+    return frames.Hello(
+        data_channels.reader_name(folder.load().name, **who),
+        nebula_jax.__version__,
+        data_channels.settings(handle, reading.vocabulary, reading.max_length),
+        details={**who, "rows": reading.rows},
+    )
+
+
+def _send(channel: channels.Sender, number: int, array: np.ndarray) -> None:
+    channel.send_payload(number, selector.Selected(array, 0))
 
 
 def _dial(

@@ -27,7 +27,6 @@ PERMITTED: Mapping[str, frozenset[str]] = {
     "certificate.revoke": frozenset({OWNER, OPERATOR}),
     "certificate.rotate": frozenset({OWNER, OPERATOR}),
     "data.register": frozenset({OWNER, RESEARCHER}),
-    "data.request": frozenset({OWNER, RESEARCHER}),
     "data.serve": frozenset({OWNER, RESEARCHER}),
     "grant.give": frozenset({OWNER, RESEARCHER}),
     "grant.list": frozenset({OWNER, OPERATOR, AUDITOR}),

@@ -53,52 +53,28 @@ CREATE TABLE tries (
 CREATE TABLE handles (
   name TEXT PRIMARY KEY,
   owner TEXT NOT NULL REFERENCES accounts (name),
-  provider TEXT NOT NULL,
-  schema TEXT NOT NULL,
-  mock TEXT NOT NULL,
+  row_count INTEGER NOT NULL,
+  vocabulary TEXT NOT NULL,
+  about TEXT NOT NULL,
   state TEXT NOT NULL CHECK (state IN ('open', 'withdrawn')),
-  created REAL NOT NULL
+  provider TEXT NOT NULL
 ) STRICT;
-CREATE TABLE requests (
-  number INTEGER PRIMARY KEY AUTOINCREMENT,
-  subject TEXT NOT NULL,
-  lab TEXT NOT NULL,
-  handle TEXT NOT NULL REFERENCES handles (name),
-  operations TEXT NOT NULL,
-  why TEXT NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('requested', 'granted', 'refused')),
-  created REAL NOT NULL
-) STRICT;
-CREATE INDEX requests_open ON requests (lab) WHERE state = 'requested';
 CREATE TABLE grants (
   number INTEGER PRIMARY KEY AUTOINCREMENT,
   subject TEXT NOT NULL,
   handle TEXT NOT NULL REFERENCES handles (name),
-  operations TEXT NOT NULL,
   row_budget INTEGER CHECK (row_budget > 0),
   byte_budget INTEGER CHECK (byte_budget > 0),
   until REAL,
   rows_used INTEGER NOT NULL DEFAULT 0,
   bytes_used INTEGER NOT NULL DEFAULT 0,
   state TEXT NOT NULL CHECK (state IN ('active', 'revoked', 'replaced')),
-  given_by TEXT NOT NULL REFERENCES accounts (name),
-  created REAL NOT NULL,
   CHECK (row_budget IS NULL OR rows_used <= row_budget),
   CHECK (byte_budget IS NULL OR bytes_used <= byte_budget)
 ) STRICT;
 CREATE UNIQUE INDEX one_active_grant ON grants (subject, handle)
   WHERE state = 'active';
 CREATE INDEX grants_of_subject ON grants (subject, handle, number);
-CREATE TABLE uses (
-  number INTEGER PRIMARY KEY AUTOINCREMENT,
-  grant_number INTEGER NOT NULL REFERENCES grants (number),
-  time REAL NOT NULL,
-  operation TEXT NOT NULL,
-  row_count INTEGER NOT NULL,
-  byte_count INTEGER NOT NULL,
-  job TEXT NOT NULL
-) STRICT;
-CREATE INDEX uses_of_grant ON uses (grant_number)
 """
 
 _DAMAGED = "the file is damaged: put a copy of it back"

@@ -25,10 +25,9 @@ MESSAGES = {
     "|until {until}|revocation list {number}",
     "account": "changed|account {name}|as {role}|from {before}|to {after}",
     "login": "logged in|as {name}",
-    "grant": "gave|grant {number}|to {subject}|for {operations}|on {handle}"
+    "grant": "gave|grant {number}|to {subject}|on {handle}"
     "|up to {rows} rows|up to {nbytes}|until {until}",
-    "data": "used|request {request}|data {handle}|for {operation}|for {operations}"
-    "|with {rows} rows|of {nbytes}|in job {job}|under grant {grant}|because: {why}",
+    "data": "used|data {handle}|with {rows} rows|of {nbytes}|in job {job}",
     "job": "began|job {job}|at commit {commit}|at step {step}",
     "session": "opened|a session with {peer}|a session with {lab}|for job {job}"
     "|after sending {sent}|and receiving {received}|because of {reason}",
@@ -54,8 +53,6 @@ VERBS = {
     "account.password": "changed the password of",
     "data.register": "registered",
     "data.withdraw": "withdrew",
-    "data.request": "requested",
-    "data.refuse": "refused",
     "grant.give": "gave",
     "grant.revoke": "revoked",
     "login.refused": "was refused a login",

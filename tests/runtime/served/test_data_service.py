@@ -223,12 +223,6 @@ def test_an_expired_grant_ends_a_session_at_its_next_use(owner, read, clock):
             clock["ahead"] = 0.0
 
 
-def test_an_operation_that_was_not_granted_is_refused(owner, read):
-    owner.grant(US, operations=("schema",))
-    with read() as text, pytest.raises(remote_text.NoMoreText, match="not rows"):
-        text.read([0])
-
-
 def test_another_vocabulary_or_length_is_named(owner, read):
     owner.grant(US)
     with pytest.raises(errors.NebulaError, match=r"max_length=16, .* has max_length=8"):

@@ -116,7 +116,7 @@ def test_each_role():
     reading = {"audit.show", "audit.verify", "account.list", "grant.list"}
     assert permitted("auditor") == reading
     running = {"job.run", "stream.open"}
-    data = {"data.register", "data.request", "data.serve", "grant.give"}
+    data = {"data.register", "data.serve", "grant.give"}
     assert permitted("researcher") == running | data | {"grant.revoke"}
     assert permitted("operator") == everything - data - {"account.role"}
 

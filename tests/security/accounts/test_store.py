@@ -14,11 +14,10 @@ import pytest
 import tiny_accounts
 
 from nebula_jax import errors
-from nebula_jax.security import private_files
+from nebula_jax.security import grants, private_files
 from nebula_jax.security.accounts import store as store_lib
 from nebula_jax.security.accounts import tokens
 from nebula_jax.security.accounts.store import Store, StoreError
-from nebula_jax.security.grants import budgets, grant_meter
 
 ROOT = pathlib.Path(__file__).parents[3]
 INSERT = "INSERT INTO accounts VALUES ('a', 'owner', 'active', 1, NULL, 0, 1, NULL)"
@@ -92,7 +91,7 @@ def test_the_settings_that_its_promises_rest_on(path):
     tables = store.rows("PRAGMA table_list")
     strict = {row["name"]: row["strict"] for row in tables}
     ours = {each for each in strict if not each.startswith("sqlite_")}
-    assert len(ours) == 7
+    assert len(ours) == 5
     assert all(strict[each] for each in ours)
     with (
         pytest.raises(StoreError, match="cannot store TEXT"),
@@ -172,7 +171,7 @@ def test_damage_anywhere_is_an_error_in_one_line_and_nothing_else(tmp_path):
     owner = tiny_accounts.owner(here)
     tiny_accounts.person(here, "ana")
     tiny_accounts.handle(here, owner)
-    tiny_accounts.grant(here, owner, "ana", budgets.Budget(1000))
+    tiny_accounts.grant(here, owner, "ana", grants.Budget(1000))
     token = tokens.owner(here.folder)
     here.close()
     path = tmp_path / "identity.sqlite"
@@ -188,8 +187,8 @@ def test_damage_anywhere_is_an_error_in_one_line_and_nothing_else(tmp_path):
         try:
             with tiny_accounts.reopen(tmp_path) as here:
                 here.account_of(token, tiny_accounts.NOW)
-                meter = grant_meter.Meter(here.store)
-                meter.use("ana", "corpus-es", "rows", 1, 1, tiny_accounts.NOW, "ana/m3")
+                given = grants.Grants(here.store)
+                given.use("ana", "corpus-es", 1, 1, tiny_accounts.NOW)
                 here.move(owner, "ana", "suspend")
                 found += here.store.findings()
         except errors.NebulaError as error:
