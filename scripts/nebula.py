@@ -15,6 +15,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from nebula_jax import errors
 from nebula_jax.runtime.life import process
 from scripts.federation import (
     arguments,
@@ -69,7 +70,19 @@ def _help(text: str) -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
     given = parser().parse_args(argv)
-    return process.guarded(lambda: given.run(given))
+    return process.guarded(lambda: _run(given))
+
+
+def _run(given: argparse.Namespace) -> int:
+    """Runs a command, whose errors name flags where the library names arguments."""
+    try:
+        return given.run(given)
+    except errors.SettingsError as error:
+        if str(error).partition("=")[0] in vars(
+            given
+        ):  # `listen=nowhere: expected ...`
+            error.args = (f"--{error}",)
+        raise
 
 
 if __name__ == "__main__":

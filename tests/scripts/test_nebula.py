@@ -203,4 +203,4 @@ def test_commands_to_a_switch_that_does_not_run(lab, command):
 def test_a_switch_needs_somebody_to_connect_with(lab):
     assert "--listen HOST:PORT, or --peer" in lab.fails("switch")
     found = lab("switch", "--peer", "nowhere", status=2)
-    assert "expected HOST:PORT" in found.err
+    assert "--peer=nowhere: expected HOST:PORT" in found.err
