@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any
 
 from nebula_jax import errors
-from nebula_jax.parallel import fan_out as fan_out_lib
 from nebula_jax.parallel import planner
 from nebula_jax.parallel.planner import M3, ABNet
 from scripts.plans import abnet, settings
@@ -169,9 +168,10 @@ def fan_out(run: M3, replicas: int) -> tuple[int, float]:
       replicas: of the discriminator, of which each trains on one micro-batch in t_d.
     """
     generators = [each.micro_batch for each in run.generators]
+    # As many as the slowest generator makes while the discriminator takes a step.
     one_each = run.discriminator.micro_batch * replicas
-    chosen = fan_out_lib.choose(generators, one_each, replicas)
-    return chosen, one_each / max(generators)
+    ratio = one_each / max(generators)
+    return max(1, min(replicas, round(ratio))), ratio
 
 
 def of_abnet(plan: settings.Settings, run: ABNet, cores: float | None) -> list[str]:
