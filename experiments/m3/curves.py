@@ -6,7 +6,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 FIGURES = (
-    *("rtd_auc", "fake_token_rate", "sampled_mlm_accuracy", "clm_accuracy"),
+    "rtd_auc",
+    "fake_token_rate",
+    "sampled_mlm_accuracy",
+    "clm_accuracy",
     "unigram_accuracy",
 )
 

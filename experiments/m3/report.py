@@ -187,14 +187,12 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     auc, right = (mean(last, figure) for figure in ("rtd_auc", "sampled_mlm_accuracy"))
     rows.append([f"mean of {len(rows)}", _auc(auc), "", "", ""])
     frequent = any("unigram_accuracy" in each for each in last["languages"].values())
-    columns = (
-        *("RTD AUC", "fake tokens", "sampled-MLM accuracy"),
-        f"CLM accuracy{' (most frequent piece)' if frequent else ''}",
-    )
+    columns = ["language", "RTD AUC", "fake tokens", "sampled-MLM accuracy"]
+    columns += [f"CLM accuracy{' (most frequent piece)' if frequent else ''}"]
     found = [
         f"Held-out text after step {last['step']} (in brackets: {first['step']}; an RTD"
         " AUC of 0.5 is a guess):",
-        run_report.table(["language", *columns], rows),
+        run_report.table(columns, rows),
         "Mean RTD AUC (after step): "
         + ", ".join(
             f"{_auc(mean(each, 'rtd_auc'))} ({each['step']})" for each in evaluations

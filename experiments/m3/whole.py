@@ -26,15 +26,14 @@ from nebula_jax.training import m3, m3_predictions
 def train(run: config.Run) -> int:
     """Trains all parts to the end; returns the exit status."""
     agreed, context = run.agreed, config.context(run, part=0)
-    names = ["discriminator", *(f"generator:{k}" for k in range(len(agreed.groups())))]
+    count = len(agreed.groups())
+    names = ["discriminator", *(f"generator:{k}" for k in range(count))]
     vocabulary = shared_vocabulary.given(run.local)
-    texts = [data.text_of(run, k, vocabulary) for k in range(len(agreed.groups()))]
+    texts = [data.text_of(run, k, vocabulary) for k in range(count)]
     made = models.load(run, vocabulary)
     mesh = devices.mesh(run.local.layout(), agreed.batch_size, agreed.micro_batches)
     fresh = [models.discriminator_init(mesh, made, agreed.seed)]
-    fresh += [
-        models.generator_init(mesh, made, agreed.seed, k) for k in range(len(texts))
-    ]
+    fresh += [models.generator_init(mesh, made, agreed.seed, k) for k in range(count)]
     generator_step = fan_out.generator_step(made.config, mesh, fresh[1])
     discriminator_step = models.discriminator_step(mesh, made, fresh[0])
     predict = predictions(made.config, mesh)
@@ -46,12 +45,7 @@ def train(run: config.Run) -> int:
     context.begin(start)
     frequencies = [unigrams.Unigrams(vocabulary.size) for _ in texts]
     sent: list[m3.Tokens] = []
-
-    def keep(tokens: m3.Tokens, number: int) -> None:
-        """Keeps a micro-batch for the discriminator, in place of sending it."""
-        del number  # they come in their order
-        sent.append(tokens)
-
+    keep = functools.partial(keep_tokens, sent)
     if start == 0:
         evaluate(context, 0, predict, probe, states, texts, sent)
     for step in context.each(context.alone()):
@@ -102,6 +96,11 @@ def restored(
     for text, (_, position) in zip(texts, found[1:], strict=True):
         text.begin(position, rows)
     return start, [state for state, _ in found]
+
+
+def keep_tokens(sent: list[m3.Tokens], tokens: m3.Tokens, number: int) -> None:
+    """Keeps micro-batch `number` for the discriminator, in place of sending it."""
+    sent.append(tokens)
 
 
 def predictions(config: m3.Config, mesh: jax.sharding.Mesh) -> Callable[..., Any]:

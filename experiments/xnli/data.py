@@ -130,7 +130,13 @@ def read(
             for split, each in parts.items()
         }
     return Text(
-        model, tokenizer, keep, parts, digest(found), sources, agreed.length_buckets
+        model=model,
+        tokenizer=tokenizer,
+        keep=keep,
+        parts=parts,
+        digest=digest(found),
+        sources=sources,
+        length_buckets=agreed.length_buckets,
     )
 
 
@@ -143,10 +149,8 @@ def _tokenized(
 ) -> ragged_rows.TokenRows:
     """Tokenizes pairs, unless that was done before."""
     longest = run.agreed.length_buckets[-1]
-    made_from = [
-        *(ragged_rows.FORMAT, tokenizer.digest, longest, separators),
-        *examples[:3],
-    ]
+    made_from = [ragged_rows.FORMAT, tokenizer.digest, longest, separators]
+    made_from += examples[:3]
     name = f"pairs-{split}-L{longest}-{files.digest_of(made_from)}.npz"
     return ragged_rows.cached(
         run.local.prepared_dir / name,

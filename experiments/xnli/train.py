@@ -59,7 +59,6 @@ def train(run: config.Run) -> int:
         if agreed.is_evaluated(step):
             params = partition.merge(state.params, frozen)
             accuracy = _dev_accuracy(run, context, step, predict, params, text)
-            # English dev alone decides which parameters are tested.
             selection = selection_lib.select(
                 agreed, selection, step, accuracy, state.params
             )
