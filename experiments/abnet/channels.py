@@ -183,14 +183,15 @@ def open_ends(
     def of_buckets(name: str) -> list[Any]:
         return [ends[f"{name}[{length}]"] for length in agreed.length_buckets]
 
+    probe = ControlEnds(*(ends[name] for name, *_ in PROBE)) if agreed.is_auto else None
     return Ends(
-        ends["buckets"],
-        ends.get("bottleneck"),
-        ends.get("lengths"),
-        of_buckets("hidden"),
-        of_buckets("gradient"),
-        ends["evaluation"],
-        ControlEnds(*(ends[name] for name, *_ in PROBE)) if agreed.is_auto else None,
+        buckets=ends["buckets"],
+        bottleneck=ends.get("bottleneck"),
+        lengths=ends.get("lengths"),
+        hidden=of_buckets("hidden"),
+        gradient=of_buckets("gradient"),
+        evaluation=ends["evaluation"],
+        control=probe,
     )
 
 
