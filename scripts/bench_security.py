@@ -32,6 +32,7 @@ from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
 from scripts.bench import harness, labs, revocations
+from scripts.bench import report as bench_report
 from scripts.tables import config
 from scripts.tables import runs as table_runs
 
@@ -154,23 +155,22 @@ def gather(folder: pathlib.Path) -> dict[str, Any]:
 def markdown(result: Mapping[str, Any]) -> str:
     """Renders the record."""
     rows = [
-        [
-            f"{each['mbit']} Mbit/s, {each['kilobytes']} kB each way",
-            f"{1000 * each['plain']:.1f}",
-            f"{1000 * each['federated']:.1f}",
-            f"{each['ratio'] - 1:+.1%}",
-            f"{each['switch_cores']:.1%}",
-            f"{each['trainer_cores']:+.1%}",
-        ]
+        each
+        | {name: 1000 * each[name] for name in ("plain", "federated")}
+        | {"more": each["ratio"] - 1}
         for each in result["rows"]
     ]
-    header = [
-        *("line", "plain TCP, ms a step", "over switches, ms", "more"),
-        *("a switch, of a core", "a trainer, of a core"),
-    ]
+    columns = {
+        "line": "{mbit} Mbit/s, {kilobytes} kB each way",
+        "plain TCP, ms a step": "{plain:.1f}",
+        "over switches, ms": "{federated:.1f}",
+        "more": "{more:+.1%}",
+        "a switch, of a core": "{switch_cores:.1%}",
+        "a trainer, of a core": "{trainer_cores:+.1%}",
+    }
     return report.join(
         report.heading(result, f"{result['rounds']} rounds", " of measuring"),
-        report.table(header, rows, "lrrrrr"),
+        bench_report.table_of(rows, columns),
         f"From an empty folder to a line between two labs, with all commands:"
         f" {result['install_to_secure_seconds']:.1f} s. A lab that is revoked at one"
         f" lab is gone from another, over a line of {revocations.FLOOD_MBIT} Mbit/s"

@@ -1,54 +1,60 @@
 """The records of the benchmarks in Markdown."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nebula_jax.runtime.records import report
+from nebula_jax.runtime.records.report import VERDICTS
+
+
+def table_of(
+    records: Iterable[Mapping[str, Any]],
+    columns: Mapping[str, str],
+    alignment: str = "",
+) -> str:
+    """Renders a table.
+
+    Args:
+      records: one for each row.
+      columns: title -> its cells, as `str.format` makes them of a record.
+      alignment: as of `report.table`.
+    """
+    rows = [[form.format(**each) for form in columns.values()] for each in records]
+    return report.table(list(columns), rows, alignment)
+
+
+CODECS = {
+    "codec": "`{codec}`",
+    "encode": "{encode_ms:.1f} ms",
+    "/ copy": "{encode_over_copy:.2f}",
+    "decode": "{decode_ms:.1f} ms",
+    "bytes": "{ratio:.4f}",
+    "error": "{error_gaussian:.5f}",
+    "decaying": "{error_decaying:.5f}",
+}
+SVD = {
+    "svd(0.6) beside `jnp.linalg.svd`": "{matrices}",
+    "full": "{full_ms:.0f} ms",
+    "ours": "{ours_ms:.0f} ms",
+    "faster": "{faster:.1f}",
+    "error / optimum": "{error_over_optimum_gaussian:.5f}",
+    "decaying": "{error_over_optimum_decaying:.5f}",
+}
 
 
 def codecs(result: Mapping[str, Any]) -> str:
     """Renders the record of `bench_codecs`."""
     copy = result["copy_ms"]
-    rows = [
-        [
-            f"`{row['codec']}`",
-            f"{row['encode_ms']:.1f} ms",
-            f"{row['encode_over_copy']:.2f}",
-            f"{row['decode_ms']:.1f} ms",
-            f"{row['ratio']:.4f}",
-            f"{row['error_gaussian']:.5f}",
-            f"{row['error_decaying']:.5f}",
-        ]
-        for row in result["codecs"]
-    ]
-    svd = [
-        [
-            row["matrices"],
-            f"{row['full_ms']:.0f} ms",
-            f"{row['ours_ms']:.0f} ms",
-            f"{row['faster']:.1f}",
-            f"{row['error_over_optimum_gaussian']:.5f}",
-            f"{row['error_over_optimum_decaying']:.5f}",
-        ]
-        for row in result["svd"]
-    ]
-    targets = [
-        [each["target"], f"{each['worst']:.3f}", report.VERDICTS[each["met"]]]
-        for each in result["targets"]
-    ]
-    header = ["codec", "encode", "/ copy", "decode", "bytes", "error", "decaying"]
-    svd_header = [
-        *("svd(0.6) beside `jnp.linalg.svd`", "full", "ours", "faster"),
-        *("error / optimum", "decaying"),
-    ]
+    targets = [each | {"is": VERDICTS[each["met"]]} for each in result["targets"]]
+    columns = {"target": "{target}", "worst": "{worst:.3f}", "verdict": "{is}"}
     return report.join(
         report.heading(result, f"seed {result['seed']}, {result['rounds']} rounds"),
         f"A {' x '.join(map(str, result['shape']))} float32 tensor; copying it takes"
         f" {copy['copy']:.1f} ms, `np.copyto` {copy['np.copyto']:.1f} ms. Error:"
         " relative, of Gaussian noise and of a matrix whose singular values decay.",
-        report.table(header, rows),
-        report.table(svd_header, svd),
-        report.table(["target", "worst", "verdict"], targets, "lrl"),
+        table_of(result["codecs"], CODECS),
+        table_of(result["svd"], SVD),
+        table_of(targets, columns, "lrl"),
     )
 
 
@@ -110,21 +116,18 @@ def _columns(result: Mapping[str, Any]) -> dict[str, Callable[[Mapping], str]]:
 
 
 def _overlap(overlap: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            name,
-            "{median:.1%} ({min:.1%} to {max:.1%})".format(**each["slowdown"]),
-            "{median:.1%} (at most {max:.1%})".format(**each["noise"]),
-            f"{each['sender_cpu_seconds']:.3f} + {each['receiver_cpu_seconds']:.3f}",
-            f"{each['sender_share']:.1%}",
-        ]
-        for name, each in overlap.items()
-    ]
-    header = [
-        *("computing while 25 MB leave", "slower", "noise without it"),
-        *("CPU s, sender + receiver", "sender's share of all cores"),
-    ]
-    return report.table(header, rows)
+    return table_of(
+        [{"name": name, **each} for name, each in overlap.items()],
+        {
+            "computing while 25 MB leave": "{name}",
+            "slower": "{slowdown[median]:.1%} ({slowdown[min]:.1%} to"
+            " {slowdown[max]:.1%})",
+            "noise without it": "{noise[median]:.1%} (at most {noise[max]:.1%})",
+            "CPU s, sender + receiver": "{sender_cpu_seconds:.3f} +"
+            " {receiver_cpu_seconds:.3f}",
+            "sender's share of all cores": "{sender_share:.1%}",
+        },
+    )
 
 
 def training(result: Mapping[str, Any]) -> str:
@@ -140,35 +143,38 @@ def _step(measured: Mapping[str, Any]) -> str:
     """Renders the figures of one kind of step."""
     shape = measured["shape"]
     steps = [
-        [
-            step["name"],
-            f"{step['ms']:.0f} ms",
-            f"{step['tokens_per_second']:,.0f}",
-            *(
-                report.NOTHING if over is None else f"{over:.2f}"
-                for over in (step["over_pytorch"], step["over_same"])
-            ),
-        ]
-        for step in measured["steps"]
+        each
+        | {
+            f"text_{over}": report.figure(each[f"over_{over}"], ".2f")
+            for over in ("pytorch", "same")
+        }
+        for each in measured["steps"]
     ]
-    gains = [
-        [gain["measure"], f"{gain['ms']:.0f} ms", f"{gain['times']:.2f}"]
-        for gain in measured["gains"]
-    ]
-    profile = [  # in records of 24a1878c908d and before
-        [row["part"], f"{row['ms']:.0f} ms", f"{row['share']:.0%}"]
-        for row in measured.get("profile", ())
-    ]
-    header = ["step", "time", "tokens/s", "over PyTorch's float32", "over the same"]
+    columns = {
+        "step": "{name}",
+        "time": "{ms:.0f} ms",
+        "tokens/s": "{tokens_per_second:,.0f}",
+        "over PyTorch's float32": "{text_pytorch}",
+        "over the same": "{text_same}",
+    }
+    gains = {
+        "bfloat16 step, Nebula-JAX": "{measure}",
+        "without it": "{ms:.0f} ms",
+        "slower": "{times:.2f}",
+    }
+    parts = {
+        "part of that step": "{part}",
+        "time": "{ms:.0f} ms",
+        "share": "{share:.0%}",
+    }
+    profile = measured.get("profile")  # in records of 24a1878c908d and before
     return report.join(
         f"**{measured['what']}**: {shape['layers']} layers of width {shape['width']},"
         f" {shape['vocab_size']:,} pieces, {shape['batch']} x {shape['length']}"
         " tokens.",
-        report.table(header, steps),
-        report.table(["bfloat16 step, Nebula-JAX", "without it", "slower"], gains),
-        report.table(["part of that step", "time", "share"], profile)
-        if profile
-        else "",
+        table_of(steps, columns),
+        table_of(measured["gains"], gains),
+        table_of(profile, parts) if profile else "",
     )
 
 

@@ -91,20 +91,17 @@ def _with_lines(
     return dataclasses.replace(run, line=both(run.line))
 
 
-def smallest(
-    values: Any, seconds: Callable[[Any], float], enough: float = WORTH
-) -> tuple[Any, float]:
+def smallest(values: Any, seconds: Callable[[Any], float]) -> tuple[Any, float]:
     """Returns the first value that is nearly as good as the best, and its seconds.
 
     Args:
       values: in the order of preference.
       seconds: of a step with a value.
-      enough: the share of the best time that may be lost.
     """
     times = {value: seconds(value) for value in values}
     best = min(times.values())
     return next(
-        (value, each) for value, each in times.items() if each <= best * (1 + enough)
+        (value, each) for value, each in times.items() if each <= best * (1 + WORTH)
     )
 
 
@@ -133,10 +130,8 @@ def of_m3(plan: settings.Settings, run: M3, cores: float | None) -> list[str]:
     window, after = smallest(WINDOWS, with_window)
     if text := gain(planner.time_of(late, cores).seconds, after):
         found.append(f"--window={window}: {text}, because more steps are in flight.")
-    elif window < run.window:
-        found.append(f"--window={run.window} is enough; {window} would do as well.")
     else:
-        found.append(f"--window={run.window} is enough, and no more than needed.")
+        found.append(f"--window={run.window} is enough; needed is {window}.")
 
     number = plan.run.local
     replicas = plan.devices[1] // number.model_parallel

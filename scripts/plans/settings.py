@@ -1,11 +1,11 @@
 """The configuration of a plan: its flags, and the values that are passed on."""
 
 import dataclasses
+import math
 from typing import Any
 
 from absl import flags
 
-from experiments import command_line
 from experiments.abnet import config as abnet_config
 from experiments.m3 import config as m3_config
 from nebula_jax import errors
@@ -125,14 +125,11 @@ def from_flags() -> Settings:
     for name, value in config.DEFAULTS.items():
         flags.FLAGS.set_default(name, value)
     tflops = given["device_tflops"]
-    devices = _two(
-        "cluster_devices", given["cluster_devices"], command_line.whole_number
-    )
     return Settings(
         experiment=experiment,
         run=config.from_flags(),
-        devices=devices,
-        tflops=_two("device_tflops", tflops, _positive) if tflops else None,
+        devices=_two("cluster_devices", given["cluster_devices"], int),
+        tflops=_two("device_tflops", tflops, float) if tflops else None,
         is_shared=given["shared_machine"],
         padding_share=given["padding_share"],
         wan=given["wan"],
@@ -164,18 +161,13 @@ def recognize(present: set[str]) -> str:
     return found[0]
 
 
-def _positive(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if 0 < number < float("inf") else None
-
-
-def _two(flag: str, parts: list[str], read: Any) -> tuple[Any, Any]:
+def _two(flag: str, parts: list[str], read: type) -> tuple[Any, Any]:
     """Returns the two numbers of a flag; one counts for both sides."""
-    numbers = [read(part.strip()) for part in parts]
-    if len(numbers) not in (1, 2) or not all(numbers):
+    try:
+        numbers = [read(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2) or not all(0 < each < math.inf for each in numbers):
         raise errors.SettingsError(
             f"--{flag}={','.join(parts)}: expected two numbers above 0, such as 8,64"
         )

@@ -73,19 +73,15 @@ def plan(result: Mapping[str, Any]) -> str:
 
 
 def _parts(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    rows = [
-        (
-            *("cluster", "devices", "trained", "frozen", "FLOP forward", "backward"),
-            *("s forward", "backward", "memory a device, estimated"),
-        )
-    ]
+    titles = ["cluster", "devices", "trained", "frozen", "FLOP forward", "backward"]
+    rows = [(*titles, "s forward", "backward", "memory a device, estimated")]
+    counts = ("trained", "frozen", "forward_flop", "backward_flop")
     for each in result["parts"]:
         rows.append(
             (
                 each["name"],
                 str(each["devices"]),
-                *(number(each[key]) for key in ("trained", "frozen")),
-                *(number(each[key]) for key in ("forward_flop", "backward_flop")),
+                *(number(each[key]) for key in counts),
                 *(f"{each[key]:.3g}" for key in ("forward_s", "backward_s")),
                 f"{each['memory_bytes'] / 1e9:.3g} GB",
             )
@@ -97,12 +93,6 @@ def _lines(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
     rows = [("line", "MB a step", "s at its rate", "MB/s")]
     for each in result["lines"]:
         seconds = "no limit" if each["seconds"] is None else f"{each['seconds']:.3g}"
-        rows.append(
-            (
-                each["name"],
-                f"{each['bytes'] / 1e6:.3g}",
-                seconds,
-                f"{each['bytes_per_second'] / 1e6:.3g}",
-            )
-        )
+        sent, rate = (f"{each[key] / 1e6:.3g}" for key in ("bytes", "bytes_per_second"))
+        rows.append((each["name"], sent, seconds, rate))
     return rows

@@ -254,7 +254,7 @@ def test_a_far_line_needs_a_wider_window():
     window, *_ = advice.of_m3(given(*M3_SMALL, SPEED), run, None)
     assert window.startswith("--window=7: a step takes ")
     window, *_ = advice.of_m3(given(*M3_SMALL, SPEED), RUN, None)
-    assert window == "--window=2 is enough; 1 would do as well."
+    assert window == "--window=2 is enough; needed is 1."
 
 
 def test_fan_out_is_the_ratio_of_both_sides_and_at_most_the_replicas():
