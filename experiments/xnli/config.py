@@ -39,8 +39,7 @@ class Agreed(configuration.Agreed):
     dataset: str = fields.of_data(
         "folder",
         "Source of dev and test pairs: --data_dir, or TFDS's xnli if it is prepared"
-        " (else --data_dir by way of a TFDS builder). Training pairs are always"
-        " --data_dir's.",
+        " (else --data_dir). Training pairs are always --data_dir's.",
         choices=["folder", "tfds:xnli"],
     )
     max_train_pairs: int | None = fields.of_data(

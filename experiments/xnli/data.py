@@ -170,7 +170,6 @@ def _examples(
             split,
             names,
             data_dir=folder,
-            prepared_dir=run.local.prepared_dir,
             tfds_dir=_tfds_dir(run.local),
         )
         process.message(f"{split}: {where}")

@@ -115,7 +115,6 @@ def read(tmp_path, split="dev"):
         split,
         LANGUAGES,
         data_dir=tmp_path / "text",
-        prepared_dir=tmp_path / "prepared",
         tfds_dir=tmp_path / "tfds",
     )
 
@@ -125,8 +124,7 @@ def present(tmp_path, *languages):
     return nli_tfds.present("dev", languages, **folders)
 
 
-def test_our_tfds_builder_gives_what_the_files_have(tmp_path):
-    """The folder is its manual_dir; nothing of TFDS's is prepared."""
+def test_the_folder_is_read_if_nothing_of_tfds_is_prepared(tmp_path):
     text = tiny_nli.write_text(tmp_path / "text")
     for split in ("dev", "test"):
         found, where = read(tmp_path, split)
@@ -189,14 +187,6 @@ def prepare_theirs(tmp_path):
         builder.download_and_prepare(
             download_config=tfds.download.DownloadConfig(try_download_gcs=False)
         )
-
-
-def test_languages_whose_examples_differ_are_not_one_dataset(tmp_path):
-    text = tiny_nli.write_text(tmp_path / "text")
-    path = nli.path(text, "dev", "sw")
-    path.write_text("".join(f"{line}\n" for line in tiny_nli.lines("dev", "sw")[:-1]))
-    with pytest.raises(text_folder.CorpusError, match=r"dev\.sw\.tsv: 1 examples"):
-        read(tmp_path)
 
 
 def test_a_damaged_dataset_of_tfds_is_one_error(tmp_path):
