@@ -2,15 +2,10 @@
 
 import configured
 import pytest
+import tiny_tables
 
 from experiments.abnet import config as abnet_config
 from scripts import table_long_run
-from scripts.tables import config
-
-TABLE = dict(
-    **{"name": "long_run", "scale": "", "seeds": ("0",), "data_dir": "text"},
-    **{"prepared_dir": "prepared", "pretrained_dir": "pretrained"},
-)
 
 
 def figures(losses, sent):
@@ -25,12 +20,11 @@ def figures(losses, sent):
     }
 
 
-def test_the_flags_of_every_row_can_be(tmp_path):
+def test_the_flags_of_every_row_can_be():
     keys = [row.key for row in table_long_run.ROWS]
     assert len(set(keys)) == len(keys)
-    table = config.Table(workdir=tmp_path, results=tmp_path, out=tmp_path, **TABLE)
     for row in table_long_run.ROWS:
-        run = table_long_run.run_of(row, "0", table)
+        run = table_long_run.run_of(row, "0", tiny_tables.table())
         found = configured.run(abnet_config, *run.arguments)
         assert str(found.agreed.bottleneck) == row.columns
         assert (found.agreed.forward_codec, found.agreed.backward_codec) == row.codecs

@@ -1,0 +1,68 @@
+import json
+
+from absl import flags
+from absl.testing import flagsaver
+
+from experiments import shared_flags  # noqa: F401  (defines --out and others)
+from nebula_jax.runtime.records import report
+from scripts.tables import runs as table_runs
+from scripts.tables import sweep
+
+
+def test_a_column_reads_a_row_by_its_keys_or_by_a_function():
+    columns = [
+        sweep.Column("row", "name"),
+        sweep.Column("BLEU", "bleu.test", ".1f"),
+        sweep.Column("faster", lambda row: row.get("faster"), ".2f"),
+    ]
+    rows = [
+        {"name": "a", "bleu": {"test": [1.0, 2.25]}, "faster": 2},
+        {"name": "b", "bleu": {"test": 3}},
+    ]
+    text = sweep.table(columns, rows)
+    assert text.splitlines()[0] == "| row | BLEU | faster |"
+    assert text.splitlines()[2:] == ["| a | 1.0, 2.2 | 2.00 |", "| b | 3.0 | – |"]
+    assert sweep.table(columns, []) == ""
+
+
+def test_a_target_is_met_up_to_its_limit():
+    assert sweep.at_most("a", 1.0, 1.0)["met"]
+    assert not sweep.at_most("a", 1.1, 1.0)["met"]
+    assert sweep.at_least("a", 1.0, 1.0)["met"]
+    assert not sweep.at_least("a", 0.9, 1.0)["met"]
+
+
+def test_a_sweep_does_each_run_once_and_writes_record_and_picture(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.chdir(tmp_path)
+    done = []
+
+    def execute(run, workdir):
+        done.append(run.name)
+        summary = {"commit": "abc123", "seconds": 60.0}
+        (workdir / "summary.json").write_text(json.dumps(summary))
+
+    def record(runs, table):
+        for seed in table.seeds:
+            runs.result(table_runs.Run(f"seed{seed}", "m", (f"--seed={seed}",)))
+        return {"rows": [{"name": table.name}]}
+
+    def markdown(found):
+        columns = [sweep.Column("row", "name")]
+        heading = report.heading(found, report.seeds(found))
+        return report.join(heading, sweep.table(columns, found["rows"]))
+
+    def draw(found, out):
+        out.with_suffix(".png").write_text(str(len(found["rows"])))
+
+    made = sweep.Sweep("a", record, markdown, execute=execute, draw=draw, seeds=2)
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(data_dir="text", out="a.json", workdir="runs"):
+        assert made.run() == made.run() == 0
+    assert done == ["seed0", "seed1"]
+    found = json.loads((tmp_path / "a.json").read_text())
+    assert (found["commit"], found["seconds"]) == ("abc123", 120.0)
+    assert found["seeds"] == ["0", "1"]
+    assert (tmp_path / "a.png").read_text() == "1"
+    assert "| row |\n|---|\n| a |" in capsys.readouterr().out
