@@ -11,7 +11,8 @@ import contextlib
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints, pending_connections
@@ -31,6 +32,22 @@ PENDING_SECONDS = 15.0  # for handshake, request and end of one
 PAUSE = 0.1  # seconds, where the system has no more sockets
 REFUSAL_BURST = 20  # entries that need not wait
 REFUSALS_PER_SECOND = 1.0
+
+
+async def accepted(
+    listening: socket.socket,
+) -> AsyncIterator[tuple[socket.socket, Any]]:
+    """Yields each connection that is made to a socket, with its address."""
+    loop = asyncio.get_running_loop()
+    listening.setblocking(False)
+    listening.listen(BACKLOG)
+    while True:
+        try:
+            found = await loop.sock_accept(listening)
+        except OSError:  # it went again, or the system has no more
+            await asyncio.sleep(PAUSE)
+            continue
+        yield found
 
 
 async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connection:
@@ -121,13 +138,9 @@ class Refusals:
     a second at most, with how many others it stands for.
     """
 
-    def __init__(self, record: Callable[[str, str, int, str], None]) -> None:
-        """Starts without any.
-
-        `record` is called with host, reason, how many others came since the last entry,
-        and the error in words.
-        """
-        self._record = record
+    def __init__(self, made: state.State) -> None:
+        """Starts without any."""
+        self._state = made
         self._left, self._now, self._others = float(REFUSAL_BURST), 0.0, 0
 
     def add_error(self, host: str, error: BaseException) -> None:
@@ -143,20 +156,21 @@ class Refusals:
             return
         self._left -= 1
         others, self._others = self._others, 0
-        self._record(host, reason, others, text)
+        more = f" (and {others} others before it)" if others else ""
+        self._state.log(f"refused a connection from {host}: {reason}: {text}{more}")
+        about = {"others": others} if others else {}
+        self._state.record("refusal", host, reason=reason, **about)
 
 
 class Entrance:
     """The pending connections of one switch."""
 
     def __init__(
-        self,
-        made: state.State,
-        refused: Refusals,
-        serve: Callable[[line.Connection], Awaitable[None]],
+        self, made: state.State, serve: Callable[[line.Connection], Awaitable[None]]
     ) -> None:
         """Starts without any; `serve` is called with each connection of a lab."""
-        self._state, self._refusals, self._serve = made, refused, serve
+        self._state, self._serve = made, serve
+        self.refusals = Refusals(made)
         most = min(MOST_PENDING, pending_connections.most())
         self._pending = pending_connections.Pool(most)
         self._groups: dict[str, str] = {}  # lab -> group of the address it came from
@@ -164,14 +178,7 @@ class Entrance:
     async def accept(self, listening: socket.socket) -> None:
         """Accepts connections at the outside address until it is cancelled."""
         loop = asyncio.get_running_loop()
-        listening.setblocking(False)
-        listening.listen(BACKLOG)
-        while True:
-            try:
-                sock, address = await loop.sock_accept(listening)
-            except OSError:  # it went again, or the system has no more
-                await asyncio.sleep(PAUSE)
-                continue
+        async for sock, address in accepted(listening):
             if self._pending.is_full:
                 self.make_room()
             sock.setblocking(False)
@@ -187,7 +194,7 @@ class Entrance:
         if pending is not None:
             self._pending.remove(pending)
             text, now = "too many others had come", time.monotonic()
-            self._refusals.add(pending.host, "crowded_out", text, now)
+            self.refusals.add(pending.host, "crowded_out", text, now)
             with contextlib.suppress(OSError):  # what waits for it finds its end
                 pending.sock.shutdown(socket.SHUT_RDWR)
 
@@ -234,4 +241,4 @@ class Entrance:
         self, pending: pending_connections.Pending, error: BaseException
     ) -> None:
         if pending in self._pending:  # else there is an entry, with the reason
-            self._refusals.add_error(pending.host, error)
+            self.refusals.add_error(pending.host, error)

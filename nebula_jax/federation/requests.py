@@ -136,7 +136,7 @@ class _Request(NamedTuple):
         if served is not None and lab in ("", switch.lab):
             await self._carry_here(about(switch.lab), served)
             return
-        reasons = []
+        reasons = []  # of every lab that does not have the trainer
         for each in [lab] if lab else sorted(switch.lines):
             if each not in switch.lines:
                 reasons.append(f"no line to {each}")

@@ -29,7 +29,6 @@ from nebula_jax.federation import (
 from nebula_jax.security.membership import revocation, site_folder
 from nebula_jax.security.tls import peer_tls
 
-BACKLOG = 128
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 REASON_CHARACTERS = 500  # of another switch's
 
@@ -43,10 +42,7 @@ class Switch:
         """Opens what the switch needs; for arguments and errors see `state.State`."""
         self.state = state.State(folder, log)
         self.upkeep = upkeep.Upkeep(self.state)
-        self._refusals = outside.Refusals(self._record_refusal)
-        self._entrance = outside.Entrance(
-            self.state, self._refusals, self._serve_accepted
-        )
+        self._entrance = outside.Entrance(self.state, self._serve_accepted)
         self._token = inner.new_token()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -122,12 +118,6 @@ class Switch:
     def _record(self, kind: str, **what: Any) -> None:
         self.state.record(kind, self.state.lab, **what)
 
-    def _record_refusal(self, host: str, reason: str, others: int, text: str) -> None:
-        more = f" (and {others} others before it)" if others else ""
-        self.state.log(f"refused a connection from {host}: {reason}: {text}{more}")
-        about = {"others": others} if others else {}
-        self.state.record("refusal", host, reason=reason, **about)
-
     # Other switches.
 
     async def _serve_accepted(self, connection: line.Connection) -> None:
@@ -148,11 +138,11 @@ class Switch:
                 connection = await outside.dial(self.state.folder, address)
             except (errors.NebulaError, OSError, EOFError) as error:
                 reason = f"no line to {endpoints.written(address)}: {error}"
-                if reason != logged:
+                if reason != logged:  # the same reason again is no news
                     self.state.log(f"{reason}; trying again")
                     self._record("fault", event=peer_tls.reason_of(error))
                     logged = reason
-                if isinstance(error, revocation.ListRefused):
+                if isinstance(error, revocation.ListRefused):  # no line brings one
                     await self._fetch_list()
                 pause = _longer(pause)
             else:
@@ -164,6 +154,8 @@ class Switch:
                 ends = {running, renewed}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 renewed.cancel()
+                # A line that ends at once is an entry in two logs: dial less and less
+                # often. The successor of one that still runs is dialed at once.
                 has_lasted = time.monotonic() - began > LONGEST_PAUSE
                 pause = 0.0 if has_lasted or not running.done() else _longer(pause)
             await asyncio.sleep(pause)
@@ -212,7 +204,7 @@ class Switch:
             reason = await made.run()
         except (errors.NebulaError, OSError) as error:  # what is here of the lab
             made.close(str(error))
-            self._refusals.add_error(lab, error)
+            self._entrance.refusals.add_error(lab, error)
             return
         finally:
             ends.cancel()
@@ -286,15 +278,7 @@ class Switch:
     # Trainers and commands of this lab.
 
     async def _accept_trainers(self, inside: socket.socket) -> None:
-        loop = asyncio.get_running_loop()
-        inside.setblocking(False)
-        inside.listen(BACKLOG)
-        while True:
-            try:
-                sock, _ = await loop.sock_accept(inside)
-            except OSError:
-                await asyncio.sleep(FIRST_PAUSE)
-                continue
+        async for sock, _ in outside.accepted(inside):
             self.state.begin(self._serve_inside(sock))
 
     async def _serve_inside(self, sock: socket.socket) -> None:
