@@ -115,7 +115,7 @@ def find_run() -> pathlib.Path:
             "no finished run in runs/. Make one, in about four minutes on two cores:"
             f" {COMMAND}"
         )
-    return max(runs, key=lambda folder: max(map(_modified, _manifests(folder))))
+    return max(runs, key=_modified)
 
 
 def _is_hot_started(folder: pathlib.Path) -> bool:
@@ -361,7 +361,7 @@ def _sequences(
 def _checkpoints(run: pathlib.Path, cluster: str) -> tuple[pathlib.Path, list[int]]:
     """Returns a cluster's folder of checkpoints, and which of them are whole."""
     folder = run / cluster / "checkpoints"
-    relative = f"{run.parent}{os.sep}"  # where a run lies is nobody's business
+    relative = f"{run.parent}{os.sep}"  # outputs show no paths of this machine
 
     def log(text: str) -> None:
         print(text.replace(relative, ""))
@@ -402,9 +402,9 @@ def _find(run: pathlib.Path, path: str, inside: str = "") -> pathlib.Path | None
 
 def _manifests(folder: pathlib.Path) -> list[pathlib.Path]:
     checkpoints = folder / "discriminator" / "checkpoints"
-    former = checkpoints.glob("*.json")  # where a manifest was once
-    return sorted([*checkpoints.glob(f"{'[0-9]' * 8}/manifest.json"), *former])
+    return sorted(checkpoints.glob(f"{'[0-9]' * 8}/manifest.json"))
 
 
-def _modified(path: pathlib.Path) -> float:
-    return path.stat().st_mtime
+def _modified(folder: pathlib.Path) -> float:
+    """Returns when the newest checkpoint was written."""
+    return max(each.stat().st_mtime for each in _manifests(folder))
