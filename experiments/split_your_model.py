@@ -90,14 +90,13 @@ def back(params, sent, labels, rng):
 
 def train_front(link, params, batches, sent, codec, zstd, record):
     half, state = cut.front(front, codec, codec), OPTIMIZER.init(params)
-    hidden = link.sender("hidden", sent, codec, zstd)
-    gradient = link.receiver("gradient", sent, codec, zstd)
+    up = link.sender("hidden", sent, codec, zstd)
+    down = link.receiver("gradient", sent, codec, zstd)
     states = half.init_codecs(sent)
     link.wait_for_welcome(60.0)
     for step, images in enumerate(batches, 1):
         grads, states, _ = pipeline.front_step(
-            *(half, params, images, RNG, step, hidden, gradient, states),
-            ahead=MICRO_BATCHES,
+            half, params, images, RNG, step, up, down, states, ahead=MICRO_BATCHES
         )
         params, state = update(params, state, grads)
         record(step, {})
