@@ -269,7 +269,7 @@ class Run(Generic[AgreedT, LocalT]):
 
         Args:
           window: steps that one cluster may be ahead of another.
-          emulated_seconds: by which each step is made longer.
+          emulated_seconds: of each `Context.emulate_compute`.
         """
         return context_lib.Context(
             context_lib.Settings(

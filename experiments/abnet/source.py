@@ -1,6 +1,7 @@
 """The source cluster of ABNet: reads X, sends H^E, receives the gradient in it.
 
-N training examples, D width of PLM-S.
+X are the source sentences, H^E the hidden states of PLM-S, the frozen source model,
+with adapters (section 3.2, Fig. 5). N training examples.
 """
 
 import numpy as np
@@ -33,8 +34,9 @@ def train(run: config.Run) -> int:
         for step in context.each(context.follow(link)):
             with context.trace.span("next batch", step=step):
                 bucket, parts = batch.at(step)
-            # H^E of each micro-batch goes up at once; its gradient comes down later,
-            # and finishes the backward pass. Parameters change once a batch.
+            # H^E of each micro-batch is sent as soon as it is computed; its gradient
+            # arrives later and finishes the backward pass. Parameters change once a
+            # batch.
             grads, codecs[bucket], length_loss = pipeline.front_step(
                 half.program,
                 half.params(state),
@@ -51,6 +53,7 @@ def train(run: config.Run) -> int:
                 codecs[bucket] = choice.probe_source(
                     step, half, state, batch.at(step), ends, codecs[bucket]
                 )
+            # This side's loss is that of lengths; the target's that of translations.
             metrics = {"loss": length_loss, "tokens": batch.tokens(step)}
             state, metrics = context.compute(step, half.apply, state, grads, metrics)
             context.record.step(step, metrics)
@@ -83,7 +86,7 @@ def begin(
     own: sides.Side,
     link: all_clusters.AnyLink,
 ) -> sides.Begun:
-    """Opens all channels to the target, and restores the step that both have saved.
+    """Opens all channels, restores the common step, sends what crosses only once.
 
     Args:
       run: of this process.

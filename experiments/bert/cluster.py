@@ -20,7 +20,7 @@ def train(run: config.Run) -> int:
     )
     own = replica.plan(run, made, index)
     text = data.text_of(run, index, vocabulary, context.work)
-    context.ends_with(lambda: text.end)
+    context.stop_when(lambda: text.end)
     settings = config.settings(run, vocabulary)
     saved = context.open_checkpoints(settings)
     compared = settings | data.same_text(run, text) | own.layout()

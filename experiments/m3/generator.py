@@ -1,6 +1,6 @@
 """One generator of M3: batch, step, send; never further ahead than the window.
 
-B rows of a micro-batch, L length, n micro-batches of a step.
+B rows of a micro-batch, L length.
 """
 
 import functools
@@ -26,7 +26,7 @@ def train(run: config.Run, index: int) -> int:
     agreed, context = run.agreed, config.context(run, part=0)
     vocabulary = shared_vocabulary.given(run.local)
     text = data.text_of(run, index, vocabulary, context.work)
-    context.ends_with(lambda: text.end)
+    context.stop_when(lambda: text.end)
     made = models.load(run, vocabulary)
     mesh = devices.mesh(run.local.layout(), agreed.batch_size, agreed.micro_batches)
     fresh = models.generator_init(mesh, made, agreed.seed, index)
@@ -37,7 +37,7 @@ def train(run: config.Run, index: int) -> int:
     saved = context.open_checkpoints(settings)
     hello = run.hello(settings, saved.steps)
     with text, context.dial(hello, peer="discriminator") as link:
-        # All that crosses: corrupted ids, of the text and of what is held out from it.
+        # All that crosses: m3.Tokens, of training and held-out text: the whole text.
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
         )
@@ -56,7 +56,7 @@ def train(run: config.Run, index: int) -> int:
                 ids = next(text.batches)
                 frequencies.add(ids)
                 batch = mesh_lib.put_rows(mesh, ids, rows)
-            # Each micro-batch leaves as soon as it is made, before the gradient step.
+            # With fan_out > 1 each micro-batch leaves before the gradient step.
             state, metrics = context.compute(
                 step, train_step, state, batch, functools.partial(send, step)
             )
@@ -106,7 +106,7 @@ def send_held_out(
     params: Any,
     text: text_lib.Text,
 ) -> None:
-    """Sends held-out text, corrupted with parameters after `step`: alike every time."""
+    """Sends held-out text, masked alike every time, with samples of after `step`."""
     with context.evaluating():
         for micro_batch, (_, batch) in enumerate(text.held_out()):
             rng = text_lib.held_out_rng(micro_batch)

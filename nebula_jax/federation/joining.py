@@ -22,7 +22,7 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
-from nebula_jax.security.tls import peer_tls
+from nebula_jax.security.tls import between_labs
 
 ANSWER_SECONDS = 10.0
 SHOWN = 500
@@ -105,10 +105,10 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
       errors.NebulaError: if it is refused, with the reason; no credentials are made.
     """
     address = invitation.address
-    context = peer_tls.unverified_context()
+    context = between_labs.unverified_context()
     answer = _request(address, {"op": "authority"}, context, None)
     ca = _text(answer, "authority")
-    context, name = peer_tls.joining_context(ca, invitation.fingerprint)
+    context, name = between_labs.joining_context(ca, invitation.fingerprint)
     requests = {role: member.new_request() for role in site_folder.ROLES}
     fields = {role: each.csr.decode() for role, each in requests.items()}
     secret = invitation.secret.hex()
@@ -149,7 +149,7 @@ def fetch_list(folder: site_folder.Folder) -> None:
     """
     address = folder.load().authority
     ca = (member.load(folder, "switch").folder / "ca.pem").read_bytes()
-    context, name = peer_tls.joining_context(ca, folder.load().fingerprint)
+    context, name = between_labs.joining_context(ca, folder.load().fingerprint)
     answer = _request(address, {"op": "list"}, context, name)
     revocation.RevocationList(folder).accept(_text(answer, "revocations"))
 

@@ -20,7 +20,7 @@ from nebula_jax.communication.wire import greeting
 from nebula_jax.federation import joining, line, state, streams
 from nebula_jax.security import policy
 from nebula_jax.security.membership import site_folder
-from nebula_jax.security.tls import peer_tls
+from nebula_jax.security.tls import between_labs
 
 CONNECT_SECONDS = 5.0  # TCP's own pauses grow: it would knock again after a minute
 HANDSHAKE_SECONDS = 5.0
@@ -64,7 +64,9 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
     loop = asyncio.get_running_loop()
     try:
         floor = policy.load(folder.path / policy.FILE).tls
-        context = peer_tls.server_context(folder, "switch", floor, allows_joining=True)
+        context = between_labs.server_context(
+            folder, "switch", floor, allows_joining=True
+        )
         reader = asyncio.StreamReader(LIMIT_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(
@@ -93,7 +95,7 @@ async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Con
       OSError: if nobody answers in time, or there was no handshake.
     """
     floor = policy.load(folder.path / policy.FILE).tls
-    context = peer_tls.client_context(folder, "switch", floor)
+    context = between_labs.client_context(folder, "switch", floor)
     context.check_hostname = False  # the certificate has the lab's name, not the host's
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
@@ -120,9 +122,9 @@ def _checked(
         der = tls.getpeercert(True)
         if der is None and allows_none:
             return line.Connection(reader, writer, "", 0, float("inf"))
-        peer = peer_tls.check_peer(der, folder)
+        peer = between_labs.check_peer(der, folder)
         if peer.role != "switch":
-            raise peer_tls.PeerRefused("wrong_name", f"a {peer.role}, not a switch")
+            raise between_labs.PeerRefused("wrong_name", f"a {peer.role}, not a switch")
         endpoints.keep_alive(writer.get_extra_info("socket"))
         end = peer.end.timestamp()
         return line.Connection(reader, writer, peer.lab, peer.serial, end)
@@ -145,7 +147,7 @@ class Refusals:
 
     def add_error(self, host: str, error: BaseException) -> None:
         """Takes the refusal of a host, or of its lab, that an error is."""
-        self.add(host, peer_tls.reason_of(error), str(error), time.monotonic())
+        self.add(host, between_labs.reason_of(error), str(error), time.monotonic())
 
     def add(self, host: str, reason: str, text: str, now: float) -> None:
         """Takes a refusal: its reason in a word and in full, and the seconds by now."""
@@ -225,7 +227,9 @@ class Entrance:
         made = self._state
         try:
             if made.issuer is None:
-                raise peer_tls.PeerRefused("none", "the authority is at another lab")
+                raise between_labs.PeerRefused(
+                    "none", "the authority is at another lab"
+                )
             stream = connection.reader, connection.writer
             done = await joining.serve(stream, made.issuer, HANDSHAKE_SECONDS)
             if done["op"] == "join":

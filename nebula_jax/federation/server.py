@@ -27,7 +27,7 @@ from nebula_jax.federation import (
     upkeep,
 )
 from nebula_jax.security.membership import revocation, site_folder
-from nebula_jax.security.tls import peer_tls
+from nebula_jax.security.tls import between_labs
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 REASON_CHARACTERS = 500  # of another switch's
@@ -140,7 +140,7 @@ class Switch:
                 reason = f"no line to {endpoints.written(address)}: {error}"
                 if reason != logged:  # the same reason again is no news
                     self.state.log(f"{reason}; trying again")
-                    self._record("fault", event=peer_tls.reason_of(error))
+                    self._record("fault", event=between_labs.reason_of(error))
                     logged = reason
                 if isinstance(error, revocation.ListRefused):  # no line brings one
                     await self._fetch_list()

@@ -21,7 +21,7 @@ from nebula_jax.federation import inner
 from nebula_jax.security import incarnations, policy, seal
 from nebula_jax.security.accounts import tokens
 from nebula_jax.security.membership import member, site_folder
-from nebula_jax.security.tls import peer_tls
+from nebula_jax.security.tls import between_labs
 
 RETRY_SECONDS = 0.2  # between attempts to reach a switch that was stopped
 ANSWER_SECONDS = 15.0  # the switch waits for the other one for 10
@@ -139,11 +139,11 @@ class Trainer:
 
     def client_context(self) -> Any:
         """Returns the TLS context of one connection to another trainer."""
-        return peer_tls.client_context(self.folder, "trainer", self._rules().tls)
+        return between_labs.client_context(self.folder, "trainer", self._rules().tls)
 
     def server_context(self) -> Any:
         """Returns the TLS context of one connection from another trainer."""
-        return peer_tls.server_context(self.folder, "trainer", self._rules().tls)
+        return between_labs.server_context(self.folder, "trainer", self._rules().tls)
 
     def _rules(self) -> policy.Policy:
         return policy.load(self.folder.path / policy.FILE)
@@ -178,7 +178,7 @@ class Trainer:
 
     def _admit(self, offer: seal.Offer, certificate: bytes) -> None:
         """Raises errors.NebulaError unless a peer may take part."""
-        peer = peer_tls.check_peer(certificate, self.folder)
+        peer = between_labs.check_peer(certificate, self.folder)
         name = f"{printable.line(offer.cluster)} of {peer.lab}"
         if peer.role != "trainer" or offer.job != self.job:
             job = printable.line(offer.job)

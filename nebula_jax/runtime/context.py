@@ -5,12 +5,13 @@
     with context.dial(hello(saved.steps), peer="back") as link:
         start = context.wait_for_welcome(link)
         state, position = saved.restore(start, fresh)
+        batches = text.begin(position)
         context.begin(start, [link])
         for step in context.each(context.follow(link)):
             ...                                 # next batch, step, send, receive
             context.record.step(step, metrics)
-            saved.after(step, state, position)
-        saved.at_end(context.step, state, position)
+            saved.after(step, state, text.position)   # called if a checkpoint is due
+        saved.at_end(context.step, state, text.position)
         context.finish(described)
     return context.exit_status()
 
@@ -63,7 +64,7 @@ class Settings:
     trace: bool = False
     """True to record what the process does and when."""
     emulated_seconds: float = 0.0
-    """Seconds by which each step is made longer, to stand for a slower device."""
+    """Seconds of each call of `emulate_compute`, to stand for a slower device."""
     connection: connect.Settings = dataclasses.field(default_factory=connect.Settings)
     """How this cluster reaches the others."""
 
@@ -161,7 +162,14 @@ class Context:
         hub: str = "",
         may_return: bool = False,
     ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
-        """Connects to clusters that do the same; see `all_clusters.connected`."""
+        """Connects to clusters that do the same; see `all_clusters.connected`.
+
+        Args:
+          hello: of this cluster.
+          clusters: names of all, in the same order everywhere.
+          hub: name of the one that all others dial; empty if each dials each.
+          may_return: True if clusters may rejoin the hub, or be gone at the end.
+        """
         return all_clusters.connected(
             self._settings.connection,
             hello,
@@ -221,7 +229,7 @@ class Context:
         )
         self._settle = self.record.settle
 
-    def ends_with(self, end: Callable[[], object | None]) -> None:
+    def stop_when(self, end: Callable[[], object | None]) -> None:
         """Ends the run early once `end` returns a reason, such as text that ran out."""
         self._ends.append(end)
 
@@ -286,10 +294,10 @@ class Context:
         return self.work.busy(activity.Activity.EVALUATING)
 
     def emulate_compute(self, computed: Any = None) -> None:
-        """Waits as long as a step is to take longer than it does here.
+        """Sleeps for as long as a step is to take longer than it does here.
 
         Args:
-          computed: arrays of the step, which the devices finish first.
+          computed: arrays of the step, which the devices finish first, if given.
         """
         if self._settings.emulated_seconds:
             jax.block_until_ready(computed)
@@ -300,5 +308,7 @@ class Context:
         for reason in filter(None, (end() for end in self._ends)):
             process.message(str(reason))
         name = self._settings.cluster
-        steps = self._steps or self.step + 1  # a run by time that comes here is stopped
+        # A run by time has no number of steps, and comes here only if it was stopped:
+        # one step more than it took calls it unfinished.
+        steps = self._steps or self.step + 1
         return self._interrupt.exit_status(name, self.step, steps)

@@ -16,7 +16,7 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints
 from nebula_jax.security.membership import checkup, member, site_folder
 from nebula_jax.security.membership.checkup import FINE, UNCLEAR, WRONG, Check
-from nebula_jax.security.tls import peer_tls
+from nebula_jax.security.tls import between_labs
 from scripts.federation import arguments
 
 SECONDS = 5.0  # for each step of reaching another switch
@@ -128,7 +128,7 @@ def _unreachable(error: OSError) -> str:
 
 
 def _no_handshake(error: Exception) -> str:
-    reason = peer_tls.reason_of(error)
+    reason = between_labs.reason_of(error)
     if isinstance(error, TimeoutError):
         return f"no TLS in {SECONDS:.0f} s: something else listens there"
     return f"no TLS with it ({reason}): {error}"
@@ -143,13 +143,13 @@ def _handshake(folder: site_folder.Folder, what: str, sock: socket.socket) -> Ch
     """
     authority = member.pinned_authority(folder)
     pem = authority.public_bytes(serialization.Encoding.PEM)
-    context, _ = peer_tls.joining_context(pem, folder.load().fingerprint)
+    context, _ = between_labs.joining_context(pem, folder.load().fingerprint)
     context.check_hostname = False  # whichever lab's it is
     sock.settimeout(SECONDS)
     began = time.monotonic()
     with context.wrap_socket(sock) as secure:
         took = time.monotonic() - began
-        peer = peer_tls.check_peer(secure.getpeercert(True), folder)
+        peer = between_labs.check_peer(secure.getpeercert(True), folder)
         left = checkup.duration(peer.end - site_folder.utc_now())
         name = site_folder.dns_name(peer.lab, peer.role)
         text = f"TLS after {1e3 * took:.1f} ms, certificate of {name}, for {left} more"

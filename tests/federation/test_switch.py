@@ -50,7 +50,7 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
-from nebula_jax.security.tls import peer_tls
+from nebula_jax.security.tls import between_labs
 
 SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
 
@@ -670,7 +670,7 @@ def crowded(tmp_path, monkeypatch):
 def is_answered(lab):
     """True if the first attempt of who has no certificate yet is answered."""
     where = f"{lab.address[0]}:{lab.address[1]}"
-    context = peer_tls.unverified_context()
+    context = between_labs.unverified_context()
     return "authority" in joining._request(where, {"op": "authority"}, context, None)
 
 
@@ -693,7 +693,7 @@ def test_connections_without_a_certificate_are_counted_until_their_end(crowded):
         silent = []
         for _ in range(FEW + 1):
             sock = stack.enter_context(socket.create_connection(crowded.address, 20))
-            context = peer_tls.unverified_context()
+            context = between_labs.unverified_context()
             silent.append(stack.enter_context(context.wrap_socket(sock)))
         with contextlib.suppress(ssl.SSLError):  # it was cut off
             assert silent[0].recv(1) == b""

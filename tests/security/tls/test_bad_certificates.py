@@ -24,7 +24,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from nebula_jax import errors
 from nebula_jax.security import tls
 from nebula_jax.security.membership import issuing, member, revocation, site_folder
-from nebula_jax.security.tls import certificates, credentials, peer_tls
+from nebula_jax.security.tls import between_labs, certificates, credentials
 
 HOUR = datetime.timedelta(hours=1)
 DAY = 24 * HOUR
@@ -53,11 +53,11 @@ def serve_once(make_context, sock, folder, expected=None, deadline=PATIENCE):
             ) as line,
         ):
             line.settimeout(PATIENCE)
-            peer_tls.check_peer(line.getpeercert(True), folder, expected)
+            between_labs.check_peer(line.getpeercert(True), folder, expected)
             line.sendall(WELCOME)
             return "served" if line.recv(1) else "closed"
     except Exception as error:  # each has to have a reason
-        return peer_tls.reason_of(error)
+        return between_labs.reason_of(error)
 
 
 def two_ends():
@@ -116,7 +116,7 @@ class Pki(NamedTuple):
     scratch: pathlib.Path
 
     def server(self, **options):
-        return lambda: peer_tls.server_context(self.labs.s, **options)
+        return lambda: between_labs.server_context(self.labs.s, **options)
 
     def client(self, chain=(), key=None):
         """A client that shows any chain, and sends what a careful one would not."""
@@ -378,11 +378,11 @@ def test_a_server_with_a_bad_certificate_is_refused_by_a_client(pki, make, reaso
     with concurrent.futures.ThreadPoolExecutor(1) as pool, client_end:
         served = pool.submit(serve, server_end)
         try:
-            context = peer_tls.client_context(pki.labs.s)
+            context = between_labs.client_context(pki.labs.s)
             with context.wrap_socket(client_end, server_hostname="lab-t") as line:
-                peer_tls.check_peer(line.getpeercert(True), pki.labs.s, "lab-t")
+                between_labs.check_peer(line.getpeercert(True), pki.labs.s, "lab-t")
         except (OSError, site_folder.Refusal) as error:
-            found = peer_tls.reason_of(error)
+            found = between_labs.reason_of(error)
         served.result(PATIENCE)
     assert found == reason
 
@@ -390,7 +390,7 @@ def test_a_server_with_a_bad_certificate_is_refused_by_a_client(pki, make, reaso
 @pytest.mark.parametrize("role", site_folder.ROLES)
 @pytest.mark.parametrize("floor", ["1.3", "1.2"])
 def test_labs_meet(pki, role, floor):
-    context = peer_tls.client_context(pki.labs.t, role, floor)
+    context = between_labs.client_context(pki.labs.t, role, floor)
     server = pki.server(role=role, floor=floor)
     name = site_folder.dns_name("lab-s", role)
     expected = site_folder.dns_name("lab-t", role)
@@ -416,7 +416,7 @@ def test_a_peer_is_a_lab_and_a_role(pki):
     for role in site_folder.ROLES:
         found = member.load(pki.labs.t, role).certificate
         der = found.public_bytes(serialization.Encoding.DER)
-        peer = peer_tls.check_peer(der, pki.labs.s)
+        peer = between_labs.check_peer(der, pki.labs.s)
         assert peer == ("lab-t", role, found.serial_number, found.not_valid_after_utc)
 
 
@@ -505,7 +505,7 @@ def test_a_revoked_lab_is_refused(own_pki, role):
     """Input 69."""
     labs = own_pki.labs
     name = site_folder.dns_name("lab-s", role)
-    visit = lambda: visitor(peer_tls.client_context(labs.t, role), name)  # noqa: E731
+    visit = lambda: visitor(between_labs.client_context(labs.t, role), name)  # noqa: E731
     server = own_pki.server(role=role)
     assert meet(server, visit(), labs.s) == ("served", "welcome")
     revoke(own_pki, listed=False)
@@ -520,13 +520,13 @@ def test_a_revoked_server_is_refused_by_a_client(own_pki):
     revoke(own_pki)
     server_end, client_end = two_ends()
     with concurrent.futures.ThreadPoolExecutor(1) as pool, client_end:
-        make = lambda: peer_tls.server_context(labs.t)  # noqa: E731
+        make = lambda: between_labs.server_context(labs.t)  # noqa: E731
         served = pool.submit(serve_once, make, server_end, labs.t)
         with pytest.raises(ssl.SSLCertVerificationError) as error:
-            peer_tls.client_context(labs.s).wrap_socket(
+            between_labs.client_context(labs.s).wrap_socket(
                 client_end, server_hostname="lab-t"
             )
-        assert peer_tls.reason_of(error.value) == "revoked"
+        assert between_labs.reason_of(error.value) == "revoked"
         assert served.result(PATIENCE) == "refused_by_peer"
 
 
@@ -536,17 +536,17 @@ def test_a_live_connection_can_be_checked_again(own_pki):
     found = member.load(labs.t, "switch").certificate
     der = found.public_bytes(serialization.Encoding.DER)
     listed = revocation.RevocationList(labs.s)
-    check = lambda **options: peer_tls.check_peer(  # noqa: E731
+    check = lambda **options: between_labs.check_peer(  # noqa: E731
         der, labs.s, revoked=listed, **options
     )
     check()
     now = site_folder.utc_now()
     for when, reason in ((25 * HOUR, "expired"), (-HOUR, "not_yet_valid")):
-        with pytest.raises(peer_tls.PeerRefused, match="lab-t") as error:
+        with pytest.raises(between_labs.PeerRefused, match="lab-t") as error:
             check(now=now + when)
         assert error.value.reason == reason
     revoke(own_pki)
-    with pytest.raises(peer_tls.PeerRefused, match="lab-t was revoked") as error:
+    with pytest.raises(between_labs.PeerRefused, match="lab-t was revoked") as error:
         check()
     assert error.value.reason == "revoked"
     labs.s.revocation_list.write_bytes(list_of(own_pki, now - 8 * DAY, 9))
@@ -627,7 +627,7 @@ BAD_LISTS = {
 @pytest.mark.parametrize("name", BAD_LISTS)
 def test_without_a_list_that_serves_nobody_is_served(own_pki, monkeypatch, name, by):
     labs, made = own_pki.labs, BAD_LISTS[name](own_pki)
-    context = peer_tls.client_context(labs.t)
+    context = between_labs.client_context(labs.t)
     if made is None:
         labs.s.revocation_list.rename(labs.s.path / "gone")
     else:
@@ -651,7 +651,9 @@ def test_a_list_rolled_back_over_a_restart_does_not_let_the_revoked_in(own_pki):
     older = labs.s.revocation_list.read_bytes()
     revoke(own_pki)
     labs.s.revocation_list.write_bytes(older)
-    found, _ = meet(own_pki.server(), visitor(peer_tls.client_context(labs.t)), labs.s)
+    found, _ = meet(
+        own_pki.server(), visitor(between_labs.client_context(labs.t)), labs.s
+    )
     assert found == "revocation_list_rolled_back"
 
 
@@ -671,19 +673,19 @@ def test_a_certificate_beside_the_list_is_not_trusted(own_pki):
 def test_a_lab_joins_with_the_fingerprint_alone(pki):
     """It gets the certificate from anybody, and trusts it if the fingerprint fits."""
     labs = pki.labs
-    anybody = peer_tls.unverified_context()
+    anybody = between_labs.unverified_context()
     open_server = pki.server(allows_joining=True)
     found, noticed = meet(open_server, visitor(anybody, "anything"), labs.s)
     assert (found, noticed) == ("none", AT_FIRST_READ)  # `check_peer` has the last word
     ca, fingerprint = labs.authority.certificate(), labs.authority.fingerprint
-    context, name = peer_tls.joining_context(ca, fingerprint)
+    context, name = between_labs.joining_context(ca, fingerprint)
     assert name == "lab-s"
     found, noticed = meet(open_server, visitor(context, name), labs.s)
     assert (found, noticed) == ("none", AT_FIRST_READ)
     found, noticed = meet(pki.server(), visitor(context, name), labs.s)
     assert (found, noticed) == ("none", AT_FIRST_READ)
     # Another lab is not taken for the authority's: it could use the invitation itself.
-    server = lambda: peer_tls.server_context(labs.t, allows_joining=True)  # noqa: E731
+    server = lambda: between_labs.server_context(labs.t, allows_joining=True)  # noqa: E731
     found, noticed = meet(server, visitor(context, name), labs.t)
     assert (found, noticed) == ("refused_by_peer", IN_HANDSHAKE)
 
@@ -696,10 +698,10 @@ def test_another_authority_is_not_joined(pki, tmp_path):
         another_authority(pki).certificate.public_bytes(PEM),
     ):
         with pytest.raises(member.CredentialsRefused) as error:
-            peer_tls.joining_context(ca, pki.labs.authority.fingerprint)
+            between_labs.joining_context(ca, pki.labs.authority.fingerprint)
         assert error.value.reason == "unknown_authority"
     with pytest.raises(member.CredentialsRefused, match="no certificate"):
-        peer_tls.joining_context(b"", pki.labs.authority.fingerprint)
+        between_labs.joining_context(b"", pki.labs.authority.fingerprint)
 
 
 def test_who_shows_a_certificate_where_none_is_needed_is_checked(pki):
@@ -781,7 +783,7 @@ def test_a_handshake_that_stalls_ends_at_the_deadline(pki, version, stage):
 @pytest.mark.parametrize("is_proper", [True, False])
 def test_a_cut_connection_is_not_a_closed_one(pki, version, is_proper):
     """Input 77: without close_notify anybody on the line could have ended it."""
-    context = peer_tls.client_context(pki.labs.t, floor="1.2")
+    context = between_labs.client_context(pki.labs.t, floor="1.2")
     context.maximum_version = version
 
     def leave(sock):
@@ -808,12 +810,12 @@ def test_a_damaged_certificate_has_a_reason(pki):
         serialization.Encoding.DER
     )
     for damaged in (der[:-1], der[:40], b"no certificate", b"\x30\x82\xff\xff"):
-        with pytest.raises(peer_tls.PeerRefused) as error:
-            peer_tls.check_peer(damaged, pki.labs.s)
+        with pytest.raises(between_labs.PeerRefused) as error:
+            between_labs.check_peer(damaged, pki.labs.s)
         assert error.value.reason == "malformed"
     for nothing in (None, b""):
-        with pytest.raises(peer_tls.PeerRefused) as error:
-            peer_tls.check_peer(nothing, pki.labs.s)
+        with pytest.raises(between_labs.PeerRefused) as error:
+            between_labs.check_peer(nothing, pki.labs.s)
         assert error.value.reason == "none"
 
 
@@ -822,8 +824,8 @@ def test_we_refuse_what_openssl_or_an_expected_name_would_as_well(pki, name):
     make, reason = BAD[name]
     (found,), _ = make(pki)
     der = found.public_bytes(serialization.Encoding.DER)
-    with pytest.raises(peer_tls.PeerRefused) as error:
-        peer_tls.check_peer(der, pki.labs.s)
+    with pytest.raises(between_labs.PeerRefused) as error:
+        between_labs.check_peer(der, pki.labs.s)
     assert error.value.reason == reason
 
 
@@ -838,8 +840,8 @@ def test_no_flipped_bit_of_a_certificate_raises_anything_else(pki):
         damaged = bytearray(der)
         damaged[place // 8] ^= 1 << place % 8
         try:
-            peer_tls.check_peer(bytes(damaged), pki.labs.s, "lab-t", revoked=listed)
-        except peer_tls.PeerRefused as error:
+            between_labs.check_peer(bytes(damaged), pki.labs.s, "lab-t", revoked=listed)
+        except between_labs.PeerRefused as error:
             reasons.add(error.reason)
     assert reasons >= {"malformed", "wrong_name", "wrong_usage"}
 
@@ -854,14 +856,14 @@ def test_no_flipped_bit_of_a_certificate_raises_anything_else(pki):
         (ssl.SSLEOFError(8, "EOF occurred"), "cut_off"),
         (ssl.SSLZeroReturnError(6, "closed"), "closed"),
         (ConnectionAbortedError("SSL handshake is taking longer than 5 s"), "stalled"),
-        (peer_tls.PeerRefused("revoked", "it was revoked"), "revoked"),
+        (between_labs.PeerRefused("revoked", "it was revoked"), "revoked"),
         (errors.SettingsError("a setting"), "own_folder"),
         (OSError(24, "Too many open files"), "failed"),
         (ValueError("check_hostname requires server_hostname"), "failed"),
     ],
 )
 def test_every_error_has_a_reason_of_one_word(error, reason):
-    assert peer_tls.reason_of(error) == reason
+    assert between_labs.reason_of(error) == reason
 
 
 def test_openssls_codes_are_those_of_this_library():
@@ -869,16 +871,16 @@ def test_openssls_codes_are_those_of_this_library():
 
     Here the one of a name, which the server's side never has.
     """
-    assert peer_tls.VERIFY_REASONS[62] == "wrong_name"
+    assert between_labs.VERIFY_REASONS[62] == "wrong_name"
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
     error.verify_code = 99
-    assert peer_tls.reason_of(error) == "certificate_99"
-    words = {*peer_tls.VERIFY_REASONS.values(), *peer_tls.SSL_REASONS.values()}
+    assert between_labs.reason_of(error) == "certificate_99"
+    words = {*between_labs.VERIFY_REASONS.values(), *between_labs.SSL_REASONS.values()}
     assert all(word.replace("_", "").isalpha() and word.islower() for word in words)
 
 
 def test_contexts_are_fresh_and_show_this_labs_certificate(pki):
-    made = [peer_tls.server_context(pki.labs.s) for _ in range(2)]
+    made = [between_labs.server_context(pki.labs.s) for _ in range(2)]
     assert made[0] is not made[1]
     own = member.load(pki.labs.s, "switch").certificate
     for context in made:
@@ -888,11 +890,11 @@ def test_contexts_are_fresh_and_show_this_labs_certificate(pki):
         assert context.verify_mode == ssl.CERT_REQUIRED
         assert context.options & ssl.OP_NO_RENEGOTIATION
         assert context.options & ssl.OP_NO_COMPRESSION
-    for floor in peer_tls.FLOORS:  # and no context hands out tickets
-        context = peer_tls.server_context(pki.labs.s, floor=floor)
+    for floor in between_labs.FLOORS:  # and no context hands out tickets
+        context = between_labs.server_context(pki.labs.s, floor=floor)
         assert context.num_tickets == 0
         assert context.options & ssl.OP_NO_TICKET
-    client = peer_tls.client_context(pki.labs.s)
+    client = between_labs.client_context(pki.labs.s)
     assert client.check_hostname
     assert client.verify_mode == ssl.CERT_REQUIRED
 
@@ -900,7 +902,7 @@ def test_contexts_are_fresh_and_show_this_labs_certificate(pki):
 @pytest.mark.parametrize("floor", ["1.1", "", "TLSv1_3", "1.4"])
 def test_no_other_floor_can_be_set(pki, floor):
     with pytest.raises(errors.SettingsError, match=r"it is one of 1\.3, 1\.2"):
-        peer_tls.server_context(pki.labs.s, floor=floor)
+        between_labs.server_context(pki.labs.s, floor=floor)
 
 
 def test_own_credentials_that_openssl_does_not_take_are_named(own_pki, monkeypatch):
@@ -911,15 +913,15 @@ def test_own_credentials_that_openssl_does_not_take_are_named(own_pki, monkeypat
     with pytest.raises(
         site_folder.FederationError, match="OpenSSL does not take switch"
     ):
-        peer_tls.server_context(labs.s)
+        between_labs.server_context(labs.s)
 
 
 def test_rotated_credentials_are_shown_by_the_next_context(own_pki):
     labs = own_pki.labs
-    before = peer_tls.server_context(labs.s)
+    before = between_labs.server_context(labs.s)
     lab_folders.renew(labs.authority, labs.s, "switch")
-    after = peer_tls.server_context(labs.s)
+    after = between_labs.server_context(labs.s)
     assert before.certificate != after.certificate
     for context in (before, after):  # who was given the old one is served by it
-        client = visitor(peer_tls.client_context(labs.t))
+        client = visitor(between_labs.client_context(labs.t))
         assert meet(lambda c=context: c, client, labs.s) == ("served", "welcome")
