@@ -90,7 +90,7 @@ def check(settings: Settings) -> None:
             f"--emulate_compute={given}: a plan is of the run's own models, without"
             " sleeps"
         )
-    run = of_all(settings.run)
+    run = of_all(settings.run).with_local(data="")
     if local.of_generator().hot_start and local.of_discriminator().hot_start:
         # Their files need not be here: `model` checks their shapes.
         starts = ("hot_start", "generator_start", "discriminator_start")

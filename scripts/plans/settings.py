@@ -92,7 +92,7 @@ def check_rows(settings: Settings) -> None:
 
 def of_all(run: Any) -> Any:
     """Returns a run without what is given to one cluster, for an experiment's check."""
-    return run.with_local(cluster="all", coordinator="", data="", devices_per_cluster=0)
+    return run.with_local(cluster="all", coordinator="", devices_per_cluster=0)
 
 
 def lines(text: str) -> planner.Lines:
