@@ -98,7 +98,7 @@ def test_without_a_lab_each_command_names_the_way_to_one(tmp_path):
         assert found.err.count("\n") == 1, argv
     assert (
         "nebula init"
-        in nebula_command.run(*("grants", "--federation", tmp_path / "none")).err
+        in nebula_command.run("grants", "--federation", tmp_path / "none").err
     )
     assert not (tmp_path / "none").exists()
 

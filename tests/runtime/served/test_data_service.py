@@ -74,7 +74,7 @@ def read(labs, served, corpus):
             connect.Settings(**settings | {"connect_timeout": 20.0} | more),
             data_channels.Wanted(HANDLE, at),
             remote_text.Reading(
-                *(cluster, corpus[1].digest, corpus[1].size, length, ROWS)
+                cluster, corpus[1].digest, corpus[1].size, length, ROWS
             ),
         )
 
@@ -83,7 +83,10 @@ def read(labs, served, corpus):
 
 def local_text(corpus, folder):
     return language_mixture.open_generator(
-        *(corpus[0], GROUP, MIX, language_mixture.SamplingExponents()),
+        corpus[0],
+        GROUP,
+        MIX,
+        language_mixture.SamplingExponents(),
         vocabulary=corpus[1],
         max_length=LENGTH,
         prepared_dir=folder,
@@ -280,7 +283,7 @@ def test_nobody_reads_in_the_name_of_another_account_of_its_lab(
             two_labs.settings(labs.s),
             data_channels.Wanted(HANDLE, ""),
             remote_text.Reading(
-                *("generator:0", corpus[1].digest, corpus[1].size, LENGTH, ROWS)
+                "generator:0", corpus[1].digest, corpus[1].size, LENGTH, ROWS
             ),
         )
 

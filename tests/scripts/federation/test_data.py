@@ -36,8 +36,15 @@ def corpus(tmp_path_factory):
 
 def offer(lab, corpus, *more, name="corpus-es", **options):
     return lab(
-        *("data", "add", name, corpus / "secret-place"),
-        *("--vocabulary", corpus / "vocabulary.model", "--max_length", "32", *more),
+        "data",
+        "add",
+        name,
+        corpus / "secret-place",
+        "--vocabulary",
+        corpus / "vocabulary.model",
+        "--max_length",
+        "32",
+        *more,
         **options,
     )
 
@@ -122,7 +129,7 @@ def test_a_grant_that_cannot_be_is_refused(lab, corpus, more, words):
     offer(lab, corpus)
     assert words in lab.fails("grant", "ana@lab-t", "corpus-es", *more)
     assert "there is no handle other" in lab.fails(
-        *("grant", "ana@lab-t", "other", "--rows", "1")
+        "grant", "ana@lab-t", "other", "--rows", "1"
     )
 
 
@@ -185,7 +192,7 @@ def test_serving_is_begun_for_the_owner_alone(lab, corpus):
     with mock.patch.object(data_service, "serve", return_value=0) as serve:
         lab("data", "serve", "corpus-es")
         assert "may not do data.serve with data of" in lab.fails(
-            *("data", "serve", "corpus-es", "--account", "ana")
+            "data", "serve", "corpus-es", "--account", "ana"
         )
     (call,) = serve.call_args_list
     folder, name, account, _ = call.args
