@@ -1,7 +1,7 @@
 """The leak meter's record in Markdown.
 
 The record of 407a6bcab957 has `all_pieces`, `gradients` and `word_indices` as well.
-Their attacks are withdrawn; the last commit that had them is 672776a.
+Their attacks are withdrawn; the last commit that had them is 093b255.
 """
 
 import statistics
