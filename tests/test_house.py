@@ -205,6 +205,34 @@ def test_docstrings_begin_with_a_verb_or_an_article(folder):
     assert not bad, "\n".join(bad)
 
 
+def test_functions_fit_a_screen_and_training_loops_too():
+    """Sixty lines with docstring; fifty for a `train`, set-up and loop together."""
+    long = []
+    for path in sources("nebula_jax", "experiments", "scripts"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                lines = node.end_lineno - node.lineno + 1
+                if lines > (50 if node.name == "train" else 60):
+                    long.append(f"{path.relative_to(ROOT)}: {node.name}: {lines}")
+    assert not long, "\n".join(long)
+
+
+def test_no_call_splats_a_group_of_literals():
+    """`f(*(a, b), c)` fits a line, and hides which argument is which."""
+    splats = [
+        f"{path.relative_to(ROOT)}:{node.lineno}"
+        for path in sources("nebula_jax", "experiments", "scripts", "tests")
+        for node in ast.walk(ast.parse(path.read_text()))
+        if isinstance(node, ast.Call)
+        and any(
+            isinstance(each, ast.Starred)
+            and isinstance(each.value, ast.Tuple | ast.List)
+            for each in node.args
+        )
+    ]
+    assert not splats, "\n".join(splats)
+
+
 def written() -> list[tuple[pathlib.Path, str]]:
     """Everything that a reader reads: guides without their tables, code, flagfiles."""
     paths = [ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
