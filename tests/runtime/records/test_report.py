@@ -16,7 +16,7 @@ from nebula_jax.runtime.records import report
 def checkout(tmp_path, monkeypatch):
     """A git repository that `commit` takes for ours."""
     (tmp_path / "experiments" / "results").mkdir(parents=True)
-    code = tmp_path / "nebula_jax" / "runtime" / "report.py"
+    code = tmp_path / "nebula_jax" / "runtime" / "records" / "report.py"
     code.parent.mkdir(parents=True)
     code.write_text("")
     monkeypatch.setattr(report, "__file__", str(code))
@@ -37,7 +37,9 @@ def test_a_commit_is_marked_if_a_file_is_changed_or_new(checkout):
     (checkout / "more.py").write_text("")
     assert report.commit() == clean + "+"
     (checkout / "more.py").unlink()
-    (checkout / "nebula_jax" / "runtime" / "report.py").write_text("changed")
+    (checkout / "nebula_jax" / "runtime" / "records" / "report.py").write_text(
+        "changed"
+    )
     assert report.commit() == clean + "+"
 
 
