@@ -11,6 +11,7 @@ quarter of an hour to log in. Tokens that were given before go on.
 """
 
 import contextlib
+import hashlib
 import sqlite3
 import unicodedata
 from collections.abc import Iterator
@@ -29,6 +30,8 @@ MOST_BYTES = 1024
 FREE = 5
 """Tries without a wait: a person's slips."""
 LONGEST = 900.0  # seconds to wait
+BUCKETS = 1024
+"""Counters of tries that all names without an account share."""
 _WRONG = "no account has this name and password"
 
 
@@ -258,8 +261,9 @@ def _prove(people: Identity, name: str, password: str, now: float) -> str:
         raise LoginError(_WRONG) from None  # nobody's, so there is none to guess
     with people.store.writing() as connection:
         row = identity.row(connection, name)
-        # Names without an account are not counted: who may try can list the accounts.
-        seconds = _count_try(connection, name, now) if row else 0.0
+        # Names without an account wait too: else the pace would tell who has one.
+        who = name if row else _bucket(connection, name)
+        seconds = _count_try(connection, who, now)
     if seconds:
         raise ThrottledError(
             f"too many tries to log in have failed: try again in {seconds:.0f} s"
@@ -279,19 +283,27 @@ def wait(failures: int) -> float:
     return min(2.0 ** min(failures - FREE, 30), LONGEST)
 
 
-def _count_try(connection: sqlite3.Connection, name: str, now: float) -> float:
+def _bucket(connection: sqlite3.Connection, name: str) -> str:
+    """Returns under what a name without an account is counted, in a small table."""
+    # Without the salt nobody can find two names of one bucket.
+    salt = connection.execute("SELECT value FROM salt").fetchone()[0]
+    digest = hashlib.sha256(salt + name.encode("utf-8", "surrogatepass")).digest()
+    return f"?{int.from_bytes(digest[:8], 'big') % BUCKETS}"
+
+
+def _count_try(connection: sqlite3.Connection, who: str, now: float) -> float:
     """Counts a try, and returns 0; or the seconds until one is taken again."""
-    query = "SELECT failures, retry_at FROM tries WHERE account = ?"
-    failures, retry_at = connection.execute(query, (name,)).fetchone() or (0, 0.0)
+    query = "SELECT failures, retry_at FROM tries WHERE who = ?"
+    failures, retry_at = connection.execute(query, (who,)).fetchone() or (0, 0.0)
     if now < retry_at <= now + LONGEST:  # else the clock was set back
         return retry_at - now
-    values = (name, failures + 1, now + wait(failures + 1))
+    values = (who, failures + 1, now + wait(failures + 1))
     connection.execute("INSERT OR REPLACE INTO tries VALUES (?, ?, ?)", values)
     return 0.0
 
 
 def _forget_tries(connection: sqlite3.Connection, name: str) -> None:
-    connection.execute("DELETE FROM tries WHERE account = ?", (name,))
+    connection.execute("DELETE FROM tries WHERE who = ?", (name,))
 
 
 def _check_may_set(

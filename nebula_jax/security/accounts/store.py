@@ -46,10 +46,12 @@ CREATE TABLE tokens (
 ) STRICT;
 CREATE INDEX tokens_of_account ON tokens (account);
 CREATE TABLE tries (
-  account TEXT PRIMARY KEY REFERENCES accounts (name),
+  who TEXT PRIMARY KEY,
   failures INTEGER NOT NULL,
   retry_at REAL NOT NULL
 ) STRICT;
+CREATE TABLE salt (value BLOB NOT NULL) STRICT;
+INSERT INTO salt VALUES (randomblob(16));
 CREATE TABLE handles (
   name TEXT PRIMARY KEY,
   owner TEXT NOT NULL REFERENCES accounts (name),

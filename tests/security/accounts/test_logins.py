@@ -105,6 +105,22 @@ def test_ten_thousand_tries_take_months():
     assert waits == [0, 0, 1, 2, 512, 900, 900]
 
 
+def test_tries_of_a_name_that_nobody_has_are_slowed_down_alike(here):
+    found = [attempt(here, "nobody", f"{n:012}") for n in range(20)]
+    assert sum(hashes for _, hashes in found) == 5
+    assert [isinstance(error, ThrottledError) for error, _ in found].count(True) == 15
+    known = [attempt(here, "ana", f"{n:012}") for n in range(20)]
+    assert [(str(e), n) for e, n in known] == [(str(e), n) for e, n in found]
+
+
+def test_names_that_nobody_has_leave_a_small_table(here, monkeypatch):
+    monkeypatch.setattr(logins, "BUCKETS", 8)
+    for number in range(100):
+        attempt(here, f"nobody-{number}", "a wrong password")
+    assert here.store.rows("SELECT count(*) FROM tries")[0][0] <= 8
+    logins.login(here, "ana", PASSWORD, NOW)  # accounts are counted apart
+
+
 def test_the_count_outlives_the_process(here):
     for _ in range(5):
         attempt(here, "ana", "a wrong password")

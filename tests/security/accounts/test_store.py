@@ -91,7 +91,7 @@ def test_the_settings_that_its_promises_rest_on(path):
     tables = store.rows("PRAGMA table_list")
     strict = {row["name"]: row["strict"] for row in tables}
     ours = {each for each in strict if not each.startswith("sqlite_")}
-    assert len(ours) == 5
+    assert len(ours) == 6
     assert all(strict[each] for each in ours)
     with (
         pytest.raises(StoreError, match="cannot store TEXT"),
