@@ -16,7 +16,7 @@ def frame(message, sequence=1):
     return b"".join(map(bytes, frames.encode(message, sequence, 0, MAC)))
 
 
-MAC = seal.Mac(bytes(32))
+MAC = seal.Seal(bytes(32))
 OPEN = frame(frames.Open(bytes(16), 1), 0)
 TENSOR = frame(frames.Tensor(1, 2, 0, [bytes(300)]))
 

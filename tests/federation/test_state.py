@@ -17,7 +17,7 @@ ABOUT = streams.About(
     "0" * 16, "m3", "owner@lab-s", "generator:0", "discriminator", "lab-t"
 )
 SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses it
-MAC = seal.Mac(bytes(32))
+MAC = seal.Seal(bytes(32))
 
 
 def frame(message, sequence):

@@ -277,7 +277,7 @@ def test_both_logs_have_the_same_bytes_of_each_kind(labs):
         }
         for folder in folders
     ]
-    tensors = 20 * (frames.frame_bytes(frames.Tensor, 128, seal.Mac(bytes(32))))
+    tensors = 20 * (frames.frame_bytes(frames.Tensor, 128, seal.Seal(bytes(32))))
     assert counted[1]["sent", "tokens"] == tensors
     other = {"sent": "received", "received": "sent"}
     assert counted[0] == {

@@ -17,8 +17,9 @@ A frame is a fixed head, a small typed header, and a payload:
 Integers are big-endian, buffers are as they lie in memory (little-endian). Checksums
 are XXH3 of 64 bits: TCP's own 16 bits let damage of a bad router or memory through.
 They are no protection against people, which TLS is. Between trainers of different labs
-frames are sealed: magic `NEBS`, and two MACs of 16 bytes where the checksums are (see
-`security.seal`), which the switches between them cannot make.
+frames are sealed: magic `NEBS`, the payload encrypted unless it is in clear (IN_CLEAR),
+and two MACs of 16 bytes where the checksums are (see `security.seal`). The switches
+between them read heads and typed headers, and can make no MAC.
 
 What a checksum does not confirm was damaged on its way: that ends the connection, and
 the frame is sent again on the next one. What it confirms and the protocol or the schema
@@ -29,6 +30,7 @@ it takes. Open, Ping and Abort belong to one connection and have no number.
 """
 
 import dataclasses
+import hmac
 import json
 import reprlib
 import struct
@@ -36,7 +38,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, printable
-from nebula_jax.communication.wire import integrity as integrity_lib
 from nebula_jax.communication.wire.activity import Activity
 from nebula_jax.communication.wire.integrity import CHECKSUMS, Integrity
 from nebula_jax.security import names
@@ -178,6 +179,8 @@ LAYOUTS: dict[type[Message], struct.Struct] = {
 """The typed header of each kind of message, in the order of KINDS."""
 KINDS = tuple(LAYOUTS)
 UNNUMBERED = (Open, Ping, Abort)
+IN_CLEAR = (Welcome,)
+"""The kinds whose payload is never encrypted: switches count by the channels' names."""
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 
@@ -226,6 +229,7 @@ def encode(
     fields, payload = _parts(message)
     size, header = sum(map(len, payload)), LAYOUTS[kind].pack(*fields)
     tags.next_frame()
+    payload, tag = tags.protect(payload, in_clear=kind in IN_CLEAR)
     start = _FIELDS.pack(
         tags.magic,
         VERSION,
@@ -235,8 +239,8 @@ def encode(
         acknowledged,
         size,
     )
-    start += tags.tag(integrity_lib.PAYLOAD, payload)
-    start += tags.tag(integrity_lib.HEAD, (start + header,)) + header
+    start += tag
+    start += tags.head_tag(start + header) + header
     return [b"".join((start, *payload))] if size <= JOINED_BYTES else [start, *payload]
 
 
@@ -297,7 +301,7 @@ def decode_head(
     """
     tags.next_frame()
     start, tag = data[: -tags.tag_bytes], bytes(data[-tags.tag_bytes :])
-    if not tags.fits(integrity_lib.HEAD, (start + header,), tag):
+    if not hmac.compare_digest(tags.head_tag(bytes(start + header)), tag):
         raise Damaged(f"the {tags.what} of a head is wrong")
     _, _, number, _, sequence, acknowledged, size = _FIELDS.unpack_from(start)
     payload_tag = bytes(start[_FIELDS.size :])
@@ -308,7 +312,7 @@ def verify_payload(
     head: Head, payload: Sequence[Any], tags: Integrity = CHECKSUMS
 ) -> None:
     """Raises Damaged unless a payload is the one that was sent."""
-    if not tags.fits(integrity_lib.PAYLOAD, payload, head.payload_tag):
+    if not tags.is_whole(payload, head.payload_tag, in_clear=head.kind in IN_CLEAR):
         raise Damaged(f"the {tags.what} of a {head.kind.__name__}'s payload is wrong")
 
 

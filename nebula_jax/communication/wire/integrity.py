@@ -1,8 +1,8 @@
 """The integrity of frames: each has a tag of its payload and one of its head.
 
-Plain frames have checksums, against damage. Sealed ones have MACs, against people: see
-`security.seal`. Both ends of a connection have the same sort, one object for each
-direction, since a MAC counts frames.
+Plain frames have checksums, against damage. Sealed ones are encrypted and have MACs,
+against people: see `security.seal`. Both ends of a connection have the same sort, one
+object for each direction, since a seal counts frames.
 """
 
 from collections.abc import Sequence
@@ -10,44 +10,66 @@ from typing import Any, NamedTuple, Protocol
 
 import xxhash
 
-PAYLOAD, HEAD = 0, 1
-"""The parts of a frame that have a tag."""
-
 
 class Integrity(Protocol):
-    """The tags of the frames of one direction."""
+    """The protection of the frames of one direction."""
 
     magic: bytes
     """4 bytes, the first of each frame."""
     tag_bytes: int
     what: str
     """A name of the tags, for errors."""
+    is_sealed: bool
+    """True if nobody on the way can read payloads, or make tags."""
 
     def next_frame(self) -> None:
         """Goes on to the next frame of its direction."""
 
-    def tag(self, part: int, buffers: Sequence[Any]) -> bytes:
-        """Returns the tag of a part of the present frame, as if it were one buffer."""
+    def head_tag(self, data: bytes) -> bytes:
+        """Returns the tag of the present frame's head."""
 
-    def fits(self, part: int, buffers: Sequence[Any], tag: bytes) -> bool:
-        """Returns True if a tag is that of a part of the present frame."""
+    def protect(
+        self, payload: Sequence[Any], in_clear: bool
+    ) -> tuple[Sequence[Any], bytes]:
+        """Returns the present frame's payload as it crosses, and its tag.
+
+        Args:
+          payload: buffers of bytes, which stay as they are.
+          in_clear: True if it crosses as it is.
+        """
+
+    def reveal(self, buffer: Any) -> None:
+        """Makes the next part of a payload, in place, what `protect` was given."""
+
+    def is_whole(self, payload: Sequence[Any], tag: bytes, in_clear: bool) -> bool:
+        """Returns True if a tag is that of the present payload, which has been revealed
+        unless it crossed in clear."""
 
 
 class _Checksums:
     """The checksums: XXH3 of 64 bits. No protection against people."""
 
-    magic, tag_bytes, what = b"NEBL", 8, "checksum"
+    magic, tag_bytes, what, is_sealed = b"NEBL", 8, "checksum", False
 
     def next_frame(self) -> None:
         """Does nothing: a checksum is that of its part alone."""
 
-    def tag(self, part: int, buffers: Sequence[Any]) -> bytes:
-        """Returns the checksum of buffers, as if they were one."""
-        return checksum(buffers).to_bytes(self.tag_bytes)
+    def head_tag(self, data: bytes) -> bytes:
+        """Returns the checksum of a head."""
+        return checksum((data,)).to_bytes(self.tag_bytes)
 
-    def fits(self, part: int, buffers: Sequence[Any], tag: bytes) -> bool:
-        """Returns True if a tag is the checksum of buffers."""
-        return self.tag(part, buffers) == tag
+    def protect(
+        self, payload: Sequence[Any], in_clear: bool
+    ) -> tuple[Sequence[Any], bytes]:
+        """Returns a payload as it is, and its checksum."""
+        return payload, checksum(payload).to_bytes(self.tag_bytes)
+
+    def reveal(self, buffer: Any) -> None:
+        """Does nothing: it is no secret."""
+
+    def is_whole(self, payload: Sequence[Any], tag: bytes, in_clear: bool) -> bool:
+        """Returns True if a tag is the checksum of a payload."""
+        return checksum(payload).to_bytes(self.tag_bytes) == tag
 
 
 CHECKSUMS = _Checksums()

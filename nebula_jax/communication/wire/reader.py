@@ -49,27 +49,52 @@ def read(
         table = bytearray()
         if head.kind is frames.Tensor:
             shape = allowed.shape(header)
-            sizes, expected = shape.sizes, shape.nbytes
             if shape.is_compressed:
                 while (staged := buffer.take(shape.table_bytes)) is None:
                     yield None
                 table = staged
-                sizes = shape.table_sizes(table)
-                expected = len(table) + sum(sizes)
-            if head.payload_bytes != expected:
-                raise frames.FrameError(
-                    f"sent {head.payload_bytes} bytes on channel {shape.channel};"
-                    f" expected {expected}"
-                )
+                tags.reveal(table)
+            sizes = _tensor_sizes(shape, head, table, tags)
         else:
             sizes = allowed.message_sizes(head)
         buffers = buffer.place(sizes)
         while buffer.has_holes:
             yield None
+        if head.kind not in frames.IN_CLEAR:
+            for each in buffers:
+                tags.reveal(each)
         frames.verify_payload(head, [table, *buffers] if table else buffers, tags)
         message = frames.decode(head, header, buffers)
         size = frames.frame_bytes(head.kind, head.payload_bytes, tags)
         yield Received(message, size)
+
+
+def _tensor_sizes(
+    shape: schema.Shape, head: frames.Head, table: bytearray, tags: Integrity
+) -> Sequence[int]:
+    """Returns the size of each buffer of a tensor, by its table if it has one.
+
+    Raises:
+      frames.FrameError: if the schema does not allow them.
+      frames.Damaged: if the table may not be the one that was sent.
+    """
+    sizes: Sequence[int] = shape.sizes
+    try:
+        if table:
+            sizes = shape.table_sizes(table)
+        expected = len(table) + sum(sizes)
+        if head.payload_bytes != expected:
+            raise frames.FrameError(
+                f"sent {head.payload_bytes} bytes on channel {shape.channel};"
+                f" expected {expected}"
+            )
+    except frames.FrameError as error:
+        # Who carries a sealed frame may have changed its table: only the payload's MAC,
+        # which needs all of it, shows that the peer is to blame.
+        if table and tags.is_sealed:
+            raise frames.Damaged(f"a table of lengths is wrong: {error}") from None
+        raise
+    return sizes
 
 
 def opening_bytes(tags: Integrity = CHECKSUMS) -> int:

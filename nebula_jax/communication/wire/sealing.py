@@ -1,8 +1,8 @@
 """The steps from TLS between two trainers to sealed frames.
 
 Inside TLS, both sides send an offer (see `security.seal`), and both end TLS. What
-follows on the same connection are sealed frames, which those who carry them can read
-and cannot change. So a switch counts and checks what passes.
+follows on the same connection are sealed frames, of which those who carry them can read
+the heads, and change nothing. So a switch counts and checks what passes.
 """
 
 import selectors
@@ -46,9 +46,9 @@ def finish(
         plain = socket.socket(fileno=sock.detach())
         plain.setblocking(False)
         if role is states.Role.CONNECTOR:
-            sent, received = seal.macs(ours, peer)
+            sent, received = seal.seals(ours, peer)
         else:
-            received, sent = seal.macs(peer, ours)
+            received, sent = seal.seals(peer, ours)
         tags = integrity.Both(sent, received)
         owner, clusters = ", ".join(sorted(names)), {label(peer.offer.cluster)}
         return greeting.Connected(plain, tags, owner, frozenset(clusters))
