@@ -6,13 +6,11 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from experiments import configuration
-from nebula_jax import files
+from nebula_jax import files, installed
 from nebula_jax.communication import ranks
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.ranks import cluster
 from nebula_jax.runtime.records import checkpoints, report, run_folder
-
-ROOT = pathlib.Path(__file__).parents[1]
 
 RunT = TypeVar("RunT", bound=configuration.Run)
 
@@ -69,8 +67,11 @@ def _described(run: configuration.Run, settings: Mapping[str, Any]) -> dict[str,
       run: of this process.
       settings: what must be equal in all clusters.
     """
-    ours = (ROOT / name for name in ("experiments", "nebula_jax"))
-    code = sorted(path for folder in ours for path in folder.rglob("*.py"))
+    # In the order of a checkout, where a wheel's bundled folders are elsewhere.
+    experiments = sorted((installed.FOLDER / "experiments").rglob("*.py"))
+    library = sorted(installed.PACKAGE.rglob("*.py"))
+    bundled = installed.PACKAGE / "bundled"
+    code = experiments + [each for each in library if bundled not in each.parents]
     return {
         **settings,
         **{f"--{name}": value for name, value in vars(run.local.layout()).items()},

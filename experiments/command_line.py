@@ -7,11 +7,11 @@ import re
 import sys
 import textwrap
 import unicodedata
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from absl import flags
 
-from nebula_jax import errors
+from nebula_jax import errors, installed
 
 GROUPS = {
     "command": "This command",
@@ -52,13 +52,36 @@ def parse(argv: Sequence[str]) -> list[str]:
                 f"{argument!a}: no argument may have line breaks or other control"
                 " characters, or be anything but UTF-8"
             )
-    rest = flags.FLAGS(argv)
+    rest = flags.FLAGS([argv[0], *_with_flagfiles(argv[1:])])
     for name in flags.FLAGS:
         value = flags.FLAGS[name].value
         # A NaN differs from itself: no run would be one with the same settings.
         if isinstance(value, float) and not math.isfinite(value):
             raise flags.IllegalFlagValueError(f"--{name}={value}: must be finite")
     return rest
+
+
+def _with_flagfiles(given: Sequence[str]) -> Iterator[str]:
+    """Yields arguments; a flagfile that is not there may be the package's.
+
+    Raises:
+      flags.Error: if there is no such file.
+    """
+    folder = installed.FOLDER / "experiments" / "flags"
+    arguments = iter(given)
+    for argument in arguments:
+        flag, equals, name = argument.partition("=")
+        if flag not in ("-flagfile", "--flagfile"):
+            yield argument
+            continue
+        path = pathlib.Path(name if equals else next(arguments, "")).expanduser()
+        for each in (path, folder / path, installed.FOLDER / path):
+            if each.is_file():
+                yield f"--flagfile={each}"
+                break
+        else:
+            known = ", ".join(sorted(each.name for each in folder.glob("*.flags")))
+            raise flags.Error(f"--flagfile={path}: no such file; there are {known}")
 
 
 def whole_number(text: str) -> int | None:

@@ -109,7 +109,8 @@ def run(
             command_line.check_known()
             return rest
         except (flags.Error, UnicodeDecodeError) as error:
-            process.message("error: " + " ".join(str(error).split()))
+            text = str(error).removeprefix("ERROR:: ")  # absl's
+            process.message("error: " + " ".join(text.split()))
             sys.exit(2)
 
     def guarded(argv: Sequence[str]) -> int:

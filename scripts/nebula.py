@@ -40,7 +40,8 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(
         prog="nebula",
         description="A federation of labs that train together over their switches.",
-        epilog="Every command has --federation=FOLDER, by default ./federation.",
+        epilog="Every command has --federation=FOLDER, by default ./federation."
+        " `nebula experiments.pretrain_m3 ...` runs a module as `python -m` does.",
     )
     places = {"": made.add_subparsers(required=True, metavar="COMMAND")}
     for room in ROOMS:

@@ -12,7 +12,7 @@ LIBRARY = ROOT / "nebula_jax"
 
 # Rows of the house, from the ground up; a row may import itself and what is below.
 ROWS = (
-    {"disk", "errors", "files", "printable", "strict_json", "trace"},
+    {"disk", "errors", "files", "installed", "printable", "strict_json", "trace"},
     {"security"},
     {"data"},
     {"models", "communication"},
@@ -20,6 +20,7 @@ ROWS = (
     {"parallel", "evaluation"},
     {"federation"},
     {"runtime"},
+    {"__main__"},
 )
 """The packages of the library, from the lowest on; a room within one may lie higher."""
 FLAG_MADE = re.compile(r"DEFINE_|fields\.(setting|to_begin_with|of_\w+|for_experts)$")

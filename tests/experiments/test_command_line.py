@@ -97,3 +97,34 @@ def test_errors_of_the_library_name_flags_in_commands(raised, shown):
     with pytest.raises(errors.SettingsError) as refused:
         command_line.with_flags(main)
     assert str(refused.value) == shown
+
+
+def test_a_flagfile_of_the_package_is_found_by_its_name_from_anywhere(
+    tmp_path, monkeypatch
+):
+    own_flags()
+    monkeypatch.chdir(tmp_path)
+    with flagsaver.flagsaver():
+        command_line.parse(["test", "--flagfile=m3_quickstart.flags"])
+        assert flags.FLAGS.vocab_size == 4000
+    with flagsaver.flagsaver():
+        path = "experiments/flags/m3_quickstart.flags"
+        command_line.parse(["test", "--flagfile", path])
+        assert flags.FLAGS.vocab_size == 4000
+
+
+def test_a_flagfile_of_ones_own_goes_before_the_package_s(tmp_path, monkeypatch):
+    own_flags()
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "m3_quickstart.flags").write_text("--vocab_size=77\n")
+    with flagsaver.flagsaver():
+        command_line.parse(["test", "--flagfile=m3_quickstart.flags"])
+        assert flags.FLAGS.vocab_size == 77
+
+
+@pytest.mark.parametrize("value", ["", "nowhere.flags", "/tmp"])
+def test_a_flagfile_that_is_missing_is_named_with_those_that_are_there(value):
+    with flagsaver.flagsaver(), pytest.raises(flags.Error) as caught:
+        command_line.parse(["test", f"--flagfile={value}"])
+    assert "no such file" in str(caught.value)
+    assert "m3_quickstart.flags" in str(caught.value)

@@ -20,7 +20,8 @@ import jax
 import rich.console
 import rich.markdown
 
-from nebula_jax import files, strict_json
+import nebula_jax
+from nebula_jax import files, installed, strict_json
 from nebula_jax.training import metrics
 
 NOTHING = "–"
@@ -55,16 +56,21 @@ def provenance(
 def command() -> str:
     """Returns the command that started this process, as a person would type it."""
     spec = sys.modules["__main__"].__spec__
-    module = spec.name.removesuffix(".__main__") if spec else sys.argv[0]
-    return shlex.join(["python", "-m", module, *sys.argv[1:]])
+    if spec is None:  # a program of the user's own
+        return shlex.join(["python", *sys.argv])
+    runs = ["nebula"] if installed.IS_WHEEL else ["python", "-m"]
+    return shlex.join([*runs, spec.name.removesuffix(".__main__"), *sys.argv[1:]])
 
 
 def commit() -> str:
     """Returns the commit of this checkout, with + if files differ; or `unknown`.
 
+    Where there is no checkout, it is the version that pip installed.
     Results do not count: a run does not differ because another one has ended.
     """
-    git = ["git", "-C", str(pathlib.Path(__file__).parents[3])]
+    if installed.IS_WHEEL:  # git would find the repository of whose .venv it is
+        return f"nebula_jax {nebula_jax.__version__}"
+    git = ["git", "-C", str(installed.FOLDER)]
     try:
         head = subprocess.run(
             [*git, "rev-parse", "--short=12", "HEAD"], capture_output=True, text=True

@@ -9,6 +9,7 @@ import types
 import numpy as np
 import pytest
 
+from nebula_jax import installed
 from nebula_jax.runtime.records import report
 
 
@@ -19,7 +20,7 @@ def checkout(tmp_path, monkeypatch):
     code = tmp_path / "nebula_jax" / "runtime" / "records" / "report.py"
     code.parent.mkdir(parents=True)
     code.write_text("")
-    monkeypatch.setattr(report, "__file__", str(code))
+    monkeypatch.setattr(installed, "FOLDER", tmp_path)
 
     def git(*arguments):
         who = ("-c", "user.name=n", "-c", "user.email=n@example.org")
@@ -50,7 +51,7 @@ def test_results_of_other_runs_make_no_checkout_dirty(checkout):
 
 
 def test_a_folder_without_a_repository_has_an_unknown_commit(tmp_path, monkeypatch):
-    monkeypatch.setattr(report, "__file__", str(tmp_path / "a" / "b" / "report.py"))
+    monkeypatch.setattr(installed, "FOLDER", tmp_path)
     monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
     assert report.commit() == "unknown"
 
@@ -58,7 +59,7 @@ def test_a_folder_without_a_repository_has_an_unknown_commit(tmp_path, monkeypat
 def test_provenance_has_command_commits_hardware_time_and_seeds():
     found = report.provenance(1.26, commits=["b", "a", "b"], seeds=["0", "7"])
     assert list(found) == ["command", "commit", "hardware", "seconds", "seeds"]
-    assert found["command"].startswith("python -m ")
+    assert found["command"].startswith("python ")
     assert found["commit"] == "b, a"
     assert found["seconds"] == 1.3
     assert found["seeds"] == ["0", "7"]

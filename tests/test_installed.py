@@ -1,0 +1,149 @@
+"""The command `nebula`, extras, and what a wheel holds."""
+
+import os
+import pathlib
+import runpy
+import subprocess
+import sys
+import zipfile
+
+import pytest
+
+from nebula_jax import __main__ as command
+from nebula_jax import errors, installed
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def nebula(folder, *arguments):
+    """Runs `nebula` in a folder, as the program that pip makes does."""
+    program = "import sys; from nebula_jax.__main__ import main; sys.exit(main())"
+    return subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.fixture
+def namesakes(tmp_path):
+    """A user's folder, with packages of their own that have our folders' names."""
+    for name in ("experiments", "scripts"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "__init__.py").write_text("raise SystemExit('theirs')")
+    return tmp_path
+
+
+def test_nebula_runs_our_module_where_the_user_has_folders_of_the_same_names(namesakes):
+    done = nebula(namesakes, "scripts.issue_certificates", "--out=tls", "--clusters=a")
+    assert done.returncode == 0, done.stderr
+    assert (namesakes / "tls" / "a").is_dir()
+
+
+def test_a_process_that_nebula_starts_finds_ours_too(namesakes):
+    program = (
+        "import subprocess, sys; from nebula_jax import __main__ as command;"
+        " command._search_ours_first(); sys.exit(subprocess.call([sys.executable, '-m',"
+        " 'scripts.issue_certificates', '--out=tls', '--clusters=a']))"
+    )
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    code = [sys.executable, "-c", program]
+    assert subprocess.run(code, cwd=namesakes, env=environment).returncode == 0
+    assert (namesakes / "tls" / "a").is_dir()
+
+
+def test_nebula_has_the_commands_of_a_federation_and_says_so(tmp_path):
+    done = nebula(tmp_path, "--help")
+    assert "switch" in done.stdout
+    assert "experiments.pretrain_m3" in done.stdout
+
+
+def test_a_module_that_is_not_there_is_named_with_those_that_are(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["nebula", "experiments.pretrain_m4"])
+    assert command.main() == 2
+    told = capsys.readouterr().err
+    assert "pretrain_m4" in told
+    assert "experiments.pretrain_m3" in told
+    assert "experiments.fields" not in told
+
+
+def test_a_command_without_its_extra_names_it_in_a_line(monkeypatch, capsys):
+    def run(module, **_):
+        assert module == "experiments.translate"
+        with installed.extra("experiments"):
+            import no_such_library  # noqa: F401
+
+    monkeypatch.setattr(runpy, "run_module", run)
+    monkeypatch.setattr(command, "_search_ours_first", lambda: None)
+    monkeypatch.setattr(sys, "argv", ["nebula", "experiments.translate"])
+    assert command.main() == 2
+    told = capsys.readouterr().err
+    assert told.count("\n") == 1
+    assert 'no_such_library is missing: pip install "nebula_jax[experiments]"' in told
+
+
+def test_a_missing_extra_is_an_import_error_and_one_of_ours():
+    with pytest.raises(ModuleNotFoundError) as caught, installed.extra("plots"):
+        import no_such_library.inner  # noqa: F401
+    assert isinstance(caught.value, errors.NebulaError)
+
+
+def test_a_module_of_ours_that_is_missing_is_no_missing_extra():
+    with pytest.raises(ModuleNotFoundError) as caught, installed.extra("plots"):
+        import nebula_jax.no_such_module  # noqa: F401
+    assert not isinstance(caught.value, installed.MissingExtra)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory):
+    """The wheel of this checkout."""
+    pytest.importorskip("hatchling", reason="hatchling builds the wheel")
+    out = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "hatchling", "build", "--target=wheel"]
+    subprocess.run([*build, f"--directory={out}"], cwd=ROOT, check=True)
+    with zipfile.ZipFile(*out.glob("*.whl")) as opened:
+        yield opened
+
+
+def tracked(*patterns):
+    """Files of the checkout, those that are new included."""
+    git = ["git", "ls-files", "--cached", "--others", "--exclude-standard", *patterns]
+    found = subprocess.run(git, cwd=ROOT, check=True, capture_output=True, text=True)
+    return {each for each in found.stdout.splitlines() if (ROOT / each).is_file()}
+
+
+def test_the_wheel_claims_one_name(wheel):
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {each for each in tops if not each.endswith(".dist-info")} == {"nebula_jax"}
+
+
+def test_the_wheel_has_all_code_flagfiles_and_json_and_no_records(wheel):
+    wanted = tracked("*.py", "*.flags", "*.json", "*.typed")
+    ours = ("nebula_jax/", "experiments/", "scripts/")
+    wanted = {each for each in wanted if each.startswith(ours)}
+    wanted = {
+        each if each.startswith("nebula_jax/") else f"nebula_jax/bundled/{each}"
+        for each in wanted
+        if not each.startswith("experiments/results/")
+    }
+    names = set(wheel.namelist())
+    assert wanted <= names
+    assert "nebula_jax/py.typed" in names
+    others = names - wanted
+    assert not [name for name in others if name.endswith((".py", ".json", ".pyc"))]
+
+
+def test_a_wheel_leaves_nothing_behind(wheel):
+    git = ["git", "status", "--porcelain", "--ignored", "--", "build", "dist"]
+    left = subprocess.run(git, cwd=ROOT, capture_output=True, text=True)
+    assert not left.stdout
+
+
+def test_the_page_of_the_wheel_has_no_links_that_break(wheel):
+    (metadata,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+    text = wheel.read(metadata).decode()
+    links = [part.partition(")")[0] for part in text.split("](")[1:]]
+    assert links
+    assert all(link.startswith("https://") for link in links)
