@@ -16,27 +16,19 @@ from typing import Any, Generic, TypeVar
 from absl import flags
 
 import nebula_jax
-from experiments import command_line, fields
 from nebula_jax import errors, files
+from nebula_jax.commands import cluster_flags, command_line, fields
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
-from nebula_jax.runtime import connect
 from nebula_jax.runtime import context as context_lib
-from nebula_jax.runtime.ranks import cluster as cluster_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Agreed:
+class Agreed(cluster_flags.Agreed):
     """The settings that all clusters of a run share and a checkpoint is checked for."""
 
-    steps: int = fields.to_begin_with(
-        1000,
-        "Optimization steps.",
-        lower=1,
-        upper=2**31 - 1,  # optimizers count in int32
-    )
     batch_size: int = fields.to_begin_with(
         16, "Examples of a step, in each cluster with text.", lower=1
     )
@@ -45,11 +37,6 @@ class Agreed:
         "Parts of a batch, one after the other, whose gradients are added up: less"
         " memory, and with train_abnet they overlap on the line.",
         lower=1,
-    )
-    seed: int = fields.of_run(
-        0,
-        "Seed of everything random.",
-        upper=2**32 - 1,  # JAX and Grain take 32 bits
     )
     dtype: str = fields.of_training(
         "float32",
@@ -60,7 +47,6 @@ class Agreed:
     eval_every: int = fields.of_run(
         500, "Steps between evaluations on held-out text.", lower=1
     )
-    checkpoint_every: int = fields.of_run(100, "Steps between checkpoints.", lower=1)
 
     def is_evaluated(self, step: int) -> bool:
         """Returns True if held-out text is evaluated after `step`."""
@@ -68,12 +54,9 @@ class Agreed:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Place:
+class Place(cluster_flags.Place):
     """The files and devices of a process of any run, and what it reports."""
 
-    workdir: pathlib.Path = fields.to_begin_with(
-        "", "Folder of the run; runs/<name of the flagfile> if empty."
-    )
     data_dir: str = fields.to_begin_with(
         "package:django",
         "Text folder (see experiments/m3/README.md), or package:django.",
@@ -83,10 +66,6 @@ class Place:
     )
     pretrained_dir: pathlib.Path = fields.of_model(
         "pretrained", "Folder of prepared models, a folder for each."
-    )
-    devices_per_cluster: int = fields.of_run(
-        0,
-        "Devices of each cluster; 0 for all there are. On CPU that many are simulated.",
     )
     fsdp: int = fields.of_run(
         1,
@@ -105,148 +84,15 @@ class Place:
         "Compute the activations of a block again for its gradient: less memory on GPUs"
         " and TPUs, a third more time.",
     )
-    log_every: int = fields.of_run(10, "Steps between progress lines.", lower=1)
-    trace: bool = fields.of_run(
-        False,
-        "Record what every process does and when, and what is on the line: trace.json"
-        " of the run's folder opens in ui.perfetto.dev, and the summary has the time of"
-        " every part. Each step is waited for, which can cost a few percent.",
-    )
-    allow_nonfinite: int = fields.for_experts(
-        0, "Steps with NaN or Inf that may be skipped."
-    )
-    coordinator: str = fields.for_experts(
-        "",
-        "HOST:PORT where the first process of a cluster of several processes waits for"
-        " the others; auto for what Slurm, Open MPI or Kubernetes have set.",
-    )
-    num_processes: int = fields.for_experts(
-        0, "Processes of this cluster, with --coordinator."
-    )
-    process_id: int = fields.for_experts(
-        -1, "Number of this process in its cluster, from 0.", lower=-1
-    )
-    connect_timeout: float = fields.of_line(
-        60.0, "Seconds to wait for the other clusters to connect."
-    )
-    peer_timeout: float = fields.of_line(
-        30.0, "Seconds of silence after which a connection counts as lost."
-    )
 
     def layout(self) -> devices.Layout:
         """Returns how the cluster uses its devices."""
         return devices.Layout(self.devices_per_cluster, self.fsdp, self.model_parallel)
 
-    def processes(self) -> cluster_lib.Settings:
-        """Returns which processes this cluster has."""
-        return cluster_lib.Settings(**fields.common(self, cluster_lib.Settings))
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Local(Place):
+class Local(cluster_flags.Reach, Place):
     """The settings that one cluster of a run chooses for itself."""
-
-    cluster: str = fields.to_begin_with(
-        "all",
-        "Part of the run that this process is: all (starts every cluster here), whole"
-        " (the same computation uncut), or the name of one cluster, as above.",
-    )
-    listen: str = fields.to_begin_with(
-        "127.0.0.1:0",
-        "HOST:PORT where a cluster waits for those that dial it; [::]:PORT for IPv6 and"
-        " IPv4. With --cluster=all, that of the first one that listens: others get free"
-        " ports of the same host.",
-    )
-    peer: str = fields.to_begin_with(
-        "",
-        "HOST:PORT of the listening cluster. A cluster that dials several has one for"
-        " each, in their order: a.example:7070,b.example:7071.\n"
-        "With --federation, the organization that the other clusters have to be of; any"
-        " if empty.",
-    )
-    federation: str = fields.of_security(
-        "",
-        "Folder of this organization in a federation (see SECURITY.md), whose switches"
-        " carry what crosses. Empty for direct connections of the clusters.",
-    )
-    account: str = fields.of_security(
-        "", "Account of the federation that has logged in; the folder's owner if empty."
-    )
-    job: str = fields.of_security(
-        "", "Name by which the clusters of a run find each other in a federation."
-    )
-    tls: str = fields.of_security(
-        "auto",
-        "Folder with ca.pem, cert.pem and key.pem for mutual TLS; auto makes them for"
-        " the run with --cluster=all; off is plain TCP.",
-    )
-    wan: str = fields.to_begin_with(
-        "",
-        "Emulated line: rate each way, one-way delay; none if empty.\n"
-        "60mbit,15ms; also jitter=2ms, cut=5s@20s, 10mbit@60s (the rate from 60 s on),"
-        " and up:...;down:... for lines that differ by direction.",
-    )
-    reconnect_timeout: float = fields.of_line(
-        60.0,
-        "Seconds that a lost connection may take to come back; 0 ends the run at once.",
-    )
-    stuck_timeout: float = fields.of_line(
-        0.0,
-        "Seconds after which a cluster that is waited for, lives and gets nothing done"
-        " ends the run; ten times as long while it starts, saves or evaluates. 0 for 20"
-        " times the longest step of the run so far, at least 60.",
-    )
-    restart: int = fields.of_run(
-        0,
-        "Times that --cluster=all starts all clusters again because one died: was"
-        " killed, or lost another for longer than --reconnect_timeout. They resume from"
-        " the newest step that all have saved.",
-    )
-    processes_per_cluster: int = fields.for_experts(
-        1, "Processes of each cluster that --cluster=all starts here.", lower=1
-    )
-
-    def __post_init__(self) -> None:
-        """Raises errors.SettingsError at what cannot work."""
-        if self.processes_per_cluster > 1 and self.cluster != "all":
-            raise errors.SettingsError(
-                f"--processes_per_cluster={self.processes_per_cluster} is for"
-                " --cluster=all; elsewhere each process of a cluster is started with"
-                " --coordinator, --num_processes and --process_id"
-            )
-        if self.coordinator and self.cluster in ("all", "whole"):
-            raise errors.SettingsError(
-                f"--coordinator={self.coordinator} is for the processes of one cluster,"
-                f" not for --cluster={self.cluster}"
-            )
-        if self.restart and self.cluster != "all":
-            raise errors.SettingsError(
-                f"--restart={self.restart} is for --cluster=all; on real clusters each"
-                " machine's own supervisor does it (see experiments/m3/README.md)"
-            )
-
-    @property
-    def traced(self) -> int:
-        """The processes of each cluster that record a trace."""
-        return self.processes_per_cluster if self.trace else 0
-
-    def connection(self) -> connect.Settings:
-        """Returns how this cluster reaches the others.
-
-        Raises:
-          errors.SettingsError: at a time or an address that cannot work.
-        """
-        return connect.Settings(**fields.common(self, connect.Settings))
-
-    def reaching(self, cluster: str, settings: connect.Settings) -> "Local":
-        """Returns what the process of `cluster` is given in a run on this machine."""
-        return dataclasses.replace(
-            self,
-            cluster=cluster,
-            restart=0,
-            processes_per_cluster=1,
-            **dataclasses.asdict(settings),
-        )
 
 
 fields.define(Agreed, Local)
@@ -265,25 +111,9 @@ class Run(Generic[AgreedT, LocalT]):
     def context(
         self, window: int = 0, emulated_seconds: float = 0.0
     ) -> context_lib.Context:
-        """Returns the context of a training loop of this run.
-
-        Args:
-          window: steps that one cluster may be ahead of another.
-          emulated_seconds: of each `Context.emulate_compute`.
-        """
-        return context_lib.Context(
-            context_lib.Settings(
-                workdir=self.local.workdir,
-                cluster=self.local.cluster,
-                steps=self.agreed.steps,
-                checkpoint_every=self.agreed.checkpoint_every,
-                window=window,
-                log_every=self.local.log_every,
-                allow_nonfinite=self.local.allow_nonfinite,
-                trace=self.local.trace,
-                emulated_seconds=emulated_seconds,
-                connection=self.local.connection(),
-            )
+        """Returns the context of a training loop; see `cluster_flags.context`."""
+        return cluster_flags.context(
+            self.agreed, self.local, window=window, emulated_seconds=emulated_seconds
         )
 
     def hello(self, settings: Mapping[str, Any], saved: Sequence[int]) -> frames.Hello:

@@ -13,9 +13,10 @@ prints the same table for the pairs of any folder in that format (of TFDS's own 
 only with --dataset=tfds:xnli on this very command line). The loop is in `xnli/train`.
 """
 
-from experiments import cluster_process, configuration, fields, shared_flags
+from experiments import cluster_process, configuration, shared_flags
 from experiments.xnli import config, evaluate, train
 from nebula_jax import errors
+from nebula_jax.commands import fields
 from nebula_jax.runtime.ranks import devices
 
 

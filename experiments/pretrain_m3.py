@@ -15,11 +15,12 @@ loops are in `m3/generator`, `m3/discriminator` and `m3/whole`.
 
 import functools
 
-from experiments import cluster_process, command_line, shared_flags
+from experiments import cluster_process, shared_flags
 from experiments.m3 import config, curves, data, discriminator, generator, report, whole
 from experiments.pretraining import here
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
+from nebula_jax.commands import command_line
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import run_folder

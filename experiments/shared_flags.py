@@ -1,30 +1,18 @@
 """Flags of several experiments that have no class in common, and the entry point."""
 
 import dataclasses
-import gc
-import sys
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
-from absl import app, flags, logging
-
-from experiments import command_line, fields
 from experiments import configuration as _defines_its_flags  # noqa: F401
-from nebula_jax.runtime.life import process
+from nebula_jax.commands import cluster_flags, fields
+from nebula_jax.commands.entry import run as run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Shared:
+class Shared(cluster_flags.Clusters):
     """The flags that classes of several experiments name, or that no run keeps."""
 
     run: str = fields.to_begin_with("", "Folder of an earlier run, whose flags hold.")
     out: str = fields.of_run("", "File or folder to write.")
-    clusters: tuple[str, ...] = fields.to_begin_with(
-        (),
-        "Clusters of a run: with pretrain_bert their number, 1 to 8; with"
-        " scripts/issue_certificates.py their names, such as"
-        " discriminator,generator:0.",
-    )
     languages: tuple[str, ...] = fields.of_data(
         ("all",),
         "Languages, such as en,sw: with finetune_xnli those to test in; with"
@@ -76,52 +64,3 @@ class Shared:
 
 
 fields.define(Shared)
-
-
-def run(
-    main: Callable[[], int],
-    defaults: Mapping[str, Any] | None = None,
-    names: Sequence[str] = (),
-) -> None:
-    """Runs an entry point: parses its flags, prints errors as one line, exits.
-
-    Args:
-      main: does the work, returns the exit status.
-      defaults: of shared flags, in this command.
-      names: of the flags that the command has beside those that its file defines.
-    """
-    # What is imported stays: neither a collection nor Python's end looks through it
-    # again, which took a quarter of a short run's CPU time.
-    gc.freeze()
-    for name, value in (defaults or {}).items():
-        flags.FLAGS.set_default(name, value)
-    for name in names:
-        flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
-
-    def parsed(argv: Sequence[str]) -> list[str]:
-        wanted = {each.lstrip("-") for each in argv[1:] if each.startswith("-")}
-        if wanted & {"help", "helpshort", "helpfull"}:
-            about = sys.modules["__main__"].__doc__ or ""
-            print(command_line.help_text(about, full="helpfull" in wanted))
-            sys.exit(0)
-        try:
-            rest = command_line.parse(argv)
-            command_line.check_known()
-            return rest
-        except (flags.Error, UnicodeDecodeError) as error:
-            text = str(error).removeprefix("ERROR:: ")  # absl's
-            process.message("error: " + " ".join(text.split()))
-            sys.exit(2)
-
-    def guarded(argv: Sequence[str]) -> int:
-        logging.set_verbosity(logging.WARNING)  # the libraries' chatter
-        if len(argv) > 1:
-            process.message(
-                f"error: {argv[1]!r} is no flag; every argument is a --flag"
-            )
-            return 2
-        status = process.guarded(lambda: command_line.with_flags(main))
-        process.drop_unread()
-        return status
-
-    app.run(guarded, flags_parser=parsed)

@@ -29,8 +29,9 @@ from flax import linen as nn
 from flax import serialization
 
 import nebula_jax
-from experiments import fields, shared_flags
+from experiments import shared_flags
 from nebula_jax import errors, files
+from nebula_jax.commands import fields
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.link import Link

@@ -18,9 +18,10 @@ from typing import Any, BinaryIO
 import jax
 import numpy as np
 
-from experiments import configuration, fields, shared_flags
+from experiments import configuration, shared_flags
 from experiments.abnet import config, evaluation, models, target_model
 from nebula_jax import errors
+from nebula_jax.commands import fields
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
 from nebula_jax.models import abnet, mixed_precision, transformer
 from nebula_jax.runtime.life import process

@@ -25,7 +25,8 @@ from typing import Any, NamedTuple
 
 from absl import flags
 
-from experiments import command_line, shared_flags
+from experiments import shared_flags
+from nebula_jax.commands import command_line
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.records import progress, report, run_folder
 from nebula_jax.training import metrics

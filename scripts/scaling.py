@@ -20,7 +20,8 @@ import matplotlib.colors
 import matplotlib.figure
 from absl import flags
 
-from experiments import command_line, shared_flags
+from experiments import shared_flags
+from nebula_jax.commands import command_line
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.records import report
 from scripts.plans import abnet, count, m3, settings, speed

@@ -6,9 +6,10 @@ import pathlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from experiments import configuration, fields
+from experiments import configuration
 from experiments import shared_flags as _defines_flags  # noqa: F401
 from nebula_jax import errors
+from nebula_jax.commands import fields
 from nebula_jax.communication import codecs, selector
 from nebula_jax.evaluation import mask_predict
 from nebula_jax.models import abnet

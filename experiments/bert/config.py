@@ -5,12 +5,13 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from experiments import command_line, configuration, fields
+from experiments import configuration
 from experiments.bert import local_steps
 from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hot_start, text
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
+from nebula_jax.commands import command_line, fields
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import attention, transformer

@@ -3,8 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
-from experiments import fields
 from nebula_jax import errors
+from nebula_jax.commands import fields
 from nebula_jax.communication import codecs, selector
 from nebula_jax.training import diloco
 

@@ -3,11 +3,12 @@
 import dataclasses
 from typing import Any
 
-from experiments import configuration, fields
+from experiments import configuration
 from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hot_start
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
+from nebula_jax.commands import fields
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer

@@ -2,11 +2,11 @@
 
 import pathlib
 
-from experiments import command_line
 from experiments.m3 import config
 from experiments.pretraining import text
 from experiments.pretraining import vocabulary as shared
 from nebula_jax import errors
+from nebula_jax.commands import command_line
 from nebula_jax.communication.wire import activity
 from nebula_jax.data import language_mixture, text_folder
 from nebula_jax.data.tokenizers import vocabulary as vocabularies

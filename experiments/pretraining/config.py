@@ -2,9 +2,10 @@
 
 import dataclasses
 
-from experiments import configuration, fields
+from experiments import configuration
 from experiments import shared_flags as _defines_flags  # noqa: F401
 from nebula_jax import errors
+from nebula_jax.commands import fields
 from nebula_jax.runtime.served import data_channels
 from nebula_jax.training import masking, warm_start
 

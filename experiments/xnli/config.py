@@ -5,9 +5,10 @@ from typing import Any
 
 import optax
 
-from experiments import configuration, fields
+from experiments import configuration
 from experiments import shared_flags as _defines_flags  # noqa: F401
 from nebula_jax import errors
+from nebula_jax.commands import fields
 from nebula_jax.data import text_folder
 from nebula_jax.models import classifier
 from nebula_jax.runtime import context as context_lib

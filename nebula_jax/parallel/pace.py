@@ -133,6 +133,44 @@ def follow(
         yield step
 
 
+def relay(
+    leader: FollowerLink,
+    followers: Sequence[LeaderLink],
+    start: int,
+    last: int,
+    stop_requested: Callable[[], bool],
+) -> Iterator[int]:
+    """Yields the steps of a cluster in a chain, between its leader and its followers.
+
+    Tokens and the last step go on to the followers as they come; requests to stop go
+    the other way. All take turns, as with window 0.
+
+    Args:
+      leader: link to the cluster that this one dialed.
+      followers: links to those that dialed it.
+      start: the step that the run goes on after.
+      last: of the run, unless the leader names an earlier one.
+      stop_requested: True once the run should end.
+    """
+    step, is_told = start, False
+    while step < last:
+        if stop_requested() or any(each.stop_step is not None for each in followers):
+            leader.stop()
+        leader.wait_for_step(step)
+        named = leader.stop_step
+        last = min(last, named or last)  # never beyond the run
+        for each in followers:
+            # Before the token: who has it may begin the step after.
+            if named and not is_told:
+                each.stop(last)
+            each.step_done(step)
+        is_told = bool(named)
+        if step >= last:
+            return
+        step += 1
+        yield step
+
+
 class Lead:
     """The leader's steps; `done` sends each one's token."""
 

@@ -16,13 +16,13 @@ B examples of a micro-batch. h: any pytree of arrays [B, ...]; losses: [] float3
 
 import collections
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import jax
 import numpy as np
 
 from nebula_jax.communication import channels
-from nebula_jax.training import cut, residuals
+from nebula_jax.training import cut, cut_middle, residuals
 
 Metrics = dict[str, jax.Array]
 Tag = tuple[int, int]
@@ -47,13 +47,24 @@ def _fold(rng: jax.Array, tag: jax.Array) -> jax.Array:
     return jax.random.fold_in(jax.random.fold_in(rng, tag[0]), tag[1])
 
 
+class Ends(NamedTuple):
+    """The ends that this side has of the two channels to a neighboring part.
+
+    Of those to the part after, `hidden` is a Sender and `gradient` a Receiver; of those
+    to the part before, the other way round.
+    """
+
+    hidden: Any
+    gradient: Any
+
+
 class _Sent(NamedTuple):
     """A micro-batch that waits for its gradient, with what that is to meet."""
 
     number: int
     batch: cut.Batch
     rng: cut.Rng
-    kept: residuals.Residuals
+    kept: Any  # residuals.Residuals, or cut_middle.Kept
 
 
 def front_step(
@@ -174,6 +185,63 @@ def back_step(
         )
         metrics.append(measured)
     return grads, states, _sum(metrics)
+
+
+def middle_step(
+    half: cut_middle.Middle,
+    params: cut.Params,
+    micro_batches: Iterable[cut.Batch],
+    rng: cut.Rng,
+    step: int,
+    before: Ends,
+    after: Ends,
+    states: cut_middle.States,
+    *,
+    ahead: int,
+) -> tuple[cut.Params, cut_middle.States, jax.Array]:
+    """Takes one batch through a middle part, in the order of `front_step`.
+
+    Args:
+      half: of the model.
+      params, micro_batches, rng, step, states: as in `front_step`.
+      before: channels to the part before: h comes, the gradient in it goes.
+      after: channels to the part after: what this part makes of h goes, its gradient
+        comes.
+      ahead: as the front's, or the two wait for each other.
+
+    Returns:
+      The batch's gradient, the half's states, and the sum of its own losses.
+
+    Raises:
+      session.RemoteProtocolError: if another tensor comes than the one due.
+    """
+    grads = half.zero_grads(params)
+    waiting: collections.deque[_Sent] = collections.deque()
+    losses = []
+
+    def finish(sent: _Sent, grads: Any, states: Any) -> tuple[Any, Any]:
+        selected = after.gradient.recv_payload(step, sent.number)
+        reply, grads, states = half.backward(
+            params, sent.batch, sent.rng, sent.kept, selected, states, grads, step
+        )
+        before.gradient.send_payload(step, reply, sent.number)
+        return grads, states
+
+    for number, batch in enumerate(micro_batches):
+        while waiting and (len(waiting) >= ahead or after.gradient.has_arrived):
+            grads, states = finish(waiting.popleft(), grads, states)
+        key = micro_batch_key(rng, step, number)
+        received = before.hidden.recv_payload(step, number)
+        selected, kept, loss, states = half.forward(
+            params, batch, key, received, states, step
+        )
+        after.hidden.send_payload(step, selected, number)
+        waiting.append(_Sent(number, batch, key, kept))
+        losses.append(loss)
+        del kept, received  # else they would stay until the next ones are there
+    while waiting:
+        grads, states = finish(waiting.popleft(), grads, states)
+    return grads, states, _total(losses)
 
 
 def in_process_step(

@@ -187,12 +187,12 @@ def _front_fn(
     Returns:
       (trained, frozen, aux, batch, rng) -> ((activations, own loss), (h, new aux)).
     """
-    run_fn = _with_aux(fn, has_aux)
+    run_fn = with_aux(fn, has_aux)
 
     def run(trained: Params, frozen: Params, aux: Any, batch: Batch, rng: Rng) -> Any:
         out, aux = run_fn(partition.merge(trained, frozen), aux, batch, rng)
         hidden, loss = out if has_loss else (out, 0.0)
-        return (_activations(hidden), jnp.asarray(loss, jnp.float32)), (hidden, aux)
+        return (activations_of(hidden), jnp.asarray(loss, jnp.float32)), (hidden, aux)
 
     return run
 
@@ -221,13 +221,13 @@ def _forward(
     def forward(
         params: Params, batch: Batch, rng: Rng, states: States, step: int
     ) -> tuple[selector.Selected, residuals.Residuals, jax.Array, States]:
-        codecs, aux = _apart(states, has_aux)
+        codecs, aux = apart(states, has_aux)
         payload, kept, loss, sent, aux = run_forward(
             params, batch, rng, codecs.sent, aux
         )
         selected, sent = encode_after(payload, sent, step)
         codecs = codecs._replace(sent=sent)
-        return selected, kept, loss, _together(codecs, aux, has_aux)
+        return selected, kept, loss, together(codecs, aux, has_aux)
 
     return forward
 
@@ -261,12 +261,12 @@ def _backward(receive: selector.CodecOrSelector, has_aux: bool) -> Backward:
         states: States,
         grads: Params,
     ) -> tuple[Params, States]:
-        codecs, aux = _apart(states, has_aux)
+        codecs, aux = apart(states, has_aux)
         payload, received = decode_before(selected, codecs.received)
         grads, received = run_backward(
             params, batch, rng, kept, payload, received, grads
         )
-        return grads, _together(codecs._replace(received=received), aux, has_aux)
+        return grads, together(codecs._replace(received=received), aux, has_aux)
 
     return backward
 
@@ -337,13 +337,13 @@ def _back_fn(
       ((trained, frozen), h, aux, batch, rng) -> (gradient of the trained ones, that of
       the activations, metrics with the loss, new aux).
     """
-    run_fn = _with_aux(fn, has_aux)
+    run_fn = with_aux(fn, has_aux)
 
     def differentiated(
         parts: Any, received: codec_lib.Arrays, aux: Any, batch: Batch, rng: Rng
     ) -> tuple[Params, list[jax.Array], Any, Any]:
         trained, frozen = parts
-        activations = _activations(received)
+        activations = activations_of(received)
         if sharding is not None:
             activations = jax.lax.with_sharding_constraint(activations, sharding)
 
@@ -378,19 +378,19 @@ def _step(
         grads: Params,
         number: int,
     ) -> tuple[selector.Selected, Params, Any, States]:
-        codecs, aux = _apart(states, has_aux)
+        codecs, aux = apart(states, has_aux)
         payload, received = decode_before(selected, codecs.received)
         reply, sent, grads, metrics, received, aux = run_step(
             params, batch, rng, payload, received, codecs.sent, grads, aux
         )
         selected, sent = encode_after(reply, sent, number)
         codecs = CodecStates(sent, received)
-        return selected, grads, metrics, _together(codecs, aux, has_aux)
+        return selected, grads, metrics, together(codecs, aux, has_aux)
 
     return step
 
 
-def _with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+def with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     """Returns (params, aux, ...) -> (what fn returns otherwise, aux)."""
 
     def checked(params: Params, aux: Any, *rest: Any) -> tuple[Any, Any]:
@@ -414,7 +414,7 @@ def _with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     return checked
 
 
-def _activations(hidden: Any) -> list[Any]:
+def activations_of(hidden: Any) -> list[Any]:
     """Returns the leaves of h that get a gradient."""
     activations = leaves.floats(hidden)
     if not activations:
@@ -429,7 +429,8 @@ def _types(tree: Any) -> str:
     return str(jax.tree.map(lambda leaf: leaf.dtype.name + str(leaf.shape), tree))
 
 
-def _apart(states: States, has_aux: bool) -> tuple[CodecStates, Any]:
+def apart(states: Any, has_aux: bool) -> tuple[Any, Any]:
+    """Returns the codecs' states and the auxiliary one of a part."""
     if has_aux != isinstance(states, WithAux):
         raise TypeError(
             "the states of a half made with has_aux are"
@@ -439,7 +440,8 @@ def _apart(states: States, has_aux: bool) -> tuple[CodecStates, Any]:
     return states if isinstance(states, WithAux) else (states, None)
 
 
-def _together(codecs: CodecStates, aux: Any, has_aux: bool) -> States:
+def together(codecs: Any, aux: Any, has_aux: bool) -> Any:
+    """Inverts `apart`."""
     return WithAux(codecs, aux) if has_aux else codecs
 
 

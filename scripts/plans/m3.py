@@ -10,10 +10,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from experiments import command_line
 from experiments.m3 import config as m3_config
 from experiments.m3 import models
 from nebula_jax import errors
+from nebula_jax.commands import command_line
 from nebula_jax.communication import codec, codecs
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer

@@ -9,10 +9,11 @@ import configured
 import pytest
 from absl import flags
 
-from experiments import command_line, shared_flags
+from experiments import shared_flags
 from experiments.bert import config as bert_config
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
+from nebula_jax.commands import command_line
 
 ROOT = pathlib.Path(shared_flags.__file__).parents[1]
 CONFIGS = {

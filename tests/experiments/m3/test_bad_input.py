@@ -9,8 +9,9 @@ import pytest
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import command_line, pretrain_m3
+from experiments import pretrain_m3
 from nebula_jax import errors
+from nebula_jax.commands import command_line
 
 
 def fails(runs, words, status=None, **values):

@@ -180,7 +180,7 @@ def check_known() -> None:
     """Raises flags.Error at a flag that only other experiments have."""
     key = {each.name for each in flags.FLAGS.get_key_flags_for_module(sys.argv[0])}
     for module, defined in flags.FLAGS.flags_by_module_dict().items():
-        if not module.startswith(("experiments.", "scripts.")):
+        if not module.startswith(("experiments.", "nebula_jax.", "scripts.")):
             continue
         for each in defined:
             if each.present and each.name not in key:

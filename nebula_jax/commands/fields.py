@@ -20,8 +20,8 @@ from typing import Any, TypeVar
 
 from absl import flags
 
-from experiments import command_line
 from nebula_jax import errors
+from nebula_jax.commands import command_line
 
 flags.disclaim_key_flags()  # a flag is of the module that calls `define`
 
@@ -100,7 +100,7 @@ def define(*classes: type) -> list[str]:
             continue
         if field.name not in flags.FLAGS:
             _define(field, made)
-            flags.FLAGS[field.name].setting = made
+            setattr(flags.FLAGS[field.name], "setting", made)  # noqa: B010  (read back by --help)
         elif getattr(flags.FLAGS[field.name], "setting", None) is not made:
             raise flags.Error(f"--{field.name} is defined twice")
     return names(*classes)
@@ -117,7 +117,8 @@ def read(cls: type[Values]) -> Values:
     Raises:
       errors.SettingsError: if a list of numbers has anything else.
     """
-    return cls(**{each.name: _value(each) for each in dataclasses.fields(cls)})
+    found: Sequence[Any] = dataclasses.fields(cls)  # type: ignore[arg-type]
+    return cls(**{each.name: _value(each) for each in found})
 
 
 def common(values: Any, cls: type) -> dict[str, Any]:
@@ -126,7 +127,7 @@ def common(values: Any, cls: type) -> dict[str, Any]:
     return {name: getattr(values, name) for name in names(cls) if name in shared}
 
 
-def _define(field: dataclasses.Field, made: Setting) -> None:
+def _define(field: dataclasses.Field[Any], made: Setting) -> None:
     """Defines the flag of a field by the field's type."""
     about = made.help if not made.source else f"{made.help} Default of {made.source}."
     kind: Any = field.type
@@ -141,7 +142,7 @@ def _define(field: dataclasses.Field, made: Setting) -> None:
     elif kind is bool:
         flags.DEFINE_bool(field.name, made.default, about)
     elif kind in (int, float):
-        number = flags.DEFINE_integer if kind is int else flags.DEFINE_float
+        number: Any = flags.DEFINE_integer if kind is int else flags.DEFINE_float
         bounds = {"lower_bound": made.lower, "upper_bound": made.upper}
         number(field.name, made.default, about, **bounds)
     else:

@@ -6,8 +6,8 @@ import tiny_runs
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import command_line
 from nebula_jax import errors
+from nebula_jax.commands import command_line
 
 MODULES = sorted(
     ".".join(path.relative_to(tiny_runs.ROOT).with_suffix("").parts)
@@ -27,7 +27,9 @@ def own_flags():
     return [
         flags.FLAGS[name]
         for name in flags.FLAGS
-        if flags.FLAGS.find_module_defining_flag(name).startswith(("exp", "scr"))
+        if flags.FLAGS.find_module_defining_flag(name).startswith(
+            ("exp", "scr", "nebula")
+        )
     ]
 
 

@@ -12,12 +12,13 @@ from absl.testing import flagsaver
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from experiments import command_line, configuration, fields
+from experiments import configuration
 from experiments.abnet import config as abnet_config
 from experiments.bert import config as bert_config
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
 from nebula_jax import errors
+from nebula_jax.commands import command_line, fields
 
 CONFIGS = {
     "pretrain_m3": m3_config,

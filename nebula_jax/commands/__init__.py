@@ -1,0 +1,1 @@
+"""Commands: flags made of the fields of frozen dataclasses, and how a main ends."""
