@@ -16,16 +16,19 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-import matplotlib.colors
-import matplotlib.figure
 from absl import flags
 
 from experiments import shared_flags
+from nebula_jax import installed
 from nebula_jax.commands import command_line
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.records import report
 from scripts.plans import abnet, count, m3, settings, speed
 from scripts.tables import runs as table_runs
+
+with installed.extra("plots"):
+    import matplotlib.colors
+    import matplotlib.figure
 
 ROOMS: dict[str, Any] = {"m3": m3, "abnet": abnet}
 DEVICES = {"m3": (8, 40.0), "abnet": (1, 10.0)}

@@ -96,6 +96,58 @@ def test_a_module_of_ours_that_is_missing_is_no_missing_extra():
     assert not isinstance(caught.value, installed.MissingExtra)
 
 
+BLOCKED = (
+    *("array_record", "django", "grain", "importlib_resources", "matplotlib", "polib"),
+    *("sacrebleu", "safetensors", "sentencepiece", "tensorflow_datasets"),
+    "tokenizers",
+)
+"""Libraries that extras bring."""
+ROOMS_OF_EXTRAS = {
+    *("data.language_mixture", "data.nli_tfds", "data.packed_sequences"),
+    *("data.resumable_batches", "data.tfds_local"),
+    *("evaluation.bleu", "evaluation.sentence_scores"),
+    *("runtime.served.data_service", "runtime.served.data_session"),
+    "runtime.served.owner_text",
+}
+"""Modules that are of no use without them."""
+IMPORTER = f"""
+import importlib, sys
+
+class Blocker:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in {BLOCKED}:
+            raise ModuleNotFoundError(name=name)
+
+sys.meta_path.insert(0, Blocker())
+for name in sys.argv[1:]:
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError as error:
+        assert "nebula_jax[" in str(error), (name, error)
+        print(name)
+"""
+
+
+def test_the_library_needs_no_extra():
+    """What fails without them names the extra, and is on the list."""
+    names = [
+        ".".join(path.relative_to(ROOT).with_suffix("").parts)
+        for path in sorted((ROOT / "nebula_jax").rglob("*.py"))
+        if path.name != "__init__.py"
+    ]
+    more = ["scripts.nebula", "experiments.split_your_model"]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTER, *names, *more],
+        cwd=ROOT,
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    assert set(done.stdout.split()) == {
+        f"nebula_jax.{name}" for name in ROOMS_OF_EXTRAS
+    }
+
+
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory):
     """The wheel of this checkout."""

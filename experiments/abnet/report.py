@@ -1,10 +1,12 @@
 """The report of an ABNet run: summary.json, its Markdown, a plot."""
 
+import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.abnet import config
+from nebula_jax import installed
 from nebula_jax.data import split_parallel
 from nebula_jax.evaluation import bleu
 from nebula_jax.runtime.life import restarts
@@ -33,7 +35,7 @@ def report(
       line: from `scaled_wan.read`; {} if --wan was given.
       seconds: wall time of this command.
     """
-    path = folder / "summary.json"
+    path, picture = folder / "summary.json", folder / "losses.png"
     found = {name: run_report.read_summary(each) for name, each in clusters.items()}
     # One process and clusters may have run here: each is a training of its own.
     before = run_report.read_summary(folder).get("clusters", [])
@@ -42,7 +44,7 @@ def report(
     }
     if is_of_others or run_report.is_stale(path, clusters.values()):
         records = metrics.read(next(iter(clusters.values())))
-        plot(records, folder / "losses.png")
+        run_report.draw(functools.partial(plot, records), picture)
         translations = run_folder.of_cluster(folder, "target") / "translations"
         summary = {
             **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
@@ -65,7 +67,7 @@ def report(
         }
         run_report.write(path, summary)
     run_report.show(markdown(run_report.read_summary(folder)))
-    print(f"report: {path}, {folder / 'losses.png'}")
+    run_report.print_paths(path, picture)
 
 
 def step_bytes(
@@ -141,7 +143,8 @@ def plot(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
       path: of the PNG to write.
     """
     # Imported here, so that clusters, which draw nothing, need not wait for it.
-    import matplotlib.figure
+    with installed.extra("plots"):
+        import matplotlib.figure
 
     figure = matplotlib.figure.Figure(figsize=(10, 4.2), layout="constrained")
     loss, score = figure.subplots(1, 2)

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from nebula_jax import installed
 from nebula_jax.runtime.life import restarts
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.runtime.records import traces
@@ -124,7 +125,8 @@ def plot(
     """Draws every cluster's training loss, and its held-out loss, against steps."""
     del found
     # Imported here, so that clusters, which draw nothing, need not wait for it.
-    import matplotlib.figure
+    with installed.extra("plots"):
+        import matplotlib.figure
 
     figure = matplotlib.figure.Figure(figsize=(11, 4.2), layout="constrained")
     training, evaluated = figure.subplots(1, 2)

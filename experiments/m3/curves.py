@@ -5,6 +5,8 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from nebula_jax import installed
+
 FIGURES = (
     "rtd_auc",
     "fake_token_rate",
@@ -95,7 +97,8 @@ def plot(
       path: of the PNG to write.
     """
     # Imported here, so that clusters, which draw nothing, need not wait for it.
-    import matplotlib.figure
+    with installed.extra("plots"):
+        import matplotlib.figure
 
     figure = matplotlib.figure.Figure(figsize=(11, 8), layout="constrained")
     (losses, rtd_loss), (auc, probed) = figure.subplots(2, 2)

@@ -112,7 +112,7 @@ def _report(
     if run_report.is_stale(path, clusters.values()):
         found = {name: run_report.read_summary(each) for name, each in clusters.items()}
         records = {name: metrics.read(each) for name, each in clusters.items()}
-        experiment.plot(found, records, picture)
+        run_report.draw(functools.partial(experiment.plot, found, records), picture)
         summary = {
             **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
             "vocab_size": vocab_size,
@@ -126,7 +126,7 @@ def _report(
         }
         run_report.write(path, summary)
     run_report.show(experiment.markdown(run_report.read_summary(folder)))
-    print(f"report: {path}, {picture}")
+    run_report.print_paths(path, picture)
 
 
 def _arguments(

@@ -14,9 +14,7 @@ import pathlib
 import re
 import unicodedata
 
-import polib
-
-from nebula_jax import files
+from nebula_jax import files, installed
 from nebula_jax.data import text_folder, tsv
 
 CATALOG = {"zh": "zh_Hans"}  # Django's name where it is not the ISO 639-1 code
@@ -81,6 +79,8 @@ def _is_held_out(source: str) -> bool:
 
 def _messages(language: str) -> dict[str, str]:
     """Reads English source -> translation, cleaned, sorted by source, each once."""
+    with installed.extra("quickstart"):
+        import polib
     spec = importlib.util.find_spec("django")
     if spec is None or spec.origin is None:
         raise tsv.CorpusError(

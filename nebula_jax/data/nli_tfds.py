@@ -13,11 +13,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-import tensorflow_datasets as tfds
-from tensorflow_datasets.core import read_only_builder
 
-from nebula_jax import errors
+from nebula_jax import errors, installed
 from nebula_jax.data import nli, tfds_local, tsv
+
+with installed.extra("experiments"):
+    import tensorflow_datasets as tfds
+    from tensorflow_datasets.core import read_only_builder
 
 SPLITS = {"dev": "validation", "test": "test"}
 """Name of a split -> its name in TFDS."""

@@ -18,11 +18,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
-import tensorflow_datasets as tfds
 
-from nebula_jax import errors, files
+from nebula_jax import errors, files, installed
 from nebula_jax.data import text_folder, tfds_local
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
+
+with installed.extra("experiments"):
+    import tensorflow_datasets as tfds
 
 PAIR_SPECIAL_TOKENS = 4  # [CLS], twice [SEP] in the middle, [SEP]
 

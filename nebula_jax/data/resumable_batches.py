@@ -6,11 +6,13 @@ B batch, L max_length, P corpora in a mixture.
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-import grain
 import numpy as np
 
-from nebula_jax import errors
+from nebula_jax import errors, installed
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
+
+with installed.extra("experiments"):
+    import grain
 
 # The records are memory-mapped and small: two readers keep ahead of any model here.
 READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)

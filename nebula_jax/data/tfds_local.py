@@ -3,8 +3,12 @@
 import contextlib
 from collections.abc import Iterator
 
-import tensorflow_datasets as tfds
 from absl import logging
+
+from nebula_jax import installed
+
+with installed.extra("experiments"):
+    import tensorflow_datasets as tfds
 
 
 class LocalInfo(tfds.core.DatasetInfo):

@@ -17,9 +17,11 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-import sacrebleu
 
-from nebula_jax import errors
+from nebula_jax import errors, installed
+
+with installed.extra("experiments"):
+    import sacrebleu
 
 ORDERS = 4  # of n-grams
 STATISTICS = (

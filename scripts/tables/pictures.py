@@ -5,9 +5,11 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import matplotlib.figure
-
+from nebula_jax import installed
 from scripts.tables import held_out, quality_against_bytes
+
+with installed.extra("plots"):
+    import matplotlib.figure
 
 SIZE = (10, 4.2)
 COLORS = 10  # that matplotlib has, then they begin anew

@@ -5,10 +5,12 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import matplotlib.figure
-
+from nebula_jax import installed
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import compression_rows
+
+with installed.extra("plots"):
+    import matplotlib.figure
 
 LABEL_AT = (4, 4)
 """The beginning of a point's name, in typographic points from it."""

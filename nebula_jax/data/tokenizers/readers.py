@@ -13,11 +13,7 @@ import pathlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
-import sentencepiece
-import tokenizers
-from tokenizers import decoders, models, normalizers, pre_tokenizers
-
-from nebula_jax import errors
+from nebula_jax import errors, installed
 from nebula_jax.data.tokenizers import detokenize
 
 JSON = "tokenizer.json"
@@ -89,11 +85,16 @@ def _settings(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def _read_json(folder: pathlib.Path) -> Library:
+    with installed.extra("experiments"):
+        import tokenizers
     return _from_tokenizers(tokenizers.Tokenizer.from_file(str(folder / JSON)))
 
 
 def _read_word_pieces(folder: pathlib.Path) -> Library:
     """Builds a WordPiece tokenizer of vocab.txt, with the steps of BERT's own."""
+    with installed.extra("experiments"):
+        import tokenizers
+        from tokenizers import decoders, models, normalizers, pre_tokenizers
     settings = _settings(folder)
     lower = settings.get("do_lower_case", True)  # transformers' default
     vocabulary = models.WordPiece.read_file(str(folder / VOCABULARY))
@@ -109,7 +110,10 @@ def _read_word_pieces(folder: pathlib.Path) -> Library:
     return _from_tokenizers(built)
 
 
-def _from_tokenizers(built: tokenizers.Tokenizer) -> Library:
+def _from_tokenizers(built: Any) -> Library:
+    """Wraps a tokenizer of the library `tokenizers`."""
+    from tokenizers import decoders, models
+
     # all-MiniLM's file cuts at 128 tokens and pads to 128.
     built.no_truncation()
     built.no_padding()
@@ -134,7 +138,9 @@ def _from_tokenizers(built: tokenizers.Tokenizer) -> Library:
     return Library(encode_batch, decode, pieces)
 
 
-def _load_processor(path: pathlib.Path) -> sentencepiece.SentencePieceProcessor:
+def _load_processor(path: pathlib.Path) -> Any:
+    with installed.extra("experiments"):
+        import sentencepiece
     processor = sentencepiece.SentencePieceProcessor()
     processor.load_from_serialized_proto(path.read_bytes())
     return processor

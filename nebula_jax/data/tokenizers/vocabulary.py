@@ -13,9 +13,8 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 import numpy as np
-import sentencepiece
 
-from nebula_jax import errors, files
+from nebula_jax import errors, files, installed
 from nebula_jax.data import tokenizers
 
 PIECES = tokenizers.SPECIAL_PIECES[0]
@@ -62,6 +61,8 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
     Raises:
       VocabularyError: if the text is too little for any vocabulary.
     """
+    with installed.extra("experiments"):
+        import sentencepiece
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -106,6 +107,8 @@ def load(path: pathlib.Path) -> Vocabulary:
         content = path.read_bytes()
     except OSError as error:
         raise VocabularyError(f"vocabulary {path}: {error.strerror}") from None
+    with installed.extra("experiments"):
+        import sentencepiece
     processor = sentencepiece.SentencePieceProcessor()
     try:
         processor.load_from_serialized_proto(content)

@@ -10,10 +10,8 @@ import pathlib
 from typing import Any
 
 import numpy as np
-import safetensors
-import safetensors.numpy
 
-from nebula_jax import errors, files
+from nebula_jax import errors, files, installed
 
 CONFIG = "config.json"
 TENSORS = "model.safetensors"
@@ -97,6 +95,8 @@ def digest(folder: pathlib.Path) -> str:
 
 
 def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
+    with installed.extra("experiments"):
+        import safetensors.numpy
     try:
         return safetensors.numpy.load_file(path)
     except OSError as error:
@@ -121,6 +121,8 @@ def write(
     Raises:
       PretrainedError: if the disk does not take them.
     """
+    with installed.extra("experiments"):
+        import safetensors.numpy
     try:
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).unlink(missing_ok=True)

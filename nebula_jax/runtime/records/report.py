@@ -13,7 +13,7 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -22,6 +22,7 @@ import rich.markdown
 
 import nebula_jax
 from nebula_jax import files, installed, strict_json
+from nebula_jax.runtime.life import process
 from nebula_jax.training import metrics
 
 NOTHING = "–"
@@ -108,6 +109,19 @@ def read_summary(folder: pathlib.Path) -> dict[str, Any]:
     """Reads the summary.json of a cluster or a run; {} if there is none."""
     path = folder / "summary.json"
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
+
+
+def draw(plot: Callable[[pathlib.Path], None], picture: pathlib.Path) -> None:
+    """Draws a run's curves; a run ends well without what draws them, and says so."""
+    try:
+        plot(picture)
+    except installed.MissingExtra as error:
+        process.message(f"no curves were drawn: {error}")
+
+
+def print_paths(*paths: pathlib.Path) -> None:
+    """Prints where a run's report is: those of the files that were written."""
+    print("report: " + ", ".join(str(each) for each in paths if each.is_file()))
 
 
 def first_and_last(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

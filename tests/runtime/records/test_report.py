@@ -214,3 +214,18 @@ def test_a_terminal_shows_the_markdown_that_a_pipe_gets_as_it_is(monkeypatch, ca
     assert "a command" in shown
     for cell in table.replace("-", "").replace(":", "").split("|"):
         assert cell.strip() in shown
+
+
+def test_a_run_without_matplotlib_ends_and_says_that_it_drew_nothing(tmp_path, capsys):
+    def plot(picture):
+        with installed.extra("plots"):
+            import no_such_library  # noqa: F401
+
+    summary, picture = tmp_path / "summary.json", tmp_path / "losses.png"
+    summary.write_text("{}")
+    report.draw(plot, picture)
+    report.print_paths(summary, picture)
+    told = capsys.readouterr()
+    assert told.err.startswith("no curves were drawn: ")
+    assert "nebula_jax[plots]" in told.err
+    assert told.out == f"report: {summary}\n"
