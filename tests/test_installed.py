@@ -5,6 +5,7 @@ import pathlib
 import runpy
 import subprocess
 import sys
+import venv
 import zipfile
 
 import pytest
@@ -96,6 +97,7 @@ def test_a_module_of_ours_that_is_missing_is_no_missing_extra():
     assert not isinstance(caught.value, installed.MissingExtra)
 
 
+SPLIT = "experiments.split_your_model"
 BLOCKED = (
     *("array_record", "django", "grain", "importlib_resources", "matplotlib", "polib"),
     *("sacrebleu", "safetensors", "sentencepiece", "tensorflow_datasets"),
@@ -135,7 +137,7 @@ def test_the_library_needs_no_extra():
         for path in sorted((ROOT / "nebula_jax").rglob("*.py"))
         if path.name != "__init__.py"
     ]
-    more = ["scripts.nebula", "experiments.split_your_model"]
+    more = ["scripts.nebula", SPLIT]
     done = subprocess.run(
         [sys.executable, "-c", IMPORTER, *names, *more],
         cwd=ROOT,
@@ -157,6 +159,62 @@ def wheel(tmp_path_factory):
     subprocess.run([*build, f"--directory={out}"], cwd=ROOT, check=True)
     with zipfile.ZipFile(*out.glob("*.whl")) as opened:
         yield opened
+
+
+@pytest.fixture(scope="module")
+def environment(wheel, tmp_path_factory):
+    """The folder of an empty environment into which pip has put the wheel."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder / "venv", with_pip=True)
+    pip = [folder / "venv/bin/python", "-m", "pip", "--disable-pip-version-check"]
+    probe = [*pip, "download", "--quiet", "--no-deps", "--retries=0", "--timeout=5"]
+    dest = f"--dest={folder / 'probe'}"
+    if subprocess.run([*probe, dest, "absl-py"], capture_output=True).returncode:
+        pytest.skip("the package index cannot be reached from here")
+    subprocess.run([*pip, "install", "--quiet", wheel.filename], check=True)
+    return folder / "venv"
+
+
+def own(environment, folder, *command):
+    """Runs a program of the environment; returns what it printed."""
+    program, *arguments = command
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith("PYTHON")
+    }
+    done = subprocess.run(
+        [environment / "bin" / program, *arguments],
+        cwd=folder,
+        env=clean,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.slow
+def test_an_installed_wheel_trains_a_split_beside_a_users_own_scripts(
+    environment, namesakes
+):
+    (site,) = environment.glob("lib/*/site-packages")
+    claimed = {path.name for path in site.iterdir() if "nebula" in path.name.lower()}
+    assert {name for name in claimed if not name.endswith(".dist-info")} == {
+        "nebula_jax"
+    }
+    assert not [name for name in ("experiments", "scripts") if (site / name).exists()]
+    assert not [name for name in BLOCKED if (site / name).exists()]
+
+    theirs = namesakes / "mine" / "scripts"
+    theirs.mkdir(parents=True)
+    (theirs / "train.py").write_text("print('theirs')")
+    assert own(environment, theirs.parent, "python", "-m", "scripts.train") == (
+        "theirs\n"
+    )
+    own(environment, namesakes, "python", "-c", "import nebula_jax")
+    told = own(environment, namesakes, "nebula", SPLIT, "--steps=8", "--codec=int8(64)")
+    assert "largest difference of a parameter" in told
 
 
 def tracked(*patterns):

@@ -7,6 +7,7 @@ from typing import Any
 
 from absl import app, flags, logging
 
+from nebula_jax import installed
 from nebula_jax.commands import command_line
 from nebula_jax.runtime.life import process
 
@@ -35,6 +36,8 @@ def run(
         wanted = {each.lstrip("-") for each in argv[1:] if each.startswith("-")}
         if wanted & {"help", "helpshort", "helpfull"}:
             about = sys.modules["__main__"].__doc__ or ""
+            if installed.IS_WHEEL:
+                about = about.replace("python -m ", "nebula ")
             print(command_line.help_text(about, full="helpfull" in wanted))
             sys.exit(0)
         try:
