@@ -114,17 +114,21 @@ def read_mono(path: pathlib.Path) -> Iterator[str]:
 def read_parallel(path: pathlib.Path) -> Iterator[Pair]:
     """Yields the pairs of a parallel file.
 
+    Args:
+      path: of the file; `en-LANG` in its name says what the second column has to be.
+
     Raises:
       CorpusError: with file and line, at another header or number of fields, an empty
         side of a pair, a NUL byte or bad UTF-8; and when the file has no pair.
     """
+    columns = ["en", path.name.partition(".")[0].removeprefix("en-")]
     header = tsv.header(path)
-    if len(header) not in (2, 3) or header[0] != "en":
+    if header not in (columns, [*columns, "source"]):
         raise CorpusError(
-            f"{path}:1: header is {'<TAB>'.join(header)!r}; expected"
-            " en<TAB>LANG[<TAB>source]"
+            f"{path}:1: header is {'<TAB>'.join(header)!r}; by the file's name it is"
+            f" {'<TAB>'.join(columns)}[<TAB>source]"
         )
-    for _, (english, foreign) in tsv.rows(path, header[:2]):
+    for _, (english, foreign) in tsv.rows(path, columns):
         yield Pair(english, foreign)
 
 
@@ -144,7 +148,7 @@ def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:
     path = data_dir / "mono" / "families.json"
     hint = ' write the groups out, as in generators="en de|hi ur"'
     try:
-        groupings = json.loads(path.read_text("utf-8"))["example_clusters"]
+        groupings = json.loads(path.read_text("utf-8-sig"))["example_clusters"]
         found = groupings[f"K={generators}"]
     except FileNotFoundError:
         raise CorpusError(

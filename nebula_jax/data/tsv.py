@@ -1,23 +1,28 @@
 """Text files read strictly: lines, and tables with a header and tabs between fields.
 
-UTF-8, gzip if the file's name ends so. A quotation mark is text wherever it stands: a
-reader that takes it for CSV's swallows all lines up to the next one.
+UTF-8, gzip if the file's name ends so. A byte-order mark at the beginning of a line,
+where editors and `cat` leave them, is no text. A quotation mark is, wherever it stands:
+a reader that takes it for CSV's swallows all lines up to the next one.
 
 Every error names file and line. None quotes text, because errors may be sent to another
 cluster; ids, which both clusters have, are quoted.
 """
 
+import codecs
 import gzip
+import itertools
 import pathlib
 import re
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from nebula_jax import errors
 
 NUL = re.compile("\0")
 # Unicode's controls and its two line separators; a tab cannot be in a field.
 CONTROL = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
+
+_LONE_CR = re.compile(rb"\r(?![\r\n])")
 
 
 class CorpusError(errors.NebulaError):
@@ -35,6 +40,8 @@ def plain_or_gzip(path: pathlib.Path) -> pathlib.Path | None:
 def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     """Yields (number, text) of a file's lines, from 1, without LF or CRLF.
 
+    A CR alone is text, unless it ends the first line: then every one ends a line.
+
     Raises:
       CorpusError: at bad UTF-8, or if the file cannot be read to its end.
     """
@@ -42,14 +49,25 @@ def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     number = 0
     try:
         with opener(path, "rb") as stream:
-            for number, raw in enumerate(stream, start=1):
-                yield number, raw.decode("utf-8").removesuffix("\n").removesuffix("\r")
+            for number, raw in enumerate(_split(stream), start=1):
+                line = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
+                yield number, line.removesuffix("\n").removesuffix("\r")
     except UnicodeDecodeError as error:
         raise CorpusError(f"{path}:{number}: not UTF-8 ({error.reason})") from None
     except (EOFError, OSError, zlib.error) as error:
         raise CorpusError(
             f"{path}: cannot be read after line {number}: {error}"
         ) from None
+
+
+def _split(stream: Iterable[bytes]) -> Iterator[bytes]:
+    """Yields the lines of a file, whose first line says what ends them."""
+    parts = iter(stream)
+    first = next(parts, b"")
+    parts = itertools.chain([first] if first else [], parts)
+    if _LONE_CR.search(first):
+        return (line for part in parts for line in part.splitlines())
+    return parts
 
 
 def header(path: pathlib.Path) -> list[str]:
@@ -125,8 +143,11 @@ def _check_header(
     path: pathlib.Path, names: Sequence[str], columns: Sequence[str], exact: bool
 ) -> None:
     missing = [repr(name) for name in columns if name not in names]
+    twice = [repr(name) for name in columns if names.count(name) > 1]
     if missing:
         problem = f"no column {', '.join(missing)}"
+    elif twice:
+        problem = f"more than one column {', '.join(twice)}"
     elif exact and len(names) != len(columns):
         problem = f"{len(names)} columns"
     elif exact and list(names) != list(columns):

@@ -34,11 +34,18 @@ SAMPLES = 1000
 CONFIDENCE = 0.95
 
 
+_CHINESE = "zh zho chi cmn yue wuu nan hak gan hsn cdo lzh hans hant hani"
+_OTHERS = (
+    "ja jpn jpan th tha thai lo lao laoo km khm khmr my mya bur shn mymr"
+    " bo bod tib dz dzo tibt ii iii yiii"
+)
 WITHOUT_SPACES = {
-    "zh": "zh",
-    **dict.fromkeys(("bo", "dz", "ja", "km", "lo", "my", "th"), "char"),
+    "latn": "13a",
+    **dict.fromkeys(_CHINESE.split(), "zh"),
+    **dict.fromkeys(_OTHERS.split(), "char"),
 }
-"""Language -> sacrebleu's tokenizer, where `13a` would take a clause for a word."""
+"""Language (ISO 639-1, -2 and -3) or script (ISO 15924, as in FLORES) -> sacrebleu's
+tokenizer, where `13a` would take a clause for a word."""
 
 
 class BleuError(errors.NebulaError):
@@ -81,10 +88,15 @@ class Apart(NamedTuple):
 def tokenizer_of(language: str) -> str:
     """Returns sacrebleu's tokenizer for the plain text of a language.
 
+    >>> [tokenizer_of(code) for code in ("en", "zho_Hant", "zh-CN", "jpn", "tha_Thai")]
+    ['13a', 'zh', 'zh', 'char', 'char']
+
     Args:
-      language: of the references, such as en, zh or zh_hans.
+      language: of the references: its code, and perhaps script and country.
     """
-    return WITHOUT_SPACES.get(re.split("[-_]", language.lower())[0], "13a")
+    name, *others = re.split("[-_]", language.lower())
+    known = (each for each in (*others, name) if each in WITHOUT_SPACES)
+    return WITHOUT_SPACES.get(next(known, name), "13a")
 
 
 def corpus_bleu(

@@ -20,6 +20,8 @@ def test_sentences_and_pairs_are_read_plain_or_gzipped(tmp_path, ending):
     mono = write(tmp_path / f"mono/sw.train.txt{ending}", "Habari\nAsante sana\n")
     assert text_folder.mono_path(tmp_path, "sw", "train") == mono
     assert list(text_folder.read_mono(mono)) == ["Habari", "Asante sana"]
+    write(mono, "\ufeffHabari\rAsante sana\r")
+    assert list(text_folder.read_mono(mono)) == ["Habari", "Asante sana"]
     pairs = write(
         tmp_path / f"parallel/en-sw.train.tsv{ending}",
         "en\tsw\tsource\nThanks\tAsante\tx\nHello\tHabari\ty\n",
@@ -51,6 +53,9 @@ def test_a_malformed_sentence_is_named_with_file_and_line(tmp_path, content, wor
     ("content", "words"),
     [
         ("Hello\tHabari\n", ":1: header is"),
+        ("en\tfr\nHello\tBonjour\n", ":1: header is 'en<TAB>fr'; by .* en<TAB>sw"),
+        ("sw\ten\nHabari\tHello\n", ":1: header is 'sw<TAB>en'"),
+        ("en\tsw\tfr\nHello\tHabari\tx\n", ":1: header is 'en<TAB>sw<TAB>fr'"),
         ("en\tsw\nHello\tHabari\nno tab\n", ":3: 1 tab-separated fields; expected 2"),
         ("en\tsw\tsource\nHello\tHabari\n", ":2: 2 tab-separated fields; expected 3"),
         ("en\tsw\nHello\t\n", ":2: sw is empty"),
@@ -101,6 +106,8 @@ def test_families_come_from_the_folder(tmp_path):
         text_folder.families(tmp_path, 2)
     content = json.dumps({"example_clusters": {"K=2": [["en"], ["sw"]]}})
     write(tmp_path / "mono/families.json", content)
+    assert text_folder.families(tmp_path, 2) == [["en"], ["sw"]]
+    write(tmp_path / "mono/families.json", "\ufeff" + content)
     assert text_folder.families(tmp_path, 2) == [["en"], ["sw"]]
     with pytest.raises(text_folder.CorpusError, match="no grouping K=3"):
         text_folder.families(tmp_path, 3)

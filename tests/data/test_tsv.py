@@ -30,12 +30,27 @@ def test_lines_end_with_lf_or_crlf_and_a_lone_cr_is_text(tmp_path):
     assert [line for _, line in tsv.lines(path)] == ["one", "two\rthree", "\r", "last"]
 
 
+def test_a_file_whose_first_line_ends_with_a_cr_ends_all_lines_so(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_bytes(b"id\ttext\ra\teins\rb\tzwei\r")
+    assert rows(path) == [(2, ["a", "eins"]), (3, ["b", "zwei"])]
+    path.write_bytes(b"one\r\rthree\nfour")  # text was added with another editor
+    assert [line for _, line in tsv.lines(path)] == ["one", "", "three", "four"]
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    path = write(tmp_path / "a.tsv", "\ufeffid\ttext", "a\teins", "\ufeffb\tz\ufeffwei")
+    assert rows(path) == [(2, ["a", "eins"]), (3, ["b", "z\ufeffwei"])]
+    assert tsv.header(path) == ["id", "text"]
+
+
 @pytest.mark.parametrize(
     ("lines", "options", "words"),
     [
         (["id"], {}, ":1: the header has no column 'text'; expected id<TAB>text"),
         (["text\tid"], {"exact": True}, "columns in another order; .* nothing else"),
         (["id\ttext\tx"], {"exact": True}, "the header has 3 columns"),
+        (["id\ttext\tid"], {}, "the header has more than one column 'id'; expected"),
         (["id\ttext"], {}, "has no rows below its header"),
         (["id\ttext", "a"], {}, ":2: 1 tab-separated fields; expected 2"),
         (["id\ttext", 'a"'], {}, "expected 2; a quotation mark is text here"),

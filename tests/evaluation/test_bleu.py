@@ -230,7 +230,12 @@ def test_the_example_of_the_docstring():
 
 @pytest.mark.parametrize(
     ("language", "tokenize"),
-    [("en", "13a"), ("sw", "13a"), ("zh", "zh"), ("zh_TW", "zh"), ("th", "char")],
+    [
+        *(("en", "13a"), ("sw", "13a"), ("zh", "zh"), ("zh_TW", "zh"), ("th", "char")),
+        *(("zho_Hans", "zh"), ("jpn", "char"), ("tha_Thai", "char"), ("cmn", "zh")),
+        *(("yue_Hant", "zh"), ("khm-Khmr", "char"), ("shn_Mymr", "char")),
+        *(("nan_Latn", "13a"), ("eng_Latn", "13a"), ("kor_Hang", "13a")),
+    ],
 )
 def test_a_language_without_spaces_is_not_split_at_spaces(language, tokenize):
     assert bleu.tokenizer_of(language) == tokenize
