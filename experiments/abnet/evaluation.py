@@ -182,7 +182,7 @@ def evaluate(
       end: from the source side.
 
     Returns:
-      Split -> {"bleu", "sentences"}; of held-out pairs also those of
+      Split -> {"bleu", "ceiling", "sentences"}; of held-out pairs also those of
       `held_out.figures`.
 
     Raises:
@@ -211,15 +211,22 @@ def evaluate(
         references = text.sentences[split][:wanted]
         score = bleu.corpus_bleu(hypotheses, references, tokenize=words)
         found[split] = {"bleu": score.score, "sentences": float(wanted)}
+        found[split]["ceiling"] = _ceiling(text, references, words)
         if ranks.is_root():
-            _write(run, split, step, hypotheses)
-            process.message(f"target: step {step}, {split}: {score}")
+            _write(run, split, step, hypotheses, score)
         if split == held_out.SPLIT:
             scores = held_out.scores(text, losses, hypotheses, words)
             found[split] |= held_out.figures(scores)
             if ranks.is_root():
                 held_out.write(_folder(run), step, scores)
     return found
+
+
+def _ceiling(text: data.Text, references: Sequence[str], tokenize: str) -> float:
+    """Returns the BLEU of the references themselves, in the target model's pieces."""
+    pieces = text.tokenizer.encode_batch(references)
+    perfect = [text.tokenizer.decode(each) for each in pieces]
+    return bleu.corpus_bleu(perfect, references, tokenize=tokenize).score
 
 
 def _sentences(text: data.Text, index: jax.Array, ids: np.ndarray) -> dict[int, str]:
@@ -231,7 +238,10 @@ def _sentences(text: data.Text, index: jax.Array, ids: np.ndarray) -> dict[int, 
     }
 
 
-def _write(run: config.Run, name: str, step: int, sentences: Sequence[str]) -> None:
+def _write(
+    run: config.Run, name: str, step: int, sentences: Sequence[str], score: bleu.Bleu
+) -> None:
+    process.message(f"target: step {step}, {name}: {score}")
     folder = _folder(run)
     folder.mkdir(parents=True, exist_ok=True)
     lines = "".join(f"{sentence}\n" for sentence in sentences)

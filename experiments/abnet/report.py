@@ -62,6 +62,11 @@ def report(
                 for record in records
                 if "held_out_bleu" in record
             ],
+            "ceiling": [
+                each["held_out_ceiling"]
+                for each in records
+                if "held_out_ceiling" in each
+            ][-1:],
             "held_out": held_out(records),
             "examples": _examples(translations, records),
         }
@@ -180,6 +185,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
         _sizes_markdown(summary["bytes"]),
         _tape_markdown(summary),
         _bleu_markdown(summary["bleu"], summary["flags"]["pair"]),
+        _ceiling_markdown(summary.get("ceiling", ())),
         _held_out_markdown(summary.get("held_out", {})),
         "\n".join(f"    {line}" for line in examples),
     )
@@ -237,3 +243,19 @@ def _bleu_markdown(scores: Sequence[Mapping[str, float]], pair: str) -> str:
     ]
     header = [f"BLEU (case-insensitive, {words}) after step", *splits]
     return run_report.table(header, rows, "r" * len(header))
+
+
+def _ceiling_markdown(found: Sequence[Mapping[str, float]]) -> str:
+    """Says what the references score, if the target's pieces do not keep all of them.
+
+    Args:
+      found: split -> their BLEU, of the last evaluation; empty without any.
+    """
+    if not found or min(found[0].values()) > 99.95:
+        return ""
+    scores = ", ".join(f"{name} {score:.1f}" for name, score in found[0].items())
+    return (
+        "BLEU of the references themselves, in the target model's pieces, which lose"
+        f" letters, accents or spaces: {scores}. No translation can be expected to have"
+        " more."
+    )

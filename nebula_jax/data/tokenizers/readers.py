@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, installed
-from nebula_jax.data.tokenizers import detokenize
+from nebula_jax.data import tsv
 
 JSON = "tokenizer.json"
 SENTENCEPIECE = "sentencepiece.bpe.model"
@@ -39,6 +39,9 @@ class Library(NamedTuple):
     encode_batch: Callable[[Sequence[str]], list[list[int]]]
     decode: Callable[[list[int]], str]
     pieces: list[str]
+    cut: Callable[[Sequence[str]], list[list[tuple[str, bool]]]] | None = None
+    """Cuts texts into (word, True if no space follows); None if pieces have spaces.
+    Otherwise `decode` puts one after each."""
 
 
 def read(folder: pathlib.Path) -> tuple[Library, tuple[str, ...]]:
@@ -78,7 +81,7 @@ def read(folder: pathlib.Path) -> tuple[Library, tuple[str, ...]]:
 def _settings(folder: pathlib.Path) -> dict[str, Any]:
     path = folder / CONFIG
     try:
-        settings = json.loads(path.read_text("utf-8")) if path.exists() else {}
+        settings = json.loads(path.read_text("utf-8-sig")) if path.exists() else {}
     except ValueError as error:
         raise TokenizerError(f"{path} is no JSON: {error}") from None
     return settings if isinstance(settings, dict) else {}
@@ -90,6 +93,11 @@ def _read_json(folder: pathlib.Path) -> Library:
     return _from_tokenizers(tokenizers.Tokenizer.from_file(str(folder / JSON)))
 
 
+def _listed(folder: pathlib.Path) -> list[str]:
+    """Reads the pieces of vocab.txt, in the order of their ids."""
+    return [line for _, line in tsv.lines(folder / VOCABULARY)]
+
+
 def _read_word_pieces(folder: pathlib.Path) -> Library:
     """Builds a WordPiece tokenizer of vocab.txt, with the steps of BERT's own."""
     with installed.extra("experiments"):
@@ -97,8 +105,8 @@ def _read_word_pieces(folder: pathlib.Path) -> Library:
         from tokenizers import decoders, models, normalizers, pre_tokenizers
     settings = _settings(folder)
     lower = settings.get("do_lower_case", True)  # transformers' default
-    vocabulary = models.WordPiece.read_file(str(folder / VOCABULARY))
-    built = tokenizers.Tokenizer(models.WordPiece(vocabulary, unk_token="[UNK]"))
+    ids = {piece.rstrip(): number for number, piece in enumerate(_listed(folder))}
+    built = tokenizers.Tokenizer(models.WordPiece(ids, unk_token="[UNK]"))
     built.normalizer = normalizers.BertNormalizer(
         clean_text=True,
         handle_chinese_chars=settings.get("tokenize_chinese_chars", True),
@@ -128,14 +136,31 @@ def _from_tokenizers(built: Any) -> Library:
         return [encoding.ids for encoding in encodings]
 
     def decode(ids: list[int]) -> str:
-        text = built.decode(ids, skip_special_tokens=True)
-        return detokenize.english(text) if is_word_piece else text.strip()
+        return built.decode(ids, skip_special_tokens=True).strip()
+
+    def cut(texts: Sequence[str]) -> list[list[tuple[str, bool]]]:
+        encodings = built.encode_batch(list(texts), add_special_tokens=False)
+        return [_words(each.tokens, each.offsets) for each in encodings]
 
     vocabulary = built.get_vocab(with_added_tokens=True)
     pieces = [""] * (max(vocabulary.values()) + 1)
     for piece, number in vocabulary.items():
         pieces[number] = piece
-    return Library(encode_batch, decode, pieces)
+    return Library(encode_batch, decode, pieces, cut if is_word_piece else None)
+
+
+def _words(
+    pieces: Sequence[str], offsets: Sequence[tuple[int, int]]
+) -> list[tuple[str, bool]]:
+    """Joins word pieces to words; the offsets say which ones no space follows."""
+    words: list[tuple[str, bool]] = []
+    begins = [begin for begin, _ in offsets[1:]]
+    for piece, (_, end), begin in itertools.zip_longest(pieces, offsets, begins):
+        if piece.startswith("##") and words:
+            words[-1] = words[-1][0] + piece.removeprefix("##"), begin == end
+        else:
+            words.append((piece, begin == end))
+    return words
 
 
 def _load_processor(path: pathlib.Path) -> Any:
@@ -179,7 +204,7 @@ def _read_xlm_r(folder: pathlib.Path) -> Library:
 def _read_ernie_m(folder: pathlib.Path) -> Library:
     """Reads sentencepiece's pieces, cut further, numbered by a list of their own."""
     processor = _load_processor(folder / SENTENCEPIECE)
-    pieces = (folder / VOCABULARY).read_text("utf-8").removesuffix("\n").split("\n")
+    pieces = _listed(folder)
     ids = {piece: number for number, piece in enumerate(pieces)}
     unk = ids.get("[UNK]", 0)
 

@@ -44,7 +44,7 @@ def read_json(path: pathlib.Path) -> Any:
       PretrainedError: if it is missing or no JSON.
     """
     try:
-        return json.loads(path.read_text("utf-8"))
+        return json.loads(path.read_text("utf-8-sig"))
     except OSError as error:
         raise PretrainedError(f"{path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:  # the latter of deep nesting

@@ -23,6 +23,8 @@ def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
         }
         (folder / "summary.json").write_text(json.dumps(summary))
         records = [{"step": step, "loss": 9.0 / step} for step in (1, 4)]
+        scores = {"held_out_bleu": {"dev": 7.0}, "held_out_ceiling": {"dev": 91.26}}
+        records.append({"step": 4, **scores})
         lines = "".join(json.dumps(each) + "\n" for each in records)
         (folder / "metrics.jsonl").write_text(lines)
         os.utime(folder / "summary.json", (1, 1))
@@ -36,6 +38,8 @@ def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
     first = shown("target")
     assert "| target |" in first
     assert "| whole |" not in first
+    assert "BLEU of the references themselves" in first
+    assert "dev 91.3" in first
     assert shown("target") == first
     # This command has trained nothing: the seconds are those of the training.
     shown("whole")
