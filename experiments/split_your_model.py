@@ -89,10 +89,10 @@ def back(params, sent, labels, rng):
     return losses.sum(), {"accuracy": hits}
 
 
-def train_front(link, params, batches, sent, codec, zstd, record):
+def train_front(link, params, batches, sent, codec, record):
     half, state = cut.front(front, codec, codec), OPTIMIZER.init(params)
-    up = link.sender("hidden", sent, codec, zstd)
-    down = link.receiver("gradient", sent, codec, zstd)
+    up = link.sender("hidden", sent, codec)
+    down = link.receiver("gradient", sent, codec)
     states = half.init_codecs(sent)
     link.wait_for_welcome(60.0)
     for step, images in enumerate(batches, 1):
@@ -104,10 +104,10 @@ def train_front(link, params, batches, sent, codec, zstd, record):
     return params
 
 
-def train_back(link, params, batches, sent, codec, zstd, record):
+def train_back(link, params, batches, sent, codec, record):
     half, state = cut.back(back, codec, codec), OPTIMIZER.init(params)
-    hidden = link.receiver("hidden", sent, codec, zstd)
-    gradient = link.sender("gradient", sent, codec, zstd)
+    hidden = link.receiver("hidden", sent, codec)
+    gradient = link.sender("gradient", sent, codec)
     states = half.init_codecs(sent)
     link.welcome(0)
     for step, labels in enumerate(batches, 1):
@@ -241,13 +241,13 @@ class Run:
 
     def check(self) -> None:
         """Raises errors.NebulaError at what cannot work."""
-        compression = codecs.from_string(self.codec)
+        codec = codecs.from_string(self.codec)
         if self.bottleneck > WIDTH:
             raise errors.SettingsError(
                 f"--bottleneck={self.bottleneck}: expected 1 to {WIDTH} columns"
             )
         try:
-            for each in selector.variants(compression.codec):
+            for each in selector.variants(codec):
                 codec_lib.payload_spec(each, spec(self.bottleneck))
         except (TypeError, ValueError) as error:
             raise errors.SettingsError(f"--codec={self.codec}: {error}") from None
@@ -327,7 +327,7 @@ def train(run: Run, connection: connect.Settings) -> Any:
     settings["--bottleneck"] = run.bottleneck
     hello = frames.Hello(run.cluster, nebula_jax.__version__, settings)
     params = init(run.seed, run.bottleneck, run.cluster)
-    about = spec(run.bottleneck), *codecs.from_string(run.codec)
+    about = spec(run.bottleneck), codecs.from_string(run.codec)
     if run.cluster == "front":
         images = micro_batches(run.seed, run.steps, 0)
         with connect.dial(connection, hello, peer="back") as link:

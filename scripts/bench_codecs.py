@@ -112,7 +112,7 @@ class Subject:
 
     def __init__(self, string: str, h: jax.Array):
         self.string = string
-        self.codec = selector.as_selector(codecs.from_string(string).codec)
+        self.codec = selector.as_selector(codecs.from_string(string))
         self.arrays, self.state = self._begin(h)
         option = self.codec.choose(self.arrays, self.state, 1)
         chosen = self.codec.codecs[option]

@@ -70,7 +70,7 @@ def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float 
 
     The lone r of its numerator is left out: our factors contain the singular values.
     """
-    made = codecs.from_string(codec).codec
+    made = codecs.from_string(codec)
     if isinstance(made, selector.Selector):
         return None
     rows = int(settings["batch_size"]) // int(settings["micro_batches"])

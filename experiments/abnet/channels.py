@@ -47,14 +47,14 @@ class Channel(NamedTuple):
     name: of the channel; unique.
     sender: the role that sends on it; the other one receives.
     spec: of the arrays.
-    compression: codec, and level of zstd.
+    codec: of the arrays.
     check: of the arrays on arrival, beside the codec's own.
     """
 
     name: str
     sender: Role
     spec: codec_lib.Spec
-    compression: codecs.Compression
+    codec: selector.CodecOrSelector
     check: channels.Check | None = None
 
 
@@ -96,15 +96,15 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
     lengths = jax.ShapeDtypeStruct((examples,), jnp.int32)
     spec = evaluation_spec(agreed, sent)
     of_bucket = _in_range(0, len(agreed.length_buckets))
-    level = codecs.Compression(zstd=1)
+    level = codecs.zstd(1)
     rows = [Channel("buckets", "source", index, level, of_bucket)]
     if agreed.bottleneck:
         start = jax.eval_shape(lambda: bottleneck.blank(width, agreed.bottleneck))
-        plain = codecs.Compression()
+        plain = codecs.identity()
         rows += [Channel("bottleneck", "source", start, plain, _check_start)]
     if agreed.objective == "cmlm":
         past = agreed.length_buckets[-1] + 1
-        pack = codecs.Compression(codecs.pack_ids(past))
+        pack = codecs.pack_ids(past)
         rows += [Channel("lengths", "target", lengths, pack, _in_range(1, past))]
     for length in agreed.length_buckets:
         hidden = hidden_spec(agreed, length, sent)
@@ -115,7 +115,7 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
     if agreed.is_auto:
         for name, sender, size in PROBE:
             figures = jax.ShapeDtypeStruct((size,), jnp.float32)
-            plain = codecs.Compression()
+            plain = codecs.identity()
             check = None if name == "tape" else _check_probe
             rows += [Channel(name, sender, figures, plain, check)]
     kept = evaluation_codec(agreed, spec)
@@ -174,11 +174,11 @@ def open_ends(
     """
     _check_codecs(agreed, examples, width)
     ends = {}
-    for name, sender, spec, compression, check in table(agreed, examples, width):
+    for name, sender, spec, codec, check in table(agreed, examples, width):
         if sender == role:
-            ends[name] = carrier.sender(name, spec, *compression)
+            ends[name] = carrier.sender(name, spec, codec)
         else:
-            ends[name] = carrier.receiver(name, spec, *compression, check=check)
+            ends[name] = carrier.receiver(name, spec, codec, check=check)
 
     def of_buckets(name: str) -> list[Any]:
         return [ends[f"{name}[{length}]"] for length in agreed.length_buckets]
@@ -216,11 +216,11 @@ def _check_codecs(agreed: config.Agreed, examples: int, width: int) -> None:
     spec = hidden_spec(agreed, agreed.length_buckets[0], width)
     arrays = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), spec)
     arrays["index"] += np.arange(examples - len(arrays["index"]), examples, dtype="i4")
-    for name, compression in (
+    for name, each in (
         ("forward_codec", agreed.codecs.forward),
         ("backward_codec", agreed.codecs.backward),
     ):
-        made = selector.as_selector(compression.codec)
+        made = selector.as_selector(each)
         try:
             if "pack_ids(" in made.name:  # a name has all parts of a codec
                 raise ValueError(
@@ -269,7 +269,9 @@ def _hidden_spec(rows: int, length: int, width: int) -> dict[str, jax.ShapeDtype
     }
 
 
-def evaluation_codec(agreed: config.Agreed, spec: codec_lib.Spec) -> codecs.Compression:
+def evaluation_codec(
+    agreed: config.Agreed, spec: codec_lib.Spec
+) -> selector.CodecOrSelector:
     """Returns the codec of hidden states in evaluation: the forward codec.
 
     One with a state, such as a memory of what was sent, has none that fits sentences
@@ -279,7 +281,7 @@ def evaluation_codec(agreed: config.Agreed, spec: codec_lib.Spec) -> codecs.Comp
       agreed: of the run.
       spec: from `evaluation_spec`.
     """
-    compression = agreed.codecs.evaluation
-    if jax.tree.leaves(jax.eval_shape(lambda: compression.codec.init(spec))):
+    codec = agreed.codecs.evaluation
+    if jax.tree.leaves(jax.eval_shape(lambda: codec.init(spec))):
         return codecs.from_string("pack_tokens|fp16")
-    return compression
+    return codec

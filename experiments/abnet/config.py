@@ -44,11 +44,11 @@ DEFAULTS = {
 class Codecs(NamedTuple):
     """The codecs of a run, which are read once and passed on."""
 
-    forward: codecs.Compression
+    forward: selector.CodecOrSelector
     """Of hidden states in training."""
-    backward: codecs.Compression
+    backward: selector.CodecOrSelector
     """Of gradients in them."""
-    evaluation: codecs.Compression
+    evaluation: selector.CodecOrSelector
     """Of hidden states in evaluation, unless this one remembers what was sent."""
 
 
@@ -59,10 +59,9 @@ def chosen_codecs(levels: Callable[[int], codec_control.Rungs]) -> Codecs:
       levels: step -> the places on LADDER of both directions.
     """
     ladder = [codecs.from_string(text) for text in LADDER]
-    choices = [each.codec for each in ladder]
-    forward = selector.by_step(choices, lambda step: levels(step).forward)
-    backward = selector.by_step(choices, lambda step: levels(step).backward)
-    return Codecs(codecs.Compression(forward), codecs.Compression(backward), ladder[0])
+    forward = selector.by_step(ladder, lambda step: levels(step).forward)
+    backward = selector.by_step(ladder, lambda step: levels(step).backward)
+    return Codecs(forward, backward, ladder[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -153,8 +153,8 @@ def source_half(
     mesh = _mesh(run)
     front = cut.front(
         activations.on(mesh, functools.partial(abnet_training.front_half, task)),
-        codecs.forward.codec,
-        codecs.backward.codec,
+        codecs.forward,
+        codecs.backward,
         is_trained=is_trained,
         has_loss=True,
     )
@@ -194,8 +194,8 @@ def target_half(
     mesh = _mesh(run)
     back = cut.back(
         activations.on(mesh, functools.partial(abnet_training.back_half, task)),
-        codecs.forward.codec,
-        codecs.backward.codec,
+        codecs.forward,
+        codecs.backward,
         is_trained=is_trained,
         sharding=mesh_lib.batch_sharding(mesh),
     )

@@ -54,7 +54,7 @@ def rounds(
     if member is None:
         return None
     agreed, own = run.agreed, run.local.cluster
-    names, zstd = config.names(agreed), agreed.compression().zstd
+    names = config.names(agreed)
     if not agreed.quorum:
         ends = rounds_lib.Exchange(
             names,
@@ -62,20 +62,18 @@ def rounds(
             peers.links,
             member.specs,
             member.codec,
-            zstd=zstd,
             hub=agreed.hub,
         )
         return rounds_lib.LocalRounds([member], ends)
     if own != agreed.hub:
         link = _of_one_process(peers.links[agreed.hub])
-        return leaf_lib.Leaf(member, names, own, link, zstd, timer.most)
+        return leaf_lib.Leaf(member, names, own, link, timer.most)
     return hub_lib.Hub(
         member,
         names,
         own,
         {name: _of_one_process(link) for name, link in peers.links.items()},
         hub_lib.Rule(agreed.quorum, agreed.grace, run.local.reconnect_timeout),
-        zstd=zstd,
         rejoined=lambda: _of_one_process(peers.rejoined()),
         times=timer.latest,
         work=work,

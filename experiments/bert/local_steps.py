@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from nebula_jax import errors
 from nebula_jax.commands import fields
+from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.training import diloco
 
@@ -104,8 +105,8 @@ class Settings:
         0.0, "Seconds that a round with --quorum clusters still waits for the others."
     )
 
-    def codec(self) -> str:
-        """Returns the codec of what crosses; empty where nothing does."""
+    def codec_text(self) -> str:
+        """Returns the codec of what crosses, as a flag; empty where nothing does."""
         default = CODECS.get(self.sync, "")
         if self.sync == "sparse" and self.unsent == "parameters":
             default = UNSENT_CODEC
@@ -140,16 +141,16 @@ class Settings:
         """Returns the steps that one cluster may be ahead of another."""
         return self.inner_steps + self.delay
 
-    def compression(self) -> codecs.Compression:
-        """Returns the codec and the level of zstd of what crosses.
+    def codec(self) -> codec_lib.Codec:
+        """Returns the codec of what crosses.
 
         Raises:
-          errors.NebulaError: if they cannot be read, or are a choice among codecs.
+          errors.NebulaError: if it cannot be read, or is a choice among codecs.
         """
-        found = codecs.from_string(self.codec())
-        if isinstance(found.codec, selector.Selector):
+        found = codecs.from_string(self.codec_text())
+        if isinstance(found, selector.Selector):
             raise errors.SettingsError(
-                f"--delta_codec={self.codec()}: chooses among codecs, but all that"
+                f"--delta_codec={self.codec_text()}: chooses among codecs, but all that"
                 " crosses has one form; such as e3m0(256)"
             )
         return found
@@ -194,11 +195,11 @@ def check(settings: Settings, clusters: Sequence[str], has_processes: bool) -> N
         field, _, rest = str(error).partition(" ")
         raise errors.SettingsError(f"--{OWN_FLAGS.get(field, field)} {rest}") from None
     # A name has all parts of a codec: error feedback may follow others, or be inside.
-    is_kept = "error_feedback(" in settings.compression().codec.name
+    is_kept = "error_feedback(" in settings.codec().name
     if settings.unsent == "parameters" and is_kept:
         raise errors.SettingsError(
-            f"--delta_codec={settings.codec()} and --unsent=parameters both keep what"
-            " was not sent; give the codec without error_feedback"
+            f"--delta_codec={settings.codec_text()} and --unsent=parameters both keep"
+            " what was not sent; give the codec without error_feedback"
         )
     _check_hub(settings, clusters)
     # Processes would have to agree on what has arrived, time and again.

@@ -209,7 +209,7 @@ def _member(
     run: config.Run, index: int, shapes: Any, sharding: Any
 ) -> member_lib.Member:
     agreed, names = run.agreed, config.names(run.agreed)
-    codec = agreed.compression().codec
+    codec = agreed.codec()
     assert isinstance(codec, codec_lib.Codec)  # a selector has been refused
     try:
         return member_lib.Member(

@@ -124,7 +124,6 @@ def format_of(
     name: str,
     spec: codec_lib.Spec,
     codec: selector.CodecOrSelector,
-    zstd: int | None = None,
 ) -> Format:
     """Returns the format of a channel with these settings.
 
@@ -138,7 +137,7 @@ def format_of(
             f" {frames.MAX_OPTIONS} can be"
         )
     payloads = [codec_lib.payload_spec(each, spec) for each in variants]
-    return Format(name, codec.name, zstd, spec, tuple(payloads))
+    return Format(name, codec.name, codec.zstd, spec, tuple(payloads))
 
 
 def describe(made: Format) -> Description:

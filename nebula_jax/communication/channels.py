@@ -61,7 +61,6 @@ class Sender:
       name: for error messages and byte counts.
       spec: of the arrays.
       codec: a Selector's choice is sent with every tensor.
-      zstd_level: of the payload's bytes; None leaves them as they are.
     """
 
     def __init__(
@@ -71,16 +70,16 @@ class Sender:
         name: str,
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
-        zstd_level: int | None = None,
     ) -> None:
         self.name = name
-        self.format = agreement.format_of(name, spec, codec, zstd_level)
+        self.format = agreement.format_of(name, spec, codec)
         self._transport, self._channel, self._spec = transport, channel, spec
         self._selector = selector.as_selector(codec)
         self._encode = [
             jax.jit(each.encode, donate_argnums=1) for each in self._selector.codecs
         ]
-        self._compressor = None if zstd_level is None else zstd.Compressor(zstd_level)
+        level = codec.zstd
+        self._compressor = None if level is None else zstd.Compressor(level)
 
     @functools.cached_property
     def state(self) -> codec_lib.State:
@@ -141,7 +140,7 @@ class Receiver:
     """The receiving end of a channel.
 
     Args:
-      transport, channel, name, spec, codec, zstd_level: as the sender's.
+      transport, channel, name, spec, codec: as the sender's.
       sharding: of the received arrays on this cluster's devices.
       check: raises ValueError at arrays that `recv` must not return; of codecs without
         a state. What the codec's payload can hold is checked in any case (`arrivals`).
@@ -158,12 +157,11 @@ class Receiver:
         name: str,
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
-        zstd_level: int | None = None,
         sharding: Any = None,
         check: Check | None = None,
     ) -> None:
         self.name, self._check = name, check
-        self.format = agreement.format_of(name, spec, codec, zstd_level)
+        self.format = agreement.format_of(name, spec, codec)
         self._transport, self._channel, self._spec = transport, channel, spec
         self._codecs = selector.variants(codec)
         self._decode = [
@@ -176,8 +174,8 @@ class Receiver:
         if check is not None and jax.tree.leaves(state):
             raise ValueError(f"{name}: its codec has a state, so it can have no check")
         self._decompressor = None
-        if zstd_level is not None:
-            self._decompressor = zstd.Decompressor(zstd_level)
+        if codec.zstd is not None:
+            self._decompressor = zstd.Decompressor(codec.zstd)
 
     @functools.cached_property
     def state(self) -> codec_lib.State:
@@ -327,15 +325,14 @@ class Carrier(Protocol):
         name: str,
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
-        zstd: int | None = None,
     ) -> Sender:
         """Opens a channel to the peer; both ends in the same order.
 
         Args:
           name: for error messages and the ledger.
           spec: of the arrays.
-          codec: that encodes them on the device.
-          zstd: level at which the payload's bytes are compressed, 1 to 19; None: not.
+          codec: that encodes them on the device; with zstd at its end, their bytes
+            are compressed on the host.
         """
 
     def receiver(
@@ -343,7 +340,6 @@ class Carrier(Protocol):
         name: str,
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
-        zstd: int | None = None,
         sharding: Any = None,
         check: Check | None = None,
     ) -> Receiver:

@@ -175,12 +175,11 @@ class Link:
         name: str,
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
-        zstd: int | None = None,
     ) -> channels.Sender:
         """Opens a channel to the peer; see `channels.Carrier`."""
         self._formats.check_open(name)
         number = self._session.add_sender(name)
-        made = channels.Sender(self, number, name, spec, codec, zstd)
+        made = channels.Sender(self, number, name, spec, codec)
         self._formats.sent.append(made.format)
         return made
 
@@ -189,7 +188,6 @@ class Link:
         name: str,
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
-        zstd: int | None = None,
         sharding: Any = None,
         check: channels.Check | None = None,
     ) -> channels.Receiver:
@@ -200,17 +198,15 @@ class Link:
         raise session.LocalProtocolError.
 
         Args:
-          name, spec, codec, zstd: as the peer's `sender`.
+          name, spec, codec: as the peer's `sender`.
           sharding: of the received arrays (a tree like `spec`, or one for all).
           check: raises ValueError at arrays that the receiver must not return.
         """
         self._formats.check_open(name)
         channel = len(self._formats.received)
-        made = channels.Receiver(
-            self, channel, name, spec, codec, zstd, sharding, check
-        )
+        made = channels.Receiver(self, channel, name, spec, codec, sharding, check)
         sizes = made.format.buffer_sizes()
-        self._session.add_receiver(name, sizes, is_compressed=zstd is not None)
+        self._session.add_receiver(name, sizes, is_compressed=codec.zstd is not None)
         self._queue.add_channel()
         self._formats.received.append(made.format)
         return made

@@ -37,7 +37,6 @@ class Loopback:
         name: str,
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
-        zstd: int | None = None,
     ) -> channels.Sender:
         """Opens a channel for arrays like `spec`.
 
@@ -45,7 +44,7 @@ class Loopback:
           agreement.Mismatch: if its receiver was opened for something else.
         """
         channel = len(self._senders)
-        made = channels.Sender(self, channel, name, spec, codec, zstd)
+        made = channels.Sender(self, channel, name, spec, codec)
         self._senders.append(made.format)
         self._compare(channel)
         return made
@@ -55,7 +54,6 @@ class Loopback:
         name: str,
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
-        zstd: int | None = None,
         sharding: Any = None,
         check: channels.Check | None = None,
     ) -> channels.Receiver:
@@ -65,9 +63,7 @@ class Loopback:
           agreement.Mismatch: if that was opened for something else.
         """
         channel = len(self._receivers)
-        made = channels.Receiver(
-            self, channel, name, spec, codec, zstd, sharding, check
-        )
+        made = channels.Receiver(self, channel, name, spec, codec, sharding, check)
         self._receivers.append(made.format)
         self._compare(channel)
         return made

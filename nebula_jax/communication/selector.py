@@ -34,13 +34,14 @@ class Selector(NamedTuple):
       the optimization step, an int counted from 1.
     ends_chain: True if the sender mirrors the decoder's state, so no further lossy
       codec may follow.
-    name: as of a Codec.
+    name, zstd: as of a Codec.
     """
 
     codecs: tuple[codec_lib.Codec, ...]
     choose: Callable[[codec_lib.Arrays, codec_lib.State, int], int]
     ends_chain: bool = False
     name: str = codec_lib.UNNAMED
+    zstd: int | None = None
 
     def init(self, spec: codec_lib.Spec) -> codec_lib.State:
         """Makes the state that all codecs share."""
@@ -74,7 +75,12 @@ def as_selector(codec: CodecOrSelector) -> Selector:
     """Returns `codec` if it is a Selector, otherwise a Selector of it alone."""
     if isinstance(codec, Selector):
         return codec
-    return Selector((codec,), lambda arrays, state, step: 0, name=codec.name)
+    return Selector(
+        codecs=(codec,),
+        choose=lambda arrays, state, step: 0,
+        name=codec.name,
+        zstd=codec.zstd,
+    )
 
 
 def variants(codec: CodecOrSelector) -> tuple[codec_lib.Codec, ...]:
@@ -86,9 +92,10 @@ def by_step(codecs: Sequence[CodecOrSelector], which: Callable[[int], int]) -> S
     """Uses one of several codecs in each step, each with a state of its own.
 
     Args:
-      codecs: of the same arrays.
+      codecs: of the same arrays, and the same level of zstd.
       which: step, counted from 1 -> number of the codec of that step.
     """
+    (zstd,) = {each.zstd for each in codecs}  # a channel has one level
     parts = list(map(as_selector, codecs))
     firsts = [sum(len(each.codecs) for each in parts[:n]) for n in range(len(parts))]
 
@@ -123,6 +130,7 @@ def by_step(codecs: Sequence[CodecOrSelector], which: Callable[[int], int]) -> S
         choose,
         ends_chain=any(each.ends_chain for each in parts),
         name=f"by_step({', '.join(each.name for each in parts)})",
+        zstd=zstd,
     )
 
 
@@ -137,9 +145,18 @@ def chain(*codecs: CodecOrSelector) -> CodecOrSelector:
       A Codec if all of them are; otherwise a Selector.
 
     Raises:
-      ValueError: if a Selector is not the first, or if a codec follows one that ends
-        its chain.
+      ValueError: if a Selector is not the first, if a codec follows one that ends its
+        chain, or anything zstd.
     """
+    if any(each.zstd is not None for each in codecs[:-1]):
+        raise ValueError("zstd works on bytes: it must be the last of its chain")
+    zstd = codecs[-1].zstd if codecs else None
+    plain = [each._replace(zstd=None) for each in codecs]
+    made = _chain([each for each in plain if each != codec_lib.identity()])
+    return made._replace(zstd=zstd)
+
+
+def _chain(codecs: Sequence[CodecOrSelector]) -> CodecOrSelector:
     first, *rest = codecs or (codec_lib.identity(),)
     later = [codec for codec in rest if not isinstance(codec, Selector)]
     if len(later) < len(rest):
@@ -149,7 +166,7 @@ def chain(*codecs: CodecOrSelector) -> CodecOrSelector:
         )
     if isinstance(first, codec_lib.Codec):
         return codec_lib.chain(first, *later)
-    if first.ends_chain and any(codec != codec_lib.identity() for codec in later):
+    if first.ends_chain and later:
         raise ValueError(
             "delta mirrors the decoder's state: only zstd may follow it; other codecs"
             " go inside, as in delta(svd(0.6)|fp16, 20000)"

@@ -38,7 +38,7 @@ class Line:
           width: D.
         """
         made = codecs.from_string(codec)
-        self._codec = selector.as_selector(made.codec)
+        self._codec = selector.as_selector(made)
         self._batch_size = batch_size
         self._spec = {
             "hidden": jax.ShapeDtypeStruct((batch_size, length, width), jnp.float32),
@@ -46,8 +46,8 @@ class Line:
             "index": jax.ShapeDtypeStruct((batch_size,), jnp.int32),
         }
         self._carrier = loopback.Loopback()
-        self._sender = self._carrier.sender("hidden", self._spec, *made)
-        self._receiver = self._carrier.receiver("hidden", self._spec, *made)
+        self._sender = self._carrier.sender("hidden", self._spec, made)
+        self._receiver = self._carrier.receiver("hidden", self._spec, made)
         # A memory of every row: the second time, differences alone are sent.
         self._visits = 2 if "delta" in codec else 1
 

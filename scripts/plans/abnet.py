@@ -188,23 +188,23 @@ def bytes_each_way(
     for flag, text in zip(
         ("forward_codec", "backward_codec"), codec_texts, strict=True
     ):
-        compression = codecs.from_string(text)
+        codec = codecs.from_string(text)
         try:
-            found.append(_frame_bytes(agreed, compression, arrays))
+            found.append(_frame_bytes(agreed, codec, arrays))
         except ValueError as error:
             raise errors.SettingsError(f"--{flag}={text}: {error}") from None
     return found[0], found[1]
 
 
 def _frame_bytes(
-    agreed: abnet_config.Agreed, compression: codecs.Compression, arrays: Any
+    agreed: abnet_config.Agreed, codec: selector.CodecOrSelector, arrays: Any
 ) -> float:
     """Returns the bytes of a micro-batch's frame.
 
     Raises:
       ValueError: if the codec cannot encode the arrays.
     """
-    made = selector.as_selector(compression.codec)
+    made = selector.as_selector(codec)
     state = jax.tree.map(_visited, jax.eval_shape(made.init, arrays))
     option = made.choose(arrays, state, agreed.steps)
     payload = codec_lib.payload_spec(made.codecs[option], arrays)

@@ -67,7 +67,7 @@ DIFFERENT = [
 
 def opened(make, name, side):
     spec, codec = side
-    return make(name, spec, *codecs.from_string(codec))
+    return make(name, spec, codecs.from_string(codec))
 
 
 @pytest.mark.parametrize(("here", "there", "one", "two"), DIFFERENT)
@@ -294,6 +294,6 @@ def test_a_codec_of_more_shapes_than_a_frame_can_name_opens_no_channel(kind):
 
 
 def test_both_ends_have_the_format_that_their_channel_was_opened_with():
-    settings = ("h", TREE, codecs.fp16(), 3)
+    settings = ("h", TREE, codecs.from_string("fp16|zstd(3)"))
     for end in (channels.Sender, channels.Receiver):
         assert end(None, 0, *settings).format == agreement.format_of(*settings)

@@ -25,7 +25,7 @@ def packed(*values: int) -> bytes:
 def after(codec: str, buffer: int, tampered: bytes, times: int = 1):
     """Receives ARRAYS with the first bytes of one buffer replaced; a payload."""
     spec = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), ARRAYS)
-    made, loop = codecs.from_string(codec).codec, loopback.Loopback()
+    made, loop = codecs.from_string(codec), loopback.Loopback()
     sender = loop.sender("hidden", spec, made)
     receiver = loop.receiver("hidden", spec, made)
     for step in range(1, times):

@@ -23,10 +23,8 @@ def arrays(seed):
 
 def ends(named, name="h", link=None):
     link = link or loopback.Loopback()
-    compression = codecs.from_string(named)
-    return link.sender(name, SPEC, *compression), link.receiver(
-        name, SPEC, *compression
-    )
+    codec = codecs.from_string(named)
+    return link.sender(name, SPEC, codec), link.receiver(name, SPEC, codec)
 
 
 @pytest.mark.parametrize(

@@ -88,7 +88,7 @@ def whole(rank=0):
 def trained(named, steps, rank=0):
     """The split model after some steps, its accuracy by step, and bytes received."""
     params, history = whole(rank), []
-    about = example.spec(rank), *codecs.from_string(named)
+    about = example.spec(rank), codecs.from_string(named)
     with two_halves.met() as (there, here):
 
         def front():

@@ -17,15 +17,14 @@ from nebula_jax.training import cut
 
 COUNT = 4  # micro-batches
 PACKED = "pack_tokens(capacities=3)|int8(row)"
-PLAIN = codecs.Compression()
+PLAIN = codecs.identity()
 OPTIMIZER = optax.adam(1e-2)
 
 
 def halves(forward, backward):
-    codecs = forward.codec, backward.codec
     return (
-        cut.front(two_halves.front_with_loss, *codecs, has_loss=True),
-        cut.back(two_halves.back, *codecs),
+        cut.front(two_halves.front_with_loss, forward, backward, has_loss=True),
+        cut.back(two_halves.back, forward, backward),
     )
 
 
@@ -36,15 +35,15 @@ def spec_of(front):
 
 def front_ends(link, spec, forward, backward):
     return (
-        link.sender("hidden", spec, *forward),
-        link.receiver("gradient", spec, *backward),
+        link.sender("hidden", spec, forward),
+        link.receiver("gradient", spec, backward),
     )
 
 
 def back_ends(link, spec, forward, backward):
     return (
-        link.receiver("hidden", spec, *forward),
-        link.sender("gradient", spec, *backward),
+        link.receiver("hidden", spec, forward),
+        link.sender("gradient", spec, backward),
     )
 
 
@@ -68,12 +67,12 @@ def trained_in_process(forward, backward, steps):
     both = halves(forward, backward)
     carrier, spec = loopback.Loopback(), spec_of(both[0])
     hidden = (
-        carrier.sender("hidden", spec, *forward),
-        carrier.receiver("hidden", spec, *forward),
+        carrier.sender("hidden", spec, forward),
+        carrier.receiver("hidden", spec, forward),
     )
     gradient = (
-        carrier.sender("gradient", spec, *backward),
-        carrier.receiver("gradient", spec, *backward),
+        carrier.sender("gradient", spec, backward),
+        carrier.receiver("gradient", spec, backward),
     )
 
     def step_of(params, states, step):
@@ -177,7 +176,7 @@ def test_the_ledger_counts_what_was_planned_and_nothing_else():
     spec = spec_of(halves(forward, backward)[0])
     kinds = {"received hidden": forward, "sent gradient": backward}
     for kind, each in kinds.items():
-        payload = jax.tree.leaves(codec.payload_spec(each.codec, spec))
+        payload = jax.tree.leaves(codec.payload_spec(each, spec))
         buffers = [bytes(codec.nbytes(leaf)) for leaf in payload]
         frame = frames.encode(frames.Tensor(0, 1, 0, buffers), 1, 1)
         count = 3 * COUNT
@@ -278,12 +277,12 @@ def test_no_more_than_ahead_micro_batches_are_in_flight(ahead, arrive, calls):
 
 
 def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
-    late = codecs.Compression(codecs.from_step(2, codecs.fp16()))
+    late = codecs.from_step(2, codecs.fp16())
     sizes = []
     both = halves(late, late)
     loop, spec = loopback.Loopback(), spec_of(both[0])
-    hidden = loop.sender("hidden", spec, *late), loop.receiver("hidden", spec, *late)
-    gradient = loop.sender("back", spec, *late), loop.receiver("back", spec, *late)
+    hidden = loop.sender("hidden", spec, late), loop.receiver("hidden", spec, late)
+    gradient = loop.sender("back", spec, late), loop.receiver("back", spec, late)
     states = tuple(half.init_codecs(spec) for half in both)
     for step in (1, 2):
         before = dict(loop.sent)
@@ -299,8 +298,7 @@ def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
         )
         sizes.append({way: loop.sent[way] - before.get(way, 0) for way in loop.sent})
     plain, half = (
-        COUNT * codec.nbytes(codec.payload_spec(each, spec))
-        for each in late.codec.codecs
+        COUNT * codec.nbytes(codec.payload_spec(each, spec)) for each in late.codecs
     )
     assert half < plain
     assert sizes == [dict.fromkeys(("hidden", "back"), size) for size in (plain, half)]

@@ -103,7 +103,9 @@ def delta(
         for each in inner.codecs
     )
     name = f"delta({inner.name}, {examples}, {index})"
-    return selector.Selector((full, *later), made.choose, ends_chain=True, name=name)
+    return selector.Selector(
+        (full, *later), made.choose, ends_chain=True, name=name, zstd=inner.zstd
+    )
 
 
 class _Delta(NamedTuple):

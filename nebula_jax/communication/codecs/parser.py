@@ -5,18 +5,22 @@ are numbers, words or codecs: `error_feedback(top_k(0.01)|fp16)`. `true` and `fa
 booleans, other words are strings: `int8(row)`. Nothing is evaluated: the syntax tree is
 read, and any other expression is an error.
 
-`zstd(level)` is no codec: it compresses bytes, in the channel, after all codecs.
+`my_codecs:signs(4)` is a codec of one's own: `signs(4)` of the module `my_codecs`,
+which is imported (`own`). So a codec string is code, like a command's other flags: it
+is only ever read from this process's own flags or program. What a peer or a checkpoint
+says of its codec is compared as text.
 """
 
 import ast
 import difflib
 import inspect
 import re
+import types
 import warnings
-from collections.abc import Callable
-from typing import Any, NamedTuple, TypeGuard
+from collections.abc import Callable, Mapping
+from typing import Any, TypeGuard
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import (
@@ -26,14 +30,14 @@ from nebula_jax.communication.codecs import (
     floats,
     integers,
     low_rank,
+    own,
     packing,
     rotations,
     sparse,
     wrappers,
 )
-from nebula_jax.communication.wire import zstd as zstd_lib
 
-NAMES: dict[str, Callable[..., Any]] = {
+_MADE_BY: dict[str, Callable[..., selector.CodecOrSelector]] = {
     "bf16": floats.bf16,
     "delta": differences.delta,
     "e3m0": block_floats.e3m0,
@@ -51,35 +55,31 @@ NAMES: dict[str, Callable[..., Any]] = {
     "subspace": low_rank.subspace,
     "svd": low_rank.svd,
     "top_k": sparse.top_k,
+    "zstd": codec_lib.zstd,
 }
+NAMES: Mapping[str, Callable[..., selector.CodecOrSelector]] = types.MappingProxyType(
+    _MADE_BY
+)
+"""Name in a string -> the function that makes the codec. It cannot be added to: a codec
+of one's own is `module:name`."""
 
 MAX_LENGTH = 500  # characters: the parser's recursion and an error's text stay short
 MAX_DEPTH = 8  # wrappers in wrappers: each doubles the inner codec's states
 MAX_DIGITS = 20  # enough for float64 and int64
 UNEXPECTED = re.compile(r"[^A-Za-z0-9_.,|()=+\-\s]")
+OWN = re.compile(r"\b[A-Za-z_][\w.]*:[A-Za-z_][\w.]*", re.ASCII)
 TOKEN = re.compile(r"\w+|\S|$")
 
 
-class CodecError(errors.NebulaError):
+class CodecError(errors.SettingsError):
     """A codec's string that cannot be read; the error's text shows the place."""
 
 
-class Compression(NamedTuple):
-    """The ways in which a channel makes its tensors smaller.
+def from_string(text: str) -> selector.CodecOrSelector:
+    """Reads a codec string: the same codec as by calls, with a name.
 
-    codec: of arrays, on the device.
-    zstd: level at which the channel compresses the payload's bytes, 1 to 19, or None.
-    """
-
-    codec: selector.CodecOrSelector = codec_lib.identity()
-    zstd: int | None = None
-
-
-def from_string(text: str) -> Compression:
-    """Reads a codec string.
-
-    >>> from_string("pack_ids(250_002)|zstd(3)").zstd
-    3
+    >>> from_string("svd(0.6)|fp16|zstd(3)").name
+    'svd(0.6, false)|fp16'
     >>> from_string("svd(0.6)|fp15")
     Traceback (most recent call last):
     ...
@@ -88,21 +88,19 @@ def from_string(text: str) -> Compression:
                ^
 
     Args:
-      text: see this module's head; empty is `identity`.
+      text: see this module's head; empty is `identity`. It may name a module, which is
+        imported: never a text of somebody else's.
+
+    Returns:
+      A Codec, or a Selector if a part of it is one.
 
     Raises:
       CodecError: with the text, a caret under the error, and the expectation.
     """  # noqa: E501
     reader = _Reader(text)
-    return reader.chain(reader.parse(), depth=1) if text.strip() else Compression()
-
-
-def zstd(level: int = 1) -> Compression:
-    """Compresses nothing but the payload's bytes; see `wire.zstd`."""
-    return Compression(zstd=zstd_lib.check_level(level))
-
-
-CALLABLE: dict[str, Callable[..., Any]] = NAMES | {"zstd": zstd}
+    if not text.strip():
+        return codec_lib.identity()
+    return reader.chain(reader.parse(), depth=1)
 
 
 class _Reader:
@@ -113,15 +111,22 @@ class _Reader:
         # In one line of ASCII the syntax tree's offsets count characters.
         self._line = re.sub(r"\s", " ", text.strip())
         self._indent = len(text) - len(text.lstrip())
+        self._own: set[int] = set()  # where `module:name` stands in the line
 
     def parse(self) -> ast.expr:
         if len(self._text) > MAX_LENGTH:
             raise self._error(f"more than {MAX_LENGTH} characters", MAX_LENGTH)
-        if wrong := UNEXPECTED.search(self._text):
-            raise self._error(f"unexpected {wrong[0]!r}", wrong.start())
+        # `module:name` is no Python: a name as long takes its place.
+        self._own = {each.start() for each in OWN.finditer(self._line)}
+        line = OWN.sub(lambda each: "_" * len(each[0]), self._line)
+        if wrong := UNEXPECTED.search(line):
+            problem = f"unexpected {wrong[0]!r}"
+            if wrong[0] in ":/":
+                problem += "; a codec of one's own is module:name"
+            raise self._error(problem, self._indent + wrong.start())
         try:
             with warnings.catch_warnings(action="error"):  # "1if" makes one
-                return ast.parse(self._line, mode="eval").body
+                return ast.parse(line, mode="eval").body
         except SyntaxError as error:
             at = self._indent + error.offset - 1 if error.offset else len(self._text)
             problem = error.msg
@@ -133,49 +138,44 @@ class _Reader:
         except (ValueError, RecursionError, MemoryError) as error:
             raise self._error(f"cannot be read: {error}", 0) from None
 
-    def chain(self, node: ast.expr, depth: int) -> Compression:
+    def chain(self, node: ast.expr, depth: int) -> selector.CodecOrSelector:
         if depth > MAX_DEPTH:
             raise self._error(f"more than {MAX_DEPTH} codecs in codecs", node)
         nodes: list[ast.expr] = []
         while _is_chain(node):
             nodes.insert(0, node.right)
             node = node.left
-        codecs: list[selector.CodecOrSelector] = []
         chained: selector.CodecOrSelector = codec_lib.identity()
-        level: int | None = None
+        codecs: list[selector.CodecOrSelector] = []
         for each in (node, *nodes):
-            if level is not None:
-                problem = "zstd works on bytes: it must be the last of its chain"
-                raise self._error(problem, each)
             read = self.chain if _is_chain(each) else self._call
-            codec, level = read(each, depth + 1)
-            if codec != codec_lib.identity():
-                codecs.append(codec)
+            codecs.append(read(each, depth + 1))
             try:
                 chained = selector.chain(*codecs)
             except ValueError as error:
                 raise self._error(str(error), each) from None
-        return Compression(chained, level)
+        return chained
 
-    def _call(self, node: ast.expr, depth: int) -> Compression:
+    def _call(self, node: ast.expr, depth: int) -> selector.CodecOrSelector:
         # keyword, value, place for an error
         arguments: list[tuple[str | None, ast.expr, ast.expr | ast.keyword]]
         match node:
-            case ast.Name(name):
-                arguments = []
-            case ast.Call(ast.Name(name), positional, keywords):
+            case ast.Name():
+                called, arguments = node, []
+            case ast.Call(ast.Name() as called, positional, keywords):
                 arguments = [(None, value, value) for value in positional]
                 arguments += [(each.arg, each.value, each) for each in keywords]
             case _:
                 raise self._error(f"expected a codec, not {self._source(node)}", node)
-        if name not in CALLABLE:
-            close = difflib.get_close_matches(name, CALLABLE, n=1)
-            known = "known: " + ", ".join(CALLABLE)
-            hint = f"did you mean {close[0]}?" if close else known
-            raise self._error(f"unknown codec {name}; {hint}", node)
-        parameters = inspect.signature(CALLABLE[name]).parameters
+        name = self._source(called)
+        make, parameters = self._function(called, name)
+        if isinstance(make, codec_lib.Codec | selector.Selector):
+            if called is not node:
+                raise self._error(f"{name} is a codec, so it has no arguments", node)
+            return make._replace(name=name)
         usage = f"{name}({', '.join(map(_shown, parameters.values()))})"
-        given, places, level = {}, {}, None
+        given: dict[str, Any] = {}
+        places: dict[str, ast.expr | ast.keyword] = {}
         for number, (keyword, value, place) in enumerate(arguments):
             if keyword is None and number >= len(parameters):
                 raise self._error(f"too many arguments: {usage}", place)
@@ -184,20 +184,42 @@ class _Reader:
                 raise self._error(f"no argument {keyword}: {usage}", place)
             if keyword in given:
                 raise self._error(f"{keyword} is given twice: {usage}", place)
-            found = self._value(value, depth)
-            if isinstance(found, Compression):
-                found, level = found
-            given[keyword], places[keyword] = found, place
+            given[keyword], places[keyword] = self._value(value, depth), place
         for keyword, parameter in parameters.items():
             if keyword not in given and parameter.default is parameter.empty:
                 raise self._error(f"argument {keyword} is missing: {usage}", node)
         try:
-            made = CALLABLE[name](**given)
+            if self._is_own(called):
+                return own.made(name, make, given)
+            return make(**given)
         except ValueError as error:
             # A constructor's message begins with the argument's name.
-            place = places.get(str(error).split()[0], node)
-            raise self._error(f"{name}: {error}", place) from None
-        return made if isinstance(made, Compression) else Compression(made, level)
+            place = places.get(str(error).partition(" ")[0], node)
+            problem = f"{name}: {printable.line(error, printable.LINE_LIMIT)}"
+            raise self._error(problem, place) from error.__cause__
+
+    def _is_own(self, node: ast.Name) -> bool:
+        return node.col_offset in self._own
+
+    def _function(
+        self, node: ast.Name, name: str
+    ) -> tuple[Any, Mapping[str, inspect.Parameter]]:
+        """Returns what makes the codec of that name, and its parameters.
+
+        Of one's own it may be the codec.
+        """
+        if self._is_own(node):
+            try:
+                make = own.found(name)
+                return make, own.parameters(make) if callable(make) else {}
+            except ValueError as error:
+                raise self._error(str(error), node) from error.__cause__
+        if name not in NAMES:
+            close = difflib.get_close_matches(name, NAMES, n=1)
+            known = "known: " + ", ".join(NAMES)
+            hint = f"did you mean {close[0]}?" if close else known
+            raise self._error(f"unknown codec {name}; {hint}", node)
+        return NAMES[name], inspect.signature(NAMES[name]).parameters
 
     def _value(self, node: ast.expr, depth: int) -> Any:
         match node:
@@ -205,7 +227,7 @@ class _Reader:
                 sign = -1 if isinstance(node.op, ast.USub) else 1
             case ast.Constant(number):
                 sign = 1
-            case ast.Name(word) if word not in CALLABLE:
+            case ast.Name(word) if word not in NAMES and not self._is_own(node):
                 return {"true": True, "false": False}.get(word, word)
             case _:
                 return self.chain(node, depth)

@@ -84,7 +84,7 @@ def error_feedback(
             choose=lambda arrays, state, step: codec.choose(arrays, state.encode, step),
         )
     arguments = codec.name if beta == 1 else f"{codec.name}, {beta}"
-    return made._replace(name=f"error_feedback({arguments})")
+    return made._replace(name=f"error_feedback({arguments})", zstd=codec.zstd)
 
 
 def _encode_with_feedback(

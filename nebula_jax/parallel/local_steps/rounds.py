@@ -65,7 +65,6 @@ class Exchange:
         links: Mapping[str, channels.Carrier],
         specs: Sequence[codec_lib.Spec],
         codec: selector.CodecOrSelector,
-        zstd: int | None = None,
         hub: str = "",
     ) -> None:
         """Opens the channels; all clusters in the same order.
@@ -76,7 +75,6 @@ class Exchange:
           links: name -> link; with a hub, its own to all, or the others' to it.
           specs: P, of the messages.
           codec: of the messages.
-          zstd: level, or None.
           hub: name of the cluster that passes messages on; empty for none.
         """
         self._clusters, self._own, self._is_hub = list(clusters), own, hub == own
@@ -94,13 +92,13 @@ class Exchange:
             origins = [own] if not self._is_hub else _without(clusters, peer)
             for origin in origins:
                 self._senders[origin, peer] = [
-                    link.sender(_name(number, origin), spec, codec, zstd)
+                    link.sender(_name(number, origin), spec, codec)
                     for number, spec in enumerate(specs)
                 ]
             origins = [peer] if not hub or self._is_hub else _without(clusters, own)
             for origin in origins:
                 self._receivers[origin] = [
-                    link.receiver(_name(number, origin), spec, codec, zstd)
+                    link.receiver(_name(number, origin), spec, codec)
                     for number, spec in enumerate(specs)
                 ]
 

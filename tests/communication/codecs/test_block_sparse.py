@@ -260,7 +260,7 @@ def test_levels_that_are_not_finite_are_refused(bad):
 
 def test_the_levels_may_be_encoded_too():
     x = np.random.RandomState(0).randn(400).astype(np.float32)
-    codec = codecs.from_string("sparse_loco(4, 64)|fp16").codec
+    codec = codecs.from_string("sparse_loco(4, 64)|fp16")
     payload, state = jax.jit(codec.encode)(x, codec.init(x))
     arrivals.check_payload(jax.device_get(payload))
     got, _ = jax.jit(codec.decode)(payload, state)

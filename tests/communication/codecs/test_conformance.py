@@ -229,7 +229,7 @@ class Functions:
 
     def __init__(self, string: str, jit: bool = True):
         wrap = jax.jit if jit else (lambda function: function)
-        self.codec = selector.as_selector(codecs.from_string(string).codec)
+        self.codec = selector.as_selector(codecs.from_string(string))
         self.options = self.codec.codecs
         self.encoders = [wrap(option.encode) for option in self.options]
         self.decoders = [wrap(option.decode) for option in self.options]
@@ -501,7 +501,7 @@ from nebula_jax.communication import codec as codec_lib, codecs
 folder, *strings = sys.argv[1:]
 spec = {"h": jax.ShapeDtypeStruct((%d, %d, %d), "float32")}
 for number, string in enumerate(strings):
-    codec = codecs.from_string(string).codec
+    codec = codecs.from_string(string)
     structure = jax.tree.structure(codec_lib.payload_spec(codec, spec))
     payload = np.load(f"{folder}/{number}.npz")
     payload = jax.tree.unflatten(structure, [payload[name] for name in payload.files])

@@ -210,7 +210,7 @@ def test_very_large_and_very_small_rows(string):
         [[3e38, -3e38, 0], [1e-30, -1e-30, 0], [3e-36, 3e-36, 0], [1e-40, 0, 0]],
         np.float32,
     )
-    got, _ = through(codecs.from_string(string).codec, x)
+    got, _ = through(codecs.from_string(string), x)
     np.testing.assert_allclose(got[:2], x[:2], rtol=1e-5)
     assert (np.abs(got[2, :2] - x[2, :2]) <= x[2, :2]).all()
     np.testing.assert_array_equal(got[:, 2], 0)

@@ -193,7 +193,7 @@ def test_subspace_keeps_its_rank_after_a_tensor_of_less(first, codec):
         poor[..., 3] = 1
     elif first == "rank_one":
         poor[:] = random.randn(9, 16, 1) * random.randn(24)
-    made = codecs.from_string(codec).codec
+    made = codecs.from_string(codec)
     state = made.init(x)
     for tensor in (poor, x, x):
         payload, state = compiled(made)[0](tensor, state)

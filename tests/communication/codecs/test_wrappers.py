@@ -79,7 +79,7 @@ def test_wrong_betas_are_refused(beta):
 )
 def test_error_feedback_loses_nothing_in_the_long_run(string):
     """The sum received and the residual are the sum sent, to rounding."""
-    ends = Ends(codecs.from_string(f"error_feedback({string})").codec, gaussian(0))
+    ends = Ends(codecs.from_string(f"error_feedback({string})"), gaussian(0))
     xs = [gaussian(step) for step in range(20)]
     arrived = sum(np.asarray(ends.send(x), np.float64) for x in xs)
     (residual,) = ends.sender.residual
@@ -176,7 +176,7 @@ def test_delta_needs_an_index():
 
 
 def test_delta_asks_the_codec_inside_which_of_its_options_to_use():
-    codec = codecs.from_string("delta(pack_tokens(capacities=4)|int8(row), 20)").codec
+    codec = codecs.from_string("delta(pack_tokens(capacities=4)|int8(row), 20)")
     assert len(codec.codecs) == 5
     ends, options = Ends(codec, batch(0, [0, 1]) | {"mask": np.ones((2, 6), bool)}), []
     for real in (6, 1, 3, 6):
@@ -203,7 +203,7 @@ def test_wrappers_in_wrappers():
     string = "from_step(2, delta(pack_tokens|error_feedback(int8(row)), 20))"
     with pytest.raises(codecs.CodecError, match="must be the first of its chain"):
         codecs.from_string("delta(fp16|pack_tokens, 20)")
-    codec = codecs.from_string(string).codec
+    codec = codecs.from_string(string)
     arrays = batch(0, [0, 1]) | {"mask": np.ones((2, 6), bool)}
     ends = Ends(codec, arrays)
     options = []
@@ -247,7 +247,7 @@ for string in (
     "error_feedback(int4(64))",
     "error_feedback(e3m0, 0.9)",
 ):
-    here = selector.as_selector(codecs.from_string(string).codec)
+    here = selector.as_selector(codecs.from_string(string))
     index = np.arange(8, dtype=np.int32)
     random = np.random.RandomState(0)
     h = random.randn(8, 16, 256).astype(np.float32)
@@ -283,7 +283,7 @@ def test_a_sender_keeps_no_more_than_it_must():
 
 def test_by_step_uses_another_codec_in_each_step_with_its_own_state():
     memory = codecs.error_feedback(codecs.top_k(0.25))
-    tokens = codecs.from_string("from_step(3, fp16)").codec
+    tokens = codecs.from_string("from_step(3, fp16)")
     codec = selector.by_step([memory, tokens], lambda step: step % 2)
     ends = Ends(codec, gaussian(0))
     alone = Ends(memory, gaussian(0))

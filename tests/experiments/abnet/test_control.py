@@ -159,7 +159,7 @@ def test_every_rung_loses_more_than_the_one_before(size):
     }
     errors_of = []
     for text in config.LADDER:
-        codec = codecs.from_string(text).codec
+        codec = codecs.from_string(text)
         sent, state = codec.encode(arrays, codec.init(arrays))
         got = np.asarray(codec.decode(sent, state)[0]["hidden"], np.float64) / size
         errors_of.append(np.linalg.norm(got - random) / np.linalg.norm(random))
@@ -176,7 +176,7 @@ def test_a_rung_is_what_the_codec_encodes_with():
         "mask": np.ones(spec["mask"].shape, bool),
         "index": np.arange(len(spec["index"].shape), dtype=np.int32),
     }
-    codec = config.chosen_codecs(lambda step: in_use[0]).backward.codec
+    codec = config.chosen_codecs(lambda step: in_use[0]).backward
     sizes = []
     for rung in range(len(config.LADDER)):
         in_use[0] = codec_control.Rungs(0, rung)

@@ -25,7 +25,7 @@ def test_streaming_is_the_papers_outer_step():
     assert made.local_steps() == diloco.Config(
         30, 3, 2, mixing=0.5, learning_rate=0.7, momentum=None, average="clusters"
     )
-    assert made.codec() == "e3m0(256)"
+    assert made.codec_text() == "e3m0(256)"
     assert made.local_steps().outer_momentum == 0.9
     assert settings(inner_steps=23).local_steps().outer_momentum == 0
     assert settings(inner_steps=23, outer_momentum=0.8).local_steps().momentum == 0.8
@@ -38,23 +38,23 @@ def test_sparse_takes_off_what_was_sent_and_begins_at_the_anchor():
     found = made.local_steps()
     assert (found.learning_rate, found.outer_momentum, found.mixing) == (1, 0, 0)
     assert found.average == "senders"
-    assert made.codec() == "error_feedback(sparse_loco(64, 4096), 0.95)"
+    assert made.codec_text() == "error_feedback(sparse_loco(64, 4096), 0.95)"
 
 
 def test_what_was_not_sent_is_in_the_residual_or_in_the_parameters():
     made = settings(sync="sparse", unsent="parameters")
     assert made.local_steps().keeps_unsent
-    assert made.codec() == "sparse_loco(64, 4096)"
+    assert made.codec_text() == "sparse_loco(64, 4096)"
     check(made, CLUSTERS)
     assert not settings(sync="sparse").local_steps().keeps_unsent
     assert not settings().local_steps().keeps_unsent
 
 
 def test_a_codec_may_be_any_and_be_compressed_on_the_host():
-    assert settings(delta_codec="fp16|zstd(3)").compression().zstd == 3
-    assert settings(clusters=1, sync="allreduce").codec() == ""
+    assert settings(delta_codec="fp16|zstd(3)").codec().zstd == 3
+    assert settings(clusters=1, sync="allreduce").codec_text() == ""
     for sync in ("streaming", "sparse"):
-        assert settings(sync=sync).compression().zstd is None
+        assert settings(sync=sync).codec().zstd is None
 
 
 def test_the_defaults_can_be():

@@ -58,7 +58,7 @@ def a_round(group, copies, step=4, fragment=0):
     "codec", ["identity", "int8(row)", "error_feedback(top_k(0.3)|fp16)"]
 )
 def test_all_clusters_come_to_the_same_bits(codec):
-    group = members(codecs.from_string(codec).codec)
+    group = members(codecs.from_string(codec))
     copies = [moved(1), moved(2), moved(3)]
     for step, fragment in [(2, 1), (4, 0), (6, 1), (8, 0)]:
         copies = a_round(group, copies, step, fragment)
@@ -101,13 +101,13 @@ def test_a_round_is_the_outer_step_on_what_was_received():
 def test_clusters_that_keep_what_they_did_not_send_come_to_their_mean():
     """A part of the values a round, the largest first; in the end all were sent."""
     config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
-    group = members(codecs.from_string("sparse_loco(2, 8)").codec, config)
+    group = members(codecs.from_string("sparse_loco(2, 8)"), config)
     copies = [moved(1), moved(2), moved(3)]
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *copies)
     once = a_round(group, copies)[0]["embeddings"]["table"]
     assert not np.array_equal(once, group[0].outers[0].anchor["embeddings/table"])
     copies = [moved(1), moved(2), moved(3)]
-    group = members(codecs.from_string("sparse_loco(2, 8)").codec, config)
+    group = members(codecs.from_string("sparse_loco(2, 8)"), config)
     for step in range(2, 162, 2):
         copies = a_round(group, copies, step, step // 2 % 2)
         assert len({each.digest(step // 2 % 2).tobytes() for each in group}) == 1
@@ -144,7 +144,7 @@ def test_tokens_are_counted_for_each_fragment():
 
 @pytest.mark.parametrize("codec", ["identity", "error_feedback(top_k(0.3)|fp16)"])
 def test_a_member_goes_on_from_what_was_saved(codec):
-    made = codecs.from_string(codec).codec
+    made = codecs.from_string(codec)
     group, again = members(made), members(made)
     copies = [moved(1), moved(2), moved(3)]
     copies = a_round(group, copies, 2, 1)
@@ -320,7 +320,7 @@ def test_a_divergence_of_the_last_round_shows_at_the_end():
 
 def test_a_codec_whose_receiver_remembers_is_refused():
     messages.check_codec(codecs.int8("row", "stochastic"))
-    messages.check_codec(codecs.from_string("error_feedback(top_k(0.1)|fp16)").codec)
+    messages.check_codec(codecs.from_string("error_feedback(top_k(0.1)|fp16)"))
     with pytest.raises(ValueError, match="its receiver remembers what came before"):
         messages.check_codec(remembering())
 

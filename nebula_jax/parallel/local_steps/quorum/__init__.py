@@ -186,7 +186,7 @@ class Down(NamedTuple, Generic[EndT]):
     """P."""
 
 
-Opens = Callable[[str, codec_lib.Spec, selector.CodecOrSelector, int | None], EndT]
+Opens = Callable[[str, codec_lib.Spec, selector.CodecOrSelector], EndT]
 """The method `sender` or `receiver` of a link."""
 
 
@@ -194,7 +194,6 @@ def open_down(
     opens: Opens[EndT],
     member: member_lib.Member,
     clusters: Sequence[str],
-    zstd: int | None,
 ) -> Down[EndT]:
     """Opens one end of the channels from the hub to a leaf.
 
@@ -202,30 +201,27 @@ def open_down(
       opens: a method of the link between them.
       member: of the cluster that calls.
       clusters: R names.
-      zstd: level for messages, or None.
     """
     identity = codec_lib.identity()
     return Down(
-        {name: open_up(opens, member, name, zstd) for name in clusters},
-        opens("verdict", spec_of_entry(len(clusters)), identity, None),
+        {name: open_up(opens, member, name) for name in clusters},
+        opens("verdict", spec_of_entry(len(clusters)), identity),
         [
-            opens(f"anchor {each}", spec_of_state(member, each), identity, None)
+            opens(f"anchor {each}", spec_of_state(member, each), identity)
             for each in range(member.config.fragments)
         ],
     )
 
 
-def open_up(
-    opens: Opens[EndT], member: member_lib.Member, origin: str, zstd: int | None
-) -> list[EndT]:
+def open_up(opens: Opens[EndT], member: member_lib.Member, origin: str) -> list[EndT]:
     """Opens one end of the channels for a cluster's messages, P + 1.
 
     Args:
-      opens, member, zstd: as in `open_down`.
+      opens, member: as in `open_down`.
       origin: name of the cluster.
     """
     return [
-        opens(f"delta {number} of {origin}", spec, member.codec, zstd)
+        opens(f"delta {number} of {origin}", spec, member.codec)
         for number, spec in enumerate(member.specs)
     ]
 

@@ -72,7 +72,6 @@ class Hub:
         links: Mapping[str, Link],
         rule: Rule,
         *,
-        zstd: int | None = None,
         rejoined: Callable[[], Link | None] = lambda: None,
         times: Callable[[], Sequence[tuple[int, int]]] = lambda: (),
         work: activity.Work | None = None,
@@ -86,7 +85,6 @@ class Hub:
           own: name of the hub.
           links: name -> link, to all leaves.
           rule: of the rounds.
-          zstd: level for messages, or None.
           rejoined: returns the link to a cluster that has rejoined, or None.
           times: returns step and milliseconds of the latest rounds, `quorum.REMEMBERED`
             at most, for a leaf that has to follow the run's clock.
@@ -95,7 +93,7 @@ class Hub:
         """
         self._rounds = rounds.LocalRounds([member], self)
         self._member, self._clusters, self._own = member, list(clusters), own
-        self._rule, self._zstd, self._log = rule, zstd, log
+        self._rule, self._log = rule, log
         self._rejoined, self._times = rejoined, times
         self._work = work or activity.Work()
         self.step = 0
@@ -111,8 +109,8 @@ class Hub:
         self._leaves = {name: self._opened(name, link) for name, link in links.items()}
 
     def _opened(self, name: str, link: Link) -> _Leaf:
-        down = quorum.open_down(link.sender, self._member, self._clusters, self._zstd)
-        up = quorum.open_up(link.receiver, self._member, name, self._zstd)
+        down = quorum.open_down(link.sender, self._member, self._clusters)
+        up = quorum.open_up(link.receiver, self._member, name)
         leaf = _Leaf(name, link, down, up)
         most = max(self._round_bytes(leaf, each) for each in range(len(up)))
         states = STATES * quorum.nbytes(down.states)

@@ -42,7 +42,6 @@ class Leaf:
         clusters: Sequence[str],
         own: str,
         link: Link,
-        zstd: int | None = None,
         last: int = frames.MAX_STEP,
     ) -> None:
         """Opens the channels.
@@ -52,14 +51,13 @@ class Leaf:
           clusters: R names.
           own: name of this one.
           link: to the hub.
-          zstd: level for messages, or None.
           last: step after which there is none.
         """
         self._member, self._config = member, member.config
         self._number = list(clusters).index(own)
         self._own, self._link, self._hub = own, link, link.peer.cluster
-        self._log = _Log(member, clusters, own, link, zstd, last)
-        self._up = quorum.open_up(link.sender, member, own, zstd)
+        self._log = _Log(member, clusters, own, link, last)
+        self._up = quorum.open_up(link.sender, member, own)
         self._closed = [0] * self._config.fragments  # step of the latest round of each
         self._sent: tuple[Key, Selected] | None = None
         self._needs_state = self._has_requested = False
@@ -326,14 +324,13 @@ class _Log:
         clusters: Sequence[str],
         own: str,
         link: Link,
-        zstd: int | None,
         last: int,
     ) -> None:
         """Opens the channels; the arguments are those of `Leaf`."""
         self._config, self._clusters, self._own = member.config, list(clusters), own
         self._link, self._hub, self._last = link, link.peer.cluster, last
         self._down: quorum.Down[channels.Receiver] = quorum.open_down(
-            link.receiver, member, clusters, zstd
+            link.receiver, member, clusters
         )
         self.entries: collections.deque[quorum.Entry] = collections.deque()
         """Those that are yet to be applied, the oldest first."""

@@ -274,7 +274,7 @@ def test_a_state_has_all_that_clusters_have_alike():
 
 @pytest.mark.parametrize("codec", ["identity", "error_feedback(fp16)"])
 def test_if_all_are_in_time_it_is_the_run_without_a_quorum(star, codec):
-    made = codecs.from_string(codec).codec
+    made = codecs.from_string(codec)
     star = star(quorum=2, grace=5.0, codec=made)
     star.together(9)
     star.finish()
