@@ -20,8 +20,8 @@ ROWS = (
     {"parallel", "evaluation"},
     {"federation"},
     {"runtime"},
-    {"commands"},
     {"face"},
+    {"commands"},
     {"__main__"},
 )
 """The packages of the library, from the lowest on; a room within one may lie higher."""

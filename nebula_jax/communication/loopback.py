@@ -1,6 +1,7 @@
 """Both ends of every channel in one process, without any line."""
 
 import collections
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,11 +16,13 @@ from nebula_jax.communication.wire import frames
 class Loopback:
     """A channels.Transport from its senders to its receivers, in order.
 
-    The same thread sends and receives: to receive a tensor that was not sent is an
-    error, since nobody else could send it.
+    Where one thread sends and receives, to receive a tensor that was not sent is an
+    error, since nobody else could send it; between threads the receiver waits.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, seconds: float = 0.0) -> None:
+        """Makes a transport whose receivers wait for so many seconds."""
+        self._seconds, self._has_come = seconds, threading.Condition()
         self.peer = frames.Hello("this process", nebula_jax.__version__, {})
         self._inbox: dict[int, collections.deque[frames.Tensor]] = (
             collections.defaultdict(collections.deque)
@@ -88,7 +91,9 @@ class Loopback:
         """Queues a tensor."""
         size = sum(memoryview(buffer).nbytes for buffer in message.buffers)
         self.sent[self._senders[message.channel].name] += size
-        self._inbox[message.channel].append(message)
+        with self._has_come:
+            self._inbox[message.channel].append(message)
+            self._has_come.notify_all()
 
     def take_tensor(self, channel: int, what: str) -> frames.Tensor:
         """Returns the next tensor of a channel.
@@ -100,9 +105,10 @@ class Loopback:
         Raises:
           errors.NebulaError: if there is none.
         """
-        if not self._inbox[channel]:
-            raise errors.NebulaError(f"nobody has sent {what}")
-        return self._inbox[channel].popleft()
+        with self._has_come:
+            if not self._has_come.wait_for(lambda: self._inbox[channel], self._seconds):
+                raise errors.NebulaError(f"nobody has sent {what}")
+            return self._inbox[channel].popleft()
 
     def arrived(self, channel: int) -> frames.Tensor | None:
         """Returns the next tensor of a channel, which stays; None if none is queued."""
@@ -127,7 +133,11 @@ class End(NamedTuple):
         return self.into.receiver
 
 
-def ends() -> tuple[End, End]:
-    """Makes two parties, of which one receives what the other sends, as over a link."""
-    forth, back = Loopback(), Loopback()
+def ends(seconds: float = 0.0) -> tuple[End, End]:
+    """Makes two parties, of which one receives what the other sends, as over a link.
+
+    Args:
+      seconds: that a receiver waits, for parties in threads of their own.
+    """
+    forth, back = Loopback(seconds), Loopback(seconds)
     return End(forth, back), End(back, forth)

@@ -275,6 +275,10 @@ class Context:
         """
         self.record.finish(self.step, described)
 
+    def close(self) -> None:
+        """Gives signals back to whoever had them before."""
+        self._interrupt.uninstall()
+
     def compute(
         self, step: int, function: Callable[..., Any], *arguments: Any, **about: Any
     ) -> Any:

@@ -132,13 +132,30 @@ def _with_nan(record: dict[str, Any]) -> dict[str, Any]:
 
 def progress_line(cluster: str, steps: int, record: Mapping[str, Any]) -> str:
     """Formats a record as one line for the screen; 0 `steps` if not known."""
-    return (
-        f"{cluster:<13} step {record['step']:>6}{f'/{steps}' if steps else ''}"
-        f"  loss {record['loss']:8.4f}"
-        f"  {record['tokens_per_second']:>7,.0f} tokens/s"
-        f"  sent {in_bytes(record['bytes_sent']):>8}"
-        f"  waited {record['waiting_share']:4.0%}"
-    )
+    parts = [f"{cluster:<13} step {record['step']:>6}{f'/{steps}' if steps else ''}"]
+    if "loss" in record:  # a part of a cut model may have none
+        parts.append(f"loss {record['loss']:8.4f}")
+    if record["tokens_per_second"]:
+        parts.append(f"{record['tokens_per_second']:>7,.0f} tokens/s")
+    else:
+        parts.append(f"{record['steps_per_second']:>6.2f} steps/s")
+    parts.append(f"sent {in_bytes(record['bytes_sent']):>8}")
+    parts.append(f"waited {record['waiting_share']:4.0%}")
+    if steps > record["step"]:
+        left = (steps - record["step"]) / record["steps_per_second"]
+        parts.append(f"left {in_time(left)}")
+    return "  ".join(parts)
+
+
+def in_time(seconds: float) -> str:
+    """Formats a time to go: `42 s`, `12 min`, `3.5 h`.
+
+    >>> in_time(42.4), in_time(720), in_time(12_600)
+    ('42 s', '12 min', '3.5 h')
+    """
+    if seconds < 100:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 6000 else f"{seconds / 3600:.1f} h"
 
 
 def in_bytes(count: float) -> str:

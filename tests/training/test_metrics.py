@@ -122,6 +122,7 @@ def test_the_progress_line_says_it_all():
             "step": 120,
             "loss": 5.25,
             "tokens_per_second": 12_345.6,
+            "steps_per_second": 2.0,
             "bytes_sent": 1_234_567,
             "waiting_share": 0.125,
         },

@@ -50,9 +50,10 @@ def prepared(
         `all_clusters.dialed`); if not given, all others dial the first.
 
     Yields:
-      A function of (experiment as in `python -m`, each cluster's arguments) that runs
-      the processes of each cluster until all have ended. It returns their status: 0 if
-      all ended well, 128 + n if signal n stopped them and none failed, else 1.
+      A function of (a module as in `python -m` or a script, each cluster's arguments)
+      that runs the processes of each cluster until all have ended. It returns their
+      status: 0 if all ended well, 128 + n if signal n stopped them and none failed,
+      else 1.
     """
     if dials is None:
         dials = {name: clusters[:1] for name in clusters[1:]}
@@ -79,12 +80,17 @@ def prepared(
                     peer=settings.peer if settings.federation else dialed,
                     tls=own[name].where,
                 )
-                command = [sys.executable, "-m", module, *arguments(name, reach)]
+                command = [sys.executable, *_program(module), *arguments(name, reach)]
                 passed = own[name].descriptors
                 commands |= _of_cluster(name, command, passed, processes_per_cluster)
             return processes.Processes(workdir, commands, listening, restarts).run()
 
         yield launch
+
+
+def _program(module: str) -> list[str]:
+    """Returns how Python runs a module, or a script: what ends in `.py`."""
+    return [module] if module.endswith(".py") else ["-m", module]
 
 
 def _of_cluster(

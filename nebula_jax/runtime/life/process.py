@@ -18,7 +18,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import session
@@ -108,6 +108,7 @@ class Interrupt:
 
     def __init__(self) -> None:
         self._signal: int | None = None
+        self._before: dict[int, Any] = {}
         self.is_graceful = False
         """True while there is something to save; else the first request is final."""
 
@@ -117,12 +118,20 @@ class Interrupt:
         Raises:
           errors.SettingsError: if LIFELINE_FD is not the launcher's.
         """
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, self._on_signal)
+        # Elsewhere, such as in a notebook's thread, nobody can catch signals.
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._on_signal)
         if LIFELINE_FD in os.environ:
             fd = handed_down(LIFELINE_FD, stat.S_ISFIFO)
             threading.Thread(target=self._watch, args=(fd,), daemon=True).start()
         return self
+
+    def uninstall(self) -> None:
+        """Gives the signals back to whoever had them before `install`."""
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+        self._before = {}
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -86,11 +86,16 @@ class Skips:
         """
         if metrics.get("is_finite", True):
             return
-        loss = float(metrics["loss"])
-        what = f"{self._cluster}: the loss of step {step} is {loss}"
-        if math.isfinite(loss):
-            what = f"{self._cluster}: step {step} has the loss {loss:.4g}, but its"
-            what += " gradient or the parameters after it are not finite"
+        what = (
+            f"{self._cluster}: a gradient of step {step}, or a parameter after it, is"
+        )
+        what += " not finite"
+        if "loss" in metrics:
+            loss = float(metrics["loss"])
+            what = f"{self._cluster}: the loss of step {step} is {loss}"
+            if math.isfinite(loss):
+                what = f"{self._cluster}: step {step} has the loss {loss:.4g}, but its"
+                what += " gradient or the parameters after it are not finite"
         if self.count >= self._allowed:
             raise NonfiniteError(
                 f"{what}; nothing after it is saved (allow_nonfinite={self._allowed}"
@@ -160,7 +165,8 @@ class Progress:
 
         Args:
           step: counted from 1.
-          values: name -> [] float32; `tokens` is added up, not averaged. Of a step that
+          values: name -> [] float32, perhaps with `loss`; `tokens`, if there are any,
+            are added up, not averaged. Of a step that
             was skipped, `is_finite` is False, and nothing else is averaged.
 
         Raises:
@@ -196,17 +202,18 @@ class Progress:
         self.settle()
         pending = jax.device_get(self._pending)
         self._pending = []
-        tokens = int(sum(each["tokens"] for each in pending))
+        tokens = int(sum(each.get("tokens", 0) for each in pending))
         self._tokens += tokens
         now, moved = time.monotonic(), traffic(self._links)
         seconds = now - self._since
         taken = [each for each in pending if each.get("is_finite", True)]
         record = {
             name: float(np.mean([each[name] for each in taken])) if taken else math.nan
-            for name in pending[0]
+            for name in (taken or pending)[0]
             if name not in ("tokens", "is_finite")
         } | {
             "tokens_per_second": tokens / seconds,
+            "steps_per_second": len(pending) / seconds,
             "bytes_sent": moved.sent,
             "bytes_received": moved.received,
             "waiting_share": (moved.waited - self._before.waited) / seconds,

@@ -278,7 +278,7 @@ def clusters(summary: Mapping[str, Any]) -> str:
                 each["cluster"],
                 steps,
                 curve,
-                f"{each['tokens_per_second']:,.0f}",
+                figure(each["tokens_per_second"] or None, ",.0f"),
                 metrics.in_bytes(each["bytes_sent"]),
                 metrics.in_bytes(each["bytes_received"]),
                 f"{each['waited_seconds'] / each['seconds']:.0%}",

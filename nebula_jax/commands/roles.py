@@ -1,0 +1,203 @@
+"""`nebula.main`: the command of your own script, whose clusters are functions.
+
+if __name__ == "__main__":
+    nebula.main({"front": train_front, "back": train_back})
+
+python my_split.py                                # all clusters, here
+python my_split.py --cluster=back --listen=0.0.0.0:7070 --tls=FOLDER
+python my_split.py --cluster=front --peer=back.example:7070 --tls=FOLDER
+"""
+
+import dataclasses
+import functools
+import pathlib
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from absl import flags
+
+from nebula_jax import errors
+from nebula_jax.commands import cluster_flags, command_line, entry, fields
+from nebula_jax.communication import codecs
+from nebula_jax.face import report
+from nebula_jax.face import run as run_lib
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.life import launcher
+from nebula_jax.runtime.ranks import cluster as cluster_lib
+from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import run_folder
+
+Role = Callable[[run_lib.Run], object]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Flags(cluster_flags.Agreed, cluster_flags.Clusters, cluster_flags.Reach):
+    """The flags that every script of `main` has."""
+
+    codec: str = fields.to_begin_with(
+        "",
+        'Codec of what crosses, such as "int8(64)", for the script to use; empty for'
+        " none.",
+    )
+
+
+NAMES = fields.define(Flags)
+
+
+def main(
+    roles: Mapping[str, Role],
+    *,
+    defaults: Mapping[str, Any] | None = None,
+    own_flags: Sequence[str] = (),
+) -> None:
+    """Runs the cluster that --cluster names, or all of them here; then exits.
+
+    Args:
+      roles: name -> function of a Run, which trains to the end; in a chain from the
+        first part to the last. A name such as `replica:*` stands for replica:0,
+        replica:1 and so on, as many as --clusters says (2 if it does not).
+      defaults: of flags, in this script.
+      own_flags: flags of the script that may differ between clusters, such as --data.
+        All others that it defines have to be equal, as the clusters check.
+    """
+    run = functools.partial(_main, roles, frozenset(own_flags))
+    entry.run(run, defaults, names=NAMES)
+
+
+def _main(roles: Mapping[str, Role], own_flags: frozenset[str]) -> int:
+    given = fields.read(Flags)
+    names = _names(roles, given.clusters)
+    codecs.from_string(given.codec)
+    if given.cluster == "all":
+        with run_folder.lock(given.workdir):
+            return _all(given, names)
+    if given.cluster not in names:
+        raise errors.SettingsError(
+            f"--cluster={given.cluster}: expected all, {', '.join(names)}"
+        )
+    layout = devices.Layout(given.devices_per_cluster)
+    devices.simulate(layout, given.num_processes or 1)
+    agreed = _agreed(own_flags)
+    train = functools.partial(_train, _role(roles, given.cluster), given, names, agreed)
+    return cluster_lib.run(given.processes(), agreed, train)
+
+
+def _train(
+    role: Role, given: Flags, names: Sequence[str], agreed: Mapping[str, Any]
+) -> int:
+    """Trains one cluster in its folder; returns the exit status."""
+    reach = {
+        each.name: getattr(given, each.name)
+        for each in dataclasses.fields(connect.Settings)
+    }
+    with (
+        run_lib.Run(
+            given.cluster,
+            names,
+            steps=given.steps,
+            workdir=given.workdir,
+            codec=given.codec,
+            seed=given.seed,
+            checkpoint_every=given.checkpoint_every,
+            log_every=given.log_every,
+            allow_nonfinite=given.allow_nonfinite,
+            trace=given.trace,
+            agreed=agreed,
+            **reach,
+        ) as run,
+        run_lib.lock(run),
+    ):
+        role(run)
+        return run.exit_status()
+
+
+def _all(given: Flags, names: Sequence[str]) -> int:
+    """Runs every cluster as a process of this machine, and reports."""
+    begin = time.monotonic()
+    # Which of them listen, the roles alone know: each gets a port.
+    dials = {name: [each for each in names if each != name] for name in names}
+    with launcher.prepared(
+        given.workdir,
+        names,
+        given.connection(),
+        restarts=given.restart,
+        processes_per_cluster=given.processes_per_cluster,
+        dials=dials,
+    ) as launch:
+        arguments = functools.partial(_arguments, given.workdir, dials)
+        status = launch(_script(), arguments)
+    if status == 0:
+        report.report(given.workdir, names, given, time.monotonic() - begin)
+    return status
+
+
+def _arguments(
+    workdir: pathlib.Path,
+    dials: Mapping[str, Sequence[str]],
+    cluster: str,
+    reach: connect.Settings,
+) -> list[str]:
+    """Returns this command's flags, and over them those of one cluster's process."""
+    peer = reach.peer
+    if not reach.federation:
+        addresses = zip(dials[cluster], reach.peer.split(","), strict=True)
+        peer = ",".join(f"{name}={address}" for name, address in addresses)
+    return [
+        *sys.argv[1:],
+        f"--workdir={workdir}",
+        f"--cluster={cluster}",
+        f"--listen={reach.listen}",
+        f"--peer={peer}",
+        f"--tls={reach.tls}",
+        "--restart=0",
+        "--processes_per_cluster=1",
+    ]
+
+
+def _script() -> str:
+    """Returns this command as the launcher takes it: a module, or a file."""
+    spec = sys.modules["__main__"].__spec__
+    return spec.name.removesuffix(".__main__") if spec else sys.argv[0]
+
+
+def _names(roles: Mapping[str, Role], clusters: Sequence[str]) -> list[str]:
+    """Returns the names of all clusters.
+
+    Raises:
+      errors.SettingsError: if --clusters is no number, or not for these roles.
+    """
+    count = command_line.whole_number("".join(clusters)) if clusters else 2
+    starred = [name for name in roles if name.endswith(":*")]
+    if clusters and not starred:
+        raise errors.SettingsError(
+            f"--clusters={','.join(clusters)}: this script has the clusters"
+            f" {', '.join(roles)}"
+        )
+    if not count:
+        raise errors.SettingsError(
+            f"--clusters={','.join(clusters)}: expected a number such as 3"
+        )
+    found = []
+    for name in roles:
+        stem = name.removesuffix("*")
+        found += [f"{stem}{n}" for n in range(count)] if name in starred else [name]
+    return found
+
+
+def _role(roles: Mapping[str, Role], cluster: str) -> Role:
+    return (
+        roles[cluster] if cluster in roles else roles[f"{cluster.partition(':')[0]}:*"]
+    )
+
+
+def _agreed(own_flags: frozenset[str]) -> dict[str, Any]:
+    """Returns the script's own flags, which all clusters have to have alike."""
+    return {
+        f"--{each.name}": each.value
+        if not isinstance(each.value, list)
+        else ",".join(map(str, each.value))
+        for each in flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+        if each.name not in NAMES and each.name not in own_flags
+    }

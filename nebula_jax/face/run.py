@@ -1,0 +1,380 @@
+"""One cluster's part in a run: its connections, steps, checkpoints and records.
+
+    def train_front(run):
+        ...
+        with run.dial("back") as link:
+            line = half.open(link, h)
+            state, line = run.restore(state, line)     # the newest step that all have
+            for step in run.steps():                   # pace, signals, stuck peers
+                ...
+                run.done(step, (state, line), metrics)
+
+`nebula.main` makes a Run of flags; a notebook, or another command line, by hand.
+"""
+
+import contextlib
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
+
+import jax
+import jax.numpy as jnp
+
+import nebula_jax
+from nebula_jax import errors
+from nebula_jax.communication.wire import frames
+from nebula_jax.face import state as state_lib
+from nebula_jax.face import values as values_lib
+from nebula_jax.parallel import pace
+from nebula_jax.runtime import connect
+from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.connect import all_clusters
+from nebula_jax.runtime.records import checkpoints, run_folder
+
+Link = all_clusters.AnyLink
+
+
+class Misuse(errors.SettingsError):
+    """A call of a Run that comes too early, or never; the text says what to change."""
+
+
+class Run:
+    """A cluster's part in a run.
+
+    cluster: its name; index: what stands behind the colon, as in `replica:2`, else 0.
+    clusters: names of all.
+    key: of jax.random, the same in all clusters.
+    codec: name of the codec that the run's flags or arguments have; empty for none.
+    context: what the loop needs of this process; see `runtime.context`.
+    """
+
+    def __init__(
+        self,
+        cluster: str,
+        clusters: Sequence[str],
+        *,
+        steps: int,
+        workdir: pathlib.Path | str,
+        codec: str = "",
+        seed: int = 0,
+        checkpoint_every: int = 100,
+        log_every: int = 10,
+        allow_nonfinite: int = 0,
+        trace: bool = False,
+        agreed: Mapping[str, Any] | None = None,
+        **connection: Any,
+    ) -> None:
+        """Begins a part of a run, and catches signals from now on (see `__exit__`).
+
+        Args:
+          cluster: name of this one.
+          clusters: names of all, in one order everywhere: in a chain from the first
+            part to the last.
+          steps: optimization steps of the whole run.
+          workdir: folder of the run. A run that is there already goes on.
+          codec: of what crosses, for the loop to use.
+          seed: of `key`.
+          checkpoint_every, log_every: steps.
+          allow_nonfinite: steps that may be skipped because of NaN or Inf.
+          trace: True to record what the process does and when.
+          agreed: what else has to be equal in all clusters, JSON values by name.
+          connection: listen, peer, tls, wan, federation, account, job, and timeouts, as
+            of `connect.Settings`. `peer` may name the clusters: `back=HOST:PORT`.
+
+        Raises:
+          errors.SettingsError: at what cannot work.
+        """
+        if cluster not in clusters:
+            raise errors.SettingsError(
+                f"cluster={cluster}: the clusters are {', '.join(clusters)}"
+            )
+        self.cluster, self.clusters, self.codec = cluster, tuple(clusters), codec
+        number = cluster.partition(":")[2]
+        self.index = int(number) if number.isdecimal() else 0
+        self.key = jax.random.key(seed)
+        self._addresses = _addresses(connection.pop("peer", ""))
+        self._connection = connect.Settings(
+            peer=self._addresses.get("", ""), **connection
+        )
+        self._every, self._steps = checkpoint_every, steps
+        self.context = context_lib.Context(
+            context_lib.Settings(
+                workdir=pathlib.Path(workdir),
+                cluster=cluster,
+                steps=steps,
+                checkpoint_every=checkpoint_every,
+                log_every=log_every,
+                allow_nonfinite=allow_nonfinite,
+                trace=trace,
+                connection=self._connection,
+            )
+        )
+        self._agreed = {
+            "clusters": ",".join(clusters),
+            "codec": codec,
+            "seed": seed,
+            "steps": steps,
+            "checkpoint_every": checkpoint_every,
+            **(agreed or {}),
+        }
+        self._saved: checkpoints.Checkpoints | None = None
+        self._dialed: list[Any] = []  # links, or those of a cluster's other processes
+        self._listened: list[Any] = []
+        self._peers: all_clusters.Peers | None = None
+        self._lead: pace.Lead | None = None
+        self._last: tuple[int, Any] | None = None
+        self._start: int | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Gives signals back to whoever had them before."""
+        self.context.close()
+
+    # Connections.
+
+    @contextlib.contextmanager
+    def dial(self, peer: str) -> Iterator[Link]:
+        """Connects to a cluster that listens.
+
+        In a chain a middle part listens first, and dials then: what it tells the next
+        part about its checkpoints depends on the parts before it.
+
+        Args:
+          peer: its name.
+
+        Yields:
+          The link, for `open` of a half and for channels of your own. Closes with the
+          block.
+        """
+        found = self._addresses.get(peer, self._addresses.get("", ""))
+        settings = dataclasses.replace(self._connection, peer=found)
+        if not settings.federation and not found:
+            raise errors.SettingsError(
+                f"cluster={self.cluster} needs peer=HOST:PORT of {peer}"
+            )
+        connect.check_means(settings, self.cluster, listens=False, dials=True)
+        hello, work = self._hello(), self.context.work
+        with connect.dial(settings, hello, peer=peer, work=work) as link:
+            self._dialed.append(link)
+            yield link
+
+    @contextlib.contextmanager
+    def listen(self, *clusters: str) -> Iterator[Any]:
+        """Waits for clusters that dial this one.
+
+        Args:
+          clusters: their names.
+
+        Yields:
+          The link, or the links in the order of `clusters`. They close with the block.
+        """
+        settings = self._connection
+        connect.check_means(settings, self.cluster, listens=True, dials=False)
+        with self.context.listen(self._hello(), clusters) as links:
+            self._listened += links
+            yield links[0] if len(clusters) == 1 else links
+
+    @contextlib.contextmanager
+    def meet(self, hub: str = "") -> Iterator[all_clusters.Peers]:
+        """Connects to all other clusters, which do the same: for local steps.
+
+        Args:
+          hub: name of the cluster that all others have their only link to; empty if
+            each has one to each.
+
+        Yields:
+          The peers, for `nebula.local_steps`.
+        """
+        dials = all_clusters.dialed(self.cluster, self.clusters, hub)
+        named = [self._addresses[each] for each in dials if each in self._addresses]
+        if named:
+            settings = dataclasses.replace(self._connection, peer=",".join(named))
+        else:
+            settings = self._connection
+        all_clusters.check_place(settings, self.cluster, self.clusters, hub)
+        with all_clusters.connected(
+            settings, self._hello(), self.clusters, hub=hub, work=self.context.work
+        ) as peers:
+            self._peers = peers
+            yield peers
+
+    def _hello(self) -> frames.Hello:
+        """Returns the Hello of this cluster: with the steps it could resume after."""
+        steps = set(self.saved.steps)
+        for link in self._listened:  # the parts before this one of a chain
+            steps &= set(link.peer.checkpoints)
+        return frames.Hello(
+            self.cluster, nebula_jax.__version__, self._agreed, tuple(sorted(steps))
+        )
+
+    @property
+    def saved(self) -> checkpoints.Checkpoints:
+        """The checkpoints of this cluster."""
+        if self._saved is None:
+            self._saved = self.context.open_checkpoints(self._agreed)
+        return self._saved
+
+    # The loop.
+
+    def restore(self, *values: Any) -> Any:
+        """Agrees with the other clusters where to go on, and returns the values there.
+
+        All channels are open by now. Call it once, before `steps`.
+
+        Args:
+          values: as at step 0: pytrees of arrays, keys and numbers.
+
+        Returns:
+          The values as they were saved, or those given at the beginning of a run; one
+          by itself, or a tuple.
+
+        Raises:
+          checkpoint.CheckpointError: if no step is saved in all clusters.
+          values.ValueUnsaved: at a value that no checkpoint can have.
+        """
+        start = self._agree_start()
+        fresh = values_lib.fresh(values)
+        found, _ = self.saved.restore(start, fresh)
+        if start:
+            values = values_lib.restored(values, found)
+        self._start = start
+        links = [*self._dialed, *self._listened]
+        if self._peers is not None:
+            links += self._peers.lines
+        self.context.begin(start, links)
+        return values[0] if len(values) == 1 else values
+
+    def _agree_start(self) -> int:
+        """Returns the newest step that all clusters have, named by the last part."""
+        context = self.context
+        if self._peers is not None:
+            timeout = self._connection.connect_timeout
+            return all_clusters.agree_start(self._peers, self._every, 0, timeout)
+        if not self._dialed:
+            return (
+                context.welcome(self._listened, self.saved)
+                if self._listened
+                else self.saved.newest
+            )
+        [start] = {context.wait_for_welcome(link) for link in self._dialed}
+        for link in self._listened:
+            link.welcome(start)
+        return start
+
+    def steps(self) -> Iterator[int]:
+        """Yields the steps that are left, each as soon as the other clusters allow it.
+
+        Ends at the last step, or earlier where all clusters stop together: by SIGTERM
+        or Ctrl-C at any of them. Then the values of the last `done` are saved.
+
+        Raises:
+          Misuse: if `restore` was not called before, or `done` after a step.
+        """
+        if self._start is None:
+            raise Misuse(
+                "call run.restore(...) before run.steps(): it agrees with the other"
+                " clusters after which step to go on"
+            )
+        for step in self.context.each(self._pace()):
+            yield step
+            if self._last is None or self._last[0] != step:
+                raise Misuse(
+                    f"run.done({step}, values, metrics) was not called: end each step"
+                    " with it"
+                )
+        if self._last is not None:
+            self.saved.at_end(self.context.step, self._packed())
+        links = [*self._dialed, *self._listened]
+        self.context.finish(
+            {"ledger": {each.peer.cluster: each.ledger for each in links}}
+        )
+
+    def _pace(self) -> Iterator[int]:
+        """Returns the steps: of a leader, a follower, one between, or one alone."""
+        context = self.context
+        if self._dialed and self._listened:
+            stop = context.stop_requested
+            leader = self._dialed[0]
+            return pace.relay(leader, self._listened, context.step, self._steps, stop)
+        if self._dialed:
+            return context.follow(self._dialed[0])
+        if self._listened:
+            self._lead = context.lead(self._listened)
+            return iter(self._lead)
+        return context.alone()
+
+    def done(
+        self, step: int, values: Any, metrics: Mapping[str, Any] | None = None
+    ) -> None:
+        """Ends a step: records metrics, shows progress, saves values if that is due.
+
+        Args:
+          step: from `steps`.
+          values: as `restore` took them: one, or a tuple of all.
+          metrics: name -> [] float32; `loss` is shown, `tokens` are added up.
+
+        Raises:
+          progress.NonfiniteError: if the loss, or a State, is not finite, in more steps
+            than are allowed; nothing after it is saved.
+        """
+        found = dict(metrics or {})
+        checks = [
+            each.is_finite
+            for each in jax.tree.leaves(values, is_leaf=_is_state)
+            if _is_state(each)
+        ]
+        if "loss" in found:
+            checks.append(jnp.isfinite(found["loss"]))
+        if checks:
+            found["is_finite"] = jnp.all(jnp.stack(checks))
+        self._last = step, values
+        self.context.record.step(step, found)
+        if self._lead is not None:
+            self._lead.done(step)
+        if step % self._every == 0:
+            self.saved.save(step, self._packed())
+
+    def _packed(self) -> dict[str, Any]:
+        assert self._last is not None  # a step was done
+        values = self._last[1]
+        return values_lib.arrays(values if isinstance(values, tuple) else (values,))
+
+    def evaluated(self, step: int, figures: Mapping[str, Any]) -> None:
+        """Records figures on held-out data.
+
+        Args:
+          step: after which they were measured.
+          figures: name -> number.
+        """
+        self.context.record.evaluation(step, {"all": dict(figures)})
+
+    @property
+    def folder(self) -> pathlib.Path:
+        """The folder of this cluster, for files of your own."""
+        return self.context.folder
+
+    def exit_status(self) -> int:
+        """Returns 0 after the last step; see `runtime.life.process` for others."""
+        return self.context.exit_status() if self._start is not None else 0
+
+
+def _is_state(value: Any) -> bool:
+    return isinstance(value, state_lib.State)
+
+
+def _addresses(peer: str) -> dict[str, str]:
+    """Returns the addresses of `back=HOST:PORT,...` by name; one without by ""."""
+    found: dict[str, str] = {}
+    for each in filter(None, peer.split(",")):
+        name, equals, address = each.rpartition("=")
+        before = found.get(name)
+        found[name] = f"{before},{address}" if before and not equals else address
+    return found
+
+
+def lock(run: Run) -> contextlib.AbstractContextManager[None]:
+    """Holds the folder of a cluster for this process alone."""
+    return run_folder.lock(run.folder)

@@ -1,0 +1,104 @@
+"""A model in training under any optax optimizer, as one value.
+
+state = nebula.state(params, optax.adamw(1e-3))
+state = state.apply(grads)          # under jit or not
+state.params, state.step
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from nebula_jax.training import partition
+
+
+@struct.dataclass
+class State:
+    """A state of training: a pytree that `Run.restore` and `Run.done` save.
+
+    params: all parameters, any pytree.
+    opt_state: optax's, of the parameters that train.
+    step: [] int32, steps taken.
+    is_finite: [] bool, False if the last step was left out because a gradient was not
+      finite; `Run.done` then ends the run, or counts it (allow_nonfinite).
+    """
+
+    params: Any
+    opt_state: optax.OptState
+    step: jax.Array
+    is_finite: jax.Array
+    optimizer: optax.GradientTransformation = struct.field(pytree_node=False)
+    is_trained: partition.IsTrained = struct.field(pytree_node=False)
+
+    def apply(self, grads: Any) -> "State":
+        """Takes one optimization step.
+
+        A step of which anything is not finite leaves parameters and optimizer as they
+        were, so that a state which is finite stays so.
+
+        Args:
+          grads: like the parameters that train; as a half of `nebula.cut` returns them.
+            Of a whole tree, as `jax.grad` returns it, the others are not used.
+        """
+        return _apply(self, grads)
+
+    @property
+    def trained(self) -> Any:
+        """The parameters that train, like `grads`."""
+        return partition.split(self.params, self.is_trained)[0]
+
+
+def state(
+    params: Any,
+    optimizer: optax.GradientTransformation,
+    *,
+    is_trained: partition.IsTrained = partition.train_all,
+) -> State:
+    """Makes a state at step 0.
+
+    Args:
+      params: any pytree of arrays: of Flax, an `nnx.State`, plain dicts.
+      optimizer: of those that train.
+      is_trained: path of a parameter, such as `layers/0/kernel` -> True if it trains;
+        integers never do.
+
+    Returns:
+      State.
+    """
+    trained = partition.split(params, is_trained)[0]
+    return State(
+        params,
+        optimizer.init(trained),
+        jnp.zeros((), jnp.int32),
+        jnp.ones((), bool),
+        optimizer,
+        is_trained,
+    )
+
+
+@jax.jit
+def _apply(state: State, grads: Any) -> State:
+    trained, frozen = partition.split(state.params, state.is_trained)
+    is_whole = jax.tree.structure(grads) != jax.tree.structure(trained)  # type: ignore[operator]
+    if is_whole:
+        grads = partition.split(grads, state.is_trained)[0]
+    updates, opt_state = state.optimizer.update(grads, state.opt_state, trained)
+    new = optax.apply_updates(trained, updates)
+    norms = jnp.stack([optax.tree.norm(grads), optax.tree.norm(new)])
+    is_finite = jnp.all(jnp.isfinite(norms))
+    new, opt_state = jax.tree.map(
+        lambda after, before: jnp.where(is_finite, after, before),
+        (new, opt_state),
+        (trained, state.opt_state),
+    )
+    return dataclasses.replace(
+        state,
+        params=partition.merge(new, frozen),
+        opt_state=opt_state,
+        step=state.step + 1,
+        is_finite=is_finite,
+    )

@@ -1,0 +1,179 @@
+"""A chain of any length, cut, trains as the uncut model does."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import nebula_jax as nebula
+from nebula_jax.communication import loopback
+from nebula_jax.face import cut
+
+MICRO_BATCHES, ROWS, WIDTH = 3, 4, 6
+KEY = jax.random.key(3)
+
+
+def layer(params, h, drop):
+    """One layer with dropout by the key, so that keys count too."""
+    kept = 1.0 if drop is None else jax.random.bernoulli(drop, 0.8, h.shape)
+    return jnp.tanh(h @ params["kernel"]) * kept
+
+
+def front(params, batch, rng):
+    return layer(params, batch["x"], rng)
+
+
+def middle(params, h, batch, rng):
+    return layer(params, h, rng) + 0.1 * batch["x"].sum()
+
+
+def back(params, h, batch, rng):
+    error = layer(params, h, None) - batch["y"]
+    return jnp.mean(error**2), {"largest": jnp.max(jnp.abs(error))}
+
+
+def init(part):
+    key = jax.random.fold_in(jax.random.key(0), part)
+    return {"kernel": jax.random.normal(key, (WIDTH, WIDTH)) / 2}
+
+
+def batches(step):
+    random = np.random.default_rng(step)
+    return [
+        {name: random.normal(size=(ROWS, WIDTH)).astype(np.float32) for name in "xy"}
+        for _ in range(MICRO_BATCHES)
+    ]
+
+
+def whole_loss(params, step, parts):
+    """The uncut model, micro-batch by micro-batch with their keys."""
+    total = 0.0
+    for number, batch in enumerate(batches(step)):
+        rng = jax.random.fold_in(jax.random.fold_in(KEY, step), number)
+        h = front(params[0], batch, rng)
+        for each in params[1 : parts - 1]:
+            h = middle(each, h, batch, rng)
+        total += back(params[-1], h, batch, rng)[0] / MICRO_BATCHES
+    return total
+
+
+def made(parts, **settings):
+    """The parts of a chain, and the shapes of what crosses after each."""
+    halves = [cut.front(front, **settings)]
+    halves += [cut.middle(middle, **settings) for _ in range(parts - 2)]
+    halves.append(cut.back(back, **settings))
+    specs = [cut.spec(front, init(0), batches(1)[0])]
+    for number in range(1, parts - 1):
+        specs.append(cut.spec(middle, init(number), specs[-1], batches(1)[0]))
+    return halves, specs
+
+
+def opened(halves, specs):
+    """Opens all lines of a chain in one process."""
+    ends = [loopback.ends(seconds=60.0) for _ in specs]
+    lines = []
+    for number, half in enumerate(halves):
+        if number == 0:
+            lines.append(half.open(ends[0][0], specs[0]))
+        elif number == len(halves) - 1:
+            lines.append(half.open(ends[-1][1], specs[-1]))
+        else:
+            before, after = ends[number - 1][1], ends[number][0]
+            shapes = specs[number - 1], specs[number]
+            lines.append(half.open(before, after, shapes[0], shapes[1]))
+    return lines
+
+
+def train(parts, steps=3, **settings):
+    """Trains a chain, a thread a part; returns parameters and the losses."""
+    halves, specs = made(parts, **settings)
+    lines = opened(halves, specs)
+    params, losses = [init(part) for part in range(parts)], []
+
+    def role(part):
+        line = lines[part]
+        state = nebula.state(params[part], optax.sgd(0.5))
+        for step in range(1, steps + 1):
+            grads, line, metrics = halves[part].step(
+                state.params, batches(step), KEY, step, line
+            )
+            state = state.apply(grads)
+            if metrics:
+                losses.append(float(metrics["loss"]))
+        params[part] = state.params
+
+    threads = [threading.Thread(target=role, args=(n,)) for n in range(parts)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    return params, losses
+
+
+def train_whole(parts, steps=3, clip_norm=0.0):
+    params = [init(part) for part in range(parts)]
+    clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
+    losses = []
+    for step in range(1, steps + 1):
+        loss, grads = jax.value_and_grad(whole_loss)(params, step, parts)
+        grads, _ = clip.update(grads, clip.init(grads))
+        params = jax.tree.map(lambda p, g: p - 0.5 * g, params, grads)
+        losses.append(float(loss))
+    return params, losses
+
+
+@pytest.mark.parametrize("clip_norm", [0.0, 0.05])
+@pytest.mark.parametrize("parts", [2, 3, 4])
+def test_a_chain_equals_the_uncut_model(parts, clip_norm):
+    params, losses = train(parts, clip_norm=clip_norm)
+    expected, loss = train_whole(parts, clip_norm=clip_norm)
+    np.testing.assert_allclose(losses, loss, rtol=1e-5)
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected
+    )
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize(
+    "codec", ["int8(2)", "error_feedback(int4(2))", "fp16|zstd(1)"]
+)
+def test_with_a_codec_a_chain_stays_near_the_uncut_model(parts, codec):
+    _, losses = train(parts, codec=codec)
+    _, expected = train_whole(parts)
+    np.testing.assert_allclose(losses, expected, rtol=0.1)
+
+
+@pytest.mark.parametrize("ahead", [1, 2])
+def test_how_many_are_in_flight_changes_no_bit(ahead):
+    params, _ = train(3, ahead=ahead)
+    others, _ = train(3)
+    jax.tree.map(np.testing.assert_array_equal, params, others)
+
+
+def test_a_sum_is_as_many_times_the_mean_as_there_are_micro_batches():
+    _, mean = train(2, steps=1)
+    _, total = train(2, steps=1, reduce="sum")
+    np.testing.assert_allclose(total[0], MICRO_BATCHES * mean[0], rtol=1e-6)
+
+
+def test_parts_with_another_number_in_flight_are_refused():
+    ends = loopback.ends()
+    spec = cut.spec(front, init(0), batches(1)[0])
+    cut.front(front, ahead=1).open(ends[0], spec)
+    with pytest.raises(nebula.errors.NebulaError, match="hidden, 1 ahead"):
+        cut.back(back).open(ends[1], spec)
+
+
+def test_what_is_no_dict_beside_the_loss_is_named():
+    half = cut.back(lambda params, h, batch, rng: (jnp.sum(h), 3.0))
+    ends = loopback.ends()
+    spec = jax.ShapeDtypeStruct((2,), jnp.float32)
+    line = half.open(ends[0], spec)
+    sender = ends[1].sender("hidden", spec, nebula.codecs.identity())
+    ends[1].receiver("gradient", spec, nebula.codecs.identity())
+    sender.send(1, jnp.ones(2))
+    with pytest.raises(TypeError, match="dict of metrics"):
+        half.step({"w": jnp.ones(2)}, [0], None, 1, line)
