@@ -48,6 +48,11 @@ def imported(path: pathlib.Path, modules: set[str]) -> set[str]:
     """Modules of the project that a file imports, as it is read."""
     found = set()
     tree = ast.parse(path.read_text())
+    tree.body = [
+        node
+        for node in tree.body
+        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
+    ]
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:

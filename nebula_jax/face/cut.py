@@ -30,7 +30,7 @@ from nebula_jax.models import bottleneck as bottlenecks
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut, cut_middle, partition
 
-Codec = str | selector.CodecOrSelector | codecs.Compression
+Codec = str | selector.CodecOrSelector
 """A codec, or its name as in a flag: `int8(64)`; empty for none."""
 Link = Any  # link.Link or worker_link.WorkerLink
 Reduce = Literal["mean", "sum"]
@@ -90,10 +90,10 @@ def _clipped(grads: Any, squared: jax.Array, most: jax.Array) -> Any:
 
 
 class _Codecs(NamedTuple):
-    """The codecs of a part's channels, and their levels of zstd."""
+    """The codecs of a part's channels."""
 
-    forward: codecs.Compression
-    backward: codecs.Compression
+    forward: selector.CodecOrSelector
+    backward: selector.CodecOrSelector
 
 
 class Part:
@@ -109,13 +109,13 @@ class Part:
 
     def _to_after(self, link: Link, h: codec_lib.Spec) -> pipeline.Ends:
         forward, backward = self._codecs
-        sender = link.sender(self._name, h, *forward)
-        return pipeline.Ends(sender, link.receiver("gradient", h, *backward))
+        sender = link.sender(self._name, h, forward)
+        return pipeline.Ends(sender, link.receiver("gradient", h, backward))
 
     def _to_before(self, link: Link, h: codec_lib.Spec) -> pipeline.Ends:
         forward, backward = self._codecs
-        receiver = link.receiver(self._name, h, *forward)
-        return pipeline.Ends(receiver, link.sender("gradient", h, *backward))
+        receiver = link.receiver(self._name, h, forward)
+        return pipeline.Ends(receiver, link.sender("gradient", h, backward))
 
     def _line(self, codec_states: Any, aux: Any, links: Any, ends: Any) -> Line:
         states = codec_states if aux is None else cut.WithAux(codec_states, aux)
@@ -280,8 +280,8 @@ def front(
     names = _codecs(codec, backward_codec)
     half = cut.front(
         _scaled(fn, 1 + has_aux, _scale_own(has_loss, has_aux, reduce)),
-        names.forward.codec,
-        names.backward.codec,
+        names.forward,
+        names.backward,
         is_trained=is_trained,
         has_loss=has_loss,
         has_aux=has_aux,
@@ -310,13 +310,13 @@ def middle(
       is_trained, has_loss, has_aux, reduce, clip_norm, ahead: as in `front`.
     """
     names = _codecs(codec, backward_codec)
-    ahead_of, behind = names.forward.codec, names.backward.codec
+    there, again = names
     half = cut_middle.middle(
         _scaled(fn, 2 + has_aux, _scale_own(has_loss, has_aux, reduce)),
-        ahead_of,
-        behind,
-        ahead_of,
-        behind,
+        there,
+        again,
+        there,
+        again,
         is_trained=is_trained,
         has_loss=has_loss,
         has_aux=has_aux,
@@ -352,8 +352,8 @@ def back(
 
     half = cut.back(
         _scaled(fn, 2 + has_aux, scale),
-        names.forward.codec,
-        names.backward.codec,
+        names.forward,
+        names.backward,
         is_trained=is_trained,
         has_aux=has_aux,
     )
@@ -394,16 +394,11 @@ def spec(
 
 
 def _codecs(codec: Codec, backward: Codec | None) -> _Codecs:
-    forward = _compression(codec)
-    return _Codecs(forward, forward if backward is None else _compression(backward))
-
-
-def _compression(codec: Codec) -> codecs.Compression:
-    if isinstance(codec, codecs.Compression):
-        return codec
-    if isinstance(codec, str):
-        return codecs.from_string(codec)
-    return codecs.Compression(codec, None)
+    forward, back = (
+        codecs.from_string(each) if isinstance(each, str) else each
+        for each in (codec, codec if backward is None else backward)
+    )
+    return _Codecs(forward, back)
 
 
 def _weighted(micro_batches: Sequence[Any]) -> list[tuple[Any, np.float32]]:

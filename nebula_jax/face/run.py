@@ -47,7 +47,28 @@ class Run:
     key: of jax.random, the same in all clusters.
     codec: name of the codec that the run's flags or arguments have; empty for none.
     context: what the loop needs of this process; see `runtime.context`.
+
+    Args:
+      cluster: name of this one.
+      clusters: names of all, in one order everywhere: in a chain from the first
+        part to the last.
+      steps: optimization steps of the whole run.
+      workdir: folder of the run. A run that is there already goes on.
+      codec: of what crosses, for the loop to use.
+      seed: of `key`.
+      checkpoint_every, log_every: steps.
+      allow_nonfinite: steps that may be skipped because of NaN or Inf.
+      trace: True to record what the process does and when.
+      agreed: what else has to be equal in all clusters, JSON values by name.
+      connection: listen, peer, tls, wan, federation, account, job, and timeouts, as
+        of `connect.Settings`. `peer` may name the clusters: `back=HOST:PORT`.
     """
+
+    _saved: checkpoints.Checkpoints | None = None
+    _peers: all_clusters.Peers | None = None
+    _lead: pace.Lead | None = None
+    _last: tuple[int, Any] | None = None
+    _start: int | None = None
 
     def __init__(
         self,
@@ -65,22 +86,7 @@ class Run:
         agreed: Mapping[str, Any] | None = None,
         **connection: Any,
     ) -> None:
-        """Begins a part of a run, and catches signals from now on (see `__exit__`).
-
-        Args:
-          cluster: name of this one.
-          clusters: names of all, in one order everywhere: in a chain from the first
-            part to the last.
-          steps: optimization steps of the whole run.
-          workdir: folder of the run. A run that is there already goes on.
-          codec: of what crosses, for the loop to use.
-          seed: of `key`.
-          checkpoint_every, log_every: steps.
-          allow_nonfinite: steps that may be skipped because of NaN or Inf.
-          trace: True to record what the process does and when.
-          agreed: what else has to be equal in all clusters, JSON values by name.
-          connection: listen, peer, tls, wan, federation, account, job, and timeouts, as
-            of `connect.Settings`. `peer` may name the clusters: `back=HOST:PORT`.
+        """Begins, and catches signals from now on (see `__exit__`).
 
         Raises:
           errors.SettingsError: at what cannot work.
@@ -118,13 +124,8 @@ class Run:
             "checkpoint_every": checkpoint_every,
             **(agreed or {}),
         }
-        self._saved: checkpoints.Checkpoints | None = None
         self._dialed: list[Any] = []  # links, or those of a cluster's other processes
         self._listened: list[Any] = []
-        self._peers: all_clusters.Peers | None = None
-        self._lead: pace.Lead | None = None
-        self._last: tuple[int, Any] | None = None
-        self._start: int | None = None
 
     def __enter__(self) -> Self:
         return self

@@ -1,0 +1,177 @@
+"""What the guide says about things that span a cut, over connections in one process."""
+
+import threading
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import linen as nn
+
+import nebula_jax as nebula
+from nebula_jax.communication import loopback
+
+X = np.random.default_rng(0).normal(size=(2, 8, 5)).astype(np.float32)
+IDS = np.random.default_rng(1).integers(7, size=(2, 4, 3))
+OPTIMIZER = optax.sgd(0.2)
+
+
+def both(front_role, back_role):
+    """Runs two roles on the two ends of a line; returns what they return."""
+    ends, results = loopback.ends(seconds=60.0), {}
+
+    def run(name, role, end):
+        results[name] = role(end)
+
+    threads = [
+        threading.Thread(target=run, args=("front", front_role, ends[0])),
+        threading.Thread(target=run, args=("back", back_role, ends[1])),
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    return results["front"], results["back"]
+
+
+def trained(half, params, batch, h, end, aux=None, steps=3):
+    """The loop of a part; returns its state and line."""
+    state, line = nebula.state(params, OPTIMIZER), half.open(end, h, aux=aux)
+    for step in range(1, steps + 1):
+        grads, line, _ = half.step(state.params, batch, None, step, line)
+        state = state.apply(grads)
+    return state, line
+
+
+def test_statistics_travel_in_the_line():
+    class Stem(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x))
+
+    def front(params, stats, x, rng):
+        variables = {"params": params, "batch_stats": stats}
+        hidden, new = Stem().apply(variables, x, mutable=["batch_stats"])
+        return hidden, new["batch_stats"]
+
+    def back(params, h, nothing, rng):
+        return jnp.mean((h @ params["w"]) ** 2)
+
+    begin = Stem().init(jax.random.key(0), X[0])
+    h = nebula.cut.spec(front, begin["params"], X[0], aux=begin["batch_stats"])
+    head = {"w": jnp.ones((4, 1))}
+    (state, line), _ = both(
+        lambda end: trained(
+            nebula.cut.front(front, has_aux=True),
+            begin["params"],
+            list(X),
+            h,
+            end,
+            begin["batch_stats"],
+        ),
+        lambda end: trained(nebula.cut.back(back), head, [None, None], h, end),
+    )
+
+    # As the uncut model has them: its parameters change once a step.
+    def loss(params, stats):
+        found = 0.0
+        for x in X:
+            hidden, stats = front(params[0], stats, x, None)
+            found += back(params[1], hidden, None, None) / 2
+        return found, stats
+
+    params, stats = (begin["params"], head), begin["batch_stats"]
+    for _ in range(3):
+        grads, stats = jax.grad(loss, has_aux=True)(params, stats)
+        params = jax.tree.map(lambda p, g: p - 0.2 * g, params, grads)
+    for one, two in zip(jax.tree.leaves(line.aux), jax.tree.leaves(stats), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
+    kernel = params[0]["Dense_0"]["kernel"]
+    np.testing.assert_allclose(state.params["Dense_0"]["kernel"], kernel, atol=1e-5)
+
+
+def test_a_table_that_both_parts_share_gets_both_gradients():
+    def front(params, ids, rng):
+        return {"hidden": params["table"][ids].mean(1), "table": params["table"]}
+
+    def back(params, h, targets, rng):
+        logits = (h["hidden"] @ params["w"]) @ h["table"].T
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, targets)
+        return losses.mean()
+
+    table = {"table": jax.random.normal(jax.random.key(0), (7, 5))}
+    own, targets = {"w": jnp.eye(5)}, list(IDS[..., 0])
+    h = nebula.cut.spec(front, table, IDS[0])
+    (one, _), (two, _) = both(
+        lambda end: trained(nebula.cut.front(front), table, list(IDS), h, end),
+        lambda end: trained(nebula.cut.back(back), own, targets, h, end),
+    )
+
+    def loss(params):
+        sent = [front(params[0], ids, None) for ids in IDS]
+        pairs = zip(sent, targets, strict=True)
+        return sum(back(params[1], each, target, None) for each, target in pairs) / 2
+
+    params = (table, own)
+    for _ in range(3):
+        params = jax.tree.map(lambda p, g: p - 0.2 * g, params, jax.grad(loss)(params))
+    np.testing.assert_allclose(one.params["table"], params[0]["table"], atol=1e-6)
+    np.testing.assert_allclose(two.params["w"], params[1]["w"], atol=1e-6)
+
+
+def test_a_part_may_have_a_loss_of_its_own():
+    def front(params, x, rng):
+        hidden = x @ params["w"]
+        return hidden, 0.1 * jnp.mean(hidden**2)
+
+    def back(params, h, nothing, rng):
+        return jnp.mean((h @ params["w"] - 1) ** 2)
+
+    begin = {"w": jnp.full((5, 4), 0.1)}, {"w": jnp.full((4, 1), 0.2)}
+    h = nebula.cut.spec(front, begin[0], X[0], has_loss=True)
+    (one, _), _ = both(
+        lambda end: trained(
+            nebula.cut.front(front, has_loss=True), begin[0], list(X), h, end
+        ),
+        lambda end: trained(nebula.cut.back(back), begin[1], [None, None], h, end),
+    )
+
+    def loss(params):
+        found = 0.0
+        for x in X:
+            hidden, own = front(params[0], x, None)
+            found += (own + back(params[1], hidden, None, None)) / 2
+        return found
+
+    params = begin
+    for _ in range(3):
+        params = jax.tree.map(lambda p, g: p - 0.2 * g, params, jax.grad(loss)(params))
+    np.testing.assert_allclose(one.params["w"], params[0]["w"], atol=1e-6)
+
+
+def test_held_out_data_cross_on_a_channel_of_their_own():
+    def front(params, x, rng):
+        return x @ params["w"]
+
+    def back(params, h, nothing, rng):
+        return jnp.mean((h @ params["w"]) ** 2)
+
+    begin = {"w": jnp.ones((5, 4))}
+    h = nebula.cut.spec(front, begin, X[0])
+
+    def front_role(end):
+        half = nebula.cut.front(front)
+        line = half.open(end, h)
+        held_out = end.sender("held out", h, nebula.codecs.identity())
+        half.step(begin, list(X), None, 1, line)
+        held_out.send(1, front(begin, X[0], None))
+
+    def back_role(end):
+        half = nebula.cut.back(back)
+        line = half.open(end, h)
+        held_out = end.receiver("held out", h, nebula.codecs.identity())
+        half.step({"w": jnp.ones((4, 1))}, [None, None], None, 1, line)
+        return held_out.recv(1)
+
+    _, received = both(front_role, back_role)
+    np.testing.assert_allclose(received, X[0] @ np.ones((5, 4)), rtol=1e-5)

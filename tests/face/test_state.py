@@ -1,0 +1,54 @@
+"""A state takes the steps that optax takes by itself, and stays finite."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import nebula_jax as nebula
+
+PARAMS = {"kernel": jnp.ones((2, 2)), "frozen": jnp.ones(2), "count": jnp.array(3)}
+
+
+def is_trained(path):
+    return path != "frozen"
+
+
+@pytest.mark.parametrize(
+    "optimizer", [optax.adamw(0.1), optax.sgd(0.1), optax.lion(1e-2)]
+)
+def test_it_takes_the_steps_of_optax(optimizer):
+    params = {"kernel": PARAMS["kernel"]}
+    state, opt = nebula.state(params, optimizer), optimizer.init(params)
+    for number in range(3):
+        grads = {"kernel": jnp.full((2, 2), number - 0.5)}
+        updates, opt = jax.jit(optimizer.update)(grads, opt, params)
+        params = optax.apply_updates(params, updates)
+        state = state.apply(grads)
+    np.testing.assert_allclose(state.params["kernel"], params["kernel"], rtol=1e-6)
+    assert int(state.step) == 3
+
+
+def test_what_does_not_train_stays_and_integers_too():
+    state = nebula.state(PARAMS, optax.sgd(1.0), is_trained=is_trained)
+    after = state.apply({"kernel": jnp.ones((2, 2))})
+    assert after.params["kernel"].max() == 0
+    np.testing.assert_array_equal(after.params["frozen"], PARAMS["frozen"])
+    assert int(after.params["count"]) == 3
+    assert list(state.trained) == ["kernel"]
+
+
+def test_the_gradient_of_a_whole_tree_is_taken_too():
+    """As `jax.grad` returns it, with `allow_int`."""
+    state = nebula.state(PARAMS, optax.sgd(1.0), is_trained=is_trained)
+    after = state.apply(jax.tree.map(jnp.ones_like, PARAMS))
+    np.testing.assert_array_equal(after.params["frozen"], PARAMS["frozen"])
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing():
+    state = nebula.state({"w": jnp.ones(2)}, optax.adam(0.1))
+    after = state.apply({"w": jnp.array([1.0, jnp.nan])})
+    assert not after.is_finite
+    np.testing.assert_array_equal(after.params["w"], state.params["w"])
+    assert after.apply({"w": jnp.ones(2)}).is_finite
