@@ -23,7 +23,7 @@ OPTIMIZER = optax.adamw(3e-3)
 
 
 class Block(nnx.Module):
-    """Causal attention and a feed-forward layer, each after a norm."""
+    """A causal attention and a feed-forward layer, each after a norm."""
 
     def __init__(self, rngs):
         self.norms = nnx.List([nnx.LayerNorm(WIDTH, rngs=rngs) for _ in range(2)])
