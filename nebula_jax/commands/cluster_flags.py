@@ -107,8 +107,8 @@ class Reach(Place):
         "",
         "HOST:PORT of the listening cluster. A cluster that dials several has one for"
         " each, in their order: a.example:7070,b.example:7071.\n"
-        "With --federation, the organization that the other clusters have to be of; any"
-        " if empty.",
+        "With --federation, the organization that the other clusters have to be of: if"
+        " there is but one other, or policy.json names them, it may be empty.",
     )
     federation: str = fields.of_security(
         "",

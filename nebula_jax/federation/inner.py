@@ -10,6 +10,7 @@ import contextlib
 import fcntl
 import json
 import os
+import pathlib
 import secrets
 import socket
 from collections.abc import Mapping
@@ -66,11 +67,12 @@ def lock(folder: site_folder.Folder) -> int:
     return held
 
 
-def write(folder: site_folder.Folder, address: Address) -> None:
-    """Writes the address of the running switch, for this user alone."""
-    with files.writing(folder.running_switch) as partial:
+def write(path: pathlib.Path, address: Address, mode: int = 0o600) -> None:
+    """Writes the address of the running switch to a file, by default for this user."""
+    with files.writing(path) as partial:
         partial.touch(0o600)
         partial.write_text(json.dumps(address._asdict()))
+        partial.chmod(mode)
 
 
 def forget(folder: site_folder.Folder) -> None:

@@ -2,15 +2,17 @@
 
 The lab that joins has no certificate and trusts nobody yet. It first gets the
 authority's certificate, which must have the invitation's fingerprint; then it connects
-anew, to a switch with a certificate of that authority, and only there does it show the
-invitation's secret.
+anew, to a switch with a certificate of that authority, and shows there that it has the
+invitation's secret. The switch passes requests on to the authority, and changes none.
 """
 
 import asyncio
 import socket
 import ssl
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
+
+from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
@@ -26,26 +28,30 @@ from nebula_jax.security.tls import between_labs
 
 ANSWER_SECONDS = 10.0
 SHOWN = 500
+CLAIM = ("number", "mac")
+"""The fields of a request to join that have an `invitations.Claim`."""
 
 
 class JoinError(errors.NebulaError):
     """A federation that could not be joined."""
 
 
+Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
+"""Sends a request to the authority and returns its answer; see `answer`."""
+
+
 async def serve(
-    stream: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    issuer: authority.LocalAuthority,
-    seconds: float,
+    stream: tuple[asyncio.StreamReader, asyncio.StreamWriter], ask: Ask, seconds: float
 ) -> Mapping[str, Any]:
     """Serves the one request of a connection without a certificate.
 
     Args:
       stream: the connection.
-      issuer: of this lab.
+      ask: the authority of this lab.
       seconds: for the request to come.
 
     Returns:
-      What was done, for the audit log.
+      The request, for the audit log.
 
     Raises:
       errors.NebulaError: if it was refused, after that was sent.
@@ -54,25 +60,34 @@ async def serve(
     try:
         async with asyncio.timeout(seconds):
             fields = await json_lines.read_from(reader)
-        done, answer = _answer(fields, issuer)
+        made = await ask(fields)
     except errors.NebulaError as error:
         writer.write(json_lines.encode({"error": str(error)}))
         await writer.drain()
         raise
-    writer.write(json_lines.encode(answer))
+    writer.write(json_lines.encode(made))
     await writer.drain()
-    return done
+    return fields
 
 
-def _answer(
+def answer(
     fields: Mapping[str, Any], issuer: authority.LocalAuthority
-) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
+) -> Mapping[str, Any]:
+    """Returns the authority's answer to a request, from anybody by way of anybody.
+
+    Raises:
+      errors.NebulaError: if it is refused.
+    """
     op = json_lines.field(fields, "op", str)
-    certificate = issuer.certificate().decode()
     if op == "authority":
-        return {"op": op}, {"authority": certificate}
+        return {"authority": issuer.certificate().decode()}
     if op == "list":  # signed by the authority, and for everybody
-        return {"op": op}, {"revocations": issuer.revocation_list().decode()}
+        pem = issuer.revocation_list()
+        known = fields.get("number") == revocation.number_of(pem)
+        return {"revocations": "" if known else pem.decode()}
+    if op == "renew":
+        pem, lab, role = issuer.renew(member.Renewal.parse(fields))
+        return {"pem": pem.decode(), "lab": lab, "role": role}
     if op != "join":
         raise json_lines.Malformed(
             f"requested {printable.line(op, SHOWN)} without a certificate"
@@ -83,12 +98,14 @@ def _answer(
     }
     for each in requests.values():
         authority.requested_key(each)
-    issuer.redeem(bytes.fromhex(json_lines.field(fields, "secret", str)), lab)
+    claim = invitations.Claim(
+        *(bytes.fromhex(json_lines.field(fields, name, str)) for name in CLAIM)
+    )
+    issuer.redeem(claim, lab, list(requests.values()))
     issued = {
         role: issuer.certify(csr, lab, role).decode() for role, csr in requests.items()
     }
-    lists = issuer.revocation_list().decode()
-    return {"op": op, "lab": lab}, {"revocations": lists, **issued}
+    return {"revocations": issuer.revocation_list().decode(), **issued}
 
 
 def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None:
@@ -111,14 +128,16 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
     context, name = between_labs.joining_context(ca, invitation.fingerprint)
     requests = {role: member.new_request() for role in site_folder.ROLES}
     fields = {role: each.csr.decode() for role, each in requests.items()}
-    secret = invitation.secret.hex()
-    fields |= {"op": "join", "lab": invitation.lab, "secret": secret}
+    sent = [each.csr for each in requests.values()]
+    claim = invitations.claim(invitation.secret, invitation.lab, sent)
+    fields |= {"op": "join", "lab": invitation.lab}
+    fields |= {name: each.hex() for name, each in zip(CLAIM, claim, strict=True)}
     agreed = invitation.lab, invitation.address, invitation.fingerprint
     folder.create(*agreed, is_back=_is_back(folder, invitation))
     answer = _request(address, fields, context, name)
     for role, request in requests.items():
         member.install(folder, role, request.key, _text(answer, role), ca)
-    revocation.RevocationList(folder).accept(_text(answer, "revocations"))
+        revocation.RevocationList(folder, role).accept(_text(answer, "revocations"))
 
 
 def _is_back(folder: site_folder.Folder, invitation: invitations.Invitation) -> bool:
@@ -148,10 +167,27 @@ def fetch_list(folder: site_folder.Folder) -> None:
       errors.NebulaError: if it cannot be had.
     """
     address = folder.load().authority
-    ca = (member.load(folder, "switch").folder / "ca.pem").read_bytes()
+    ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
     context, name = between_labs.joining_context(ca, folder.load().fingerprint)
     answer = _request(address, {"op": "list"}, context, name)
     revocation.RevocationList(folder).accept(_text(answer, "revocations"))
+
+
+def renew(folder: site_folder.Folder) -> None:
+    """Replaces the expired certificate of a switch, which opens no line by it.
+
+    It is shown to the authority with the request, and its key vouches for that.
+
+    Raises:
+      errors.NebulaError: if the authority cannot be reached, or refuses.
+    """
+    ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
+    request, renewal = member.renewal_request(folder, "switch")
+    settings = folder.load()
+    context, name = between_labs.joining_context(ca, settings.fingerprint)
+    fields = {"op": "renew", **renewal.fields()}
+    answer = _request(settings.authority, fields, context, name)
+    member.install(folder, "switch", request.key, _text(answer, "pem"), ca)
 
 
 def _text(answer: Mapping[str, Any], name: str) -> bytes:
@@ -208,15 +244,9 @@ def found(folder: site_folder.Folder, name: str) -> authority.LocalAuthority:
     """
     issuer = authority.LocalAuthority.create(folder, name)
     folder.create(name, fingerprint=issuer.fingerprint)
-    renew(folder, issuer)
-    revocation.RevocationList(folder).accept(issuer.revocation_list())
-    return issuer
-
-
-def renew(folder: site_folder.Folder, issuer: authority.LocalAuthority) -> None:
-    """Replaces the credentials of a lab's switch and trainers, by its own authority."""
-    lab = folder.load().name
     for role in site_folder.ROLES:
         request = member.new_request()
-        certificate = issuer.certify(request.csr, lab, role)
+        certificate = issuer.certify(request.csr, name, role)
         member.install(folder, role, request.key, certificate, issuer.certificate())
+        revocation.RevocationList(folder, role).accept(issuer.revocation_list())
+    return issuer

@@ -14,6 +14,7 @@ from nebula_jax.federation.state import Served, State, new_name
 from nebula_jax.security import names
 from nebula_jax.security.accounts import Account, roles
 from nebula_jax.security.audit import entries
+from nebula_jax.security.membership import member
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NAME = re.compile(r"[0-9a-f]{16}")
@@ -82,6 +83,13 @@ async def serve(
             made.answer(done=True)
         case "status":
             made.answer(**status(switch, kept))
+        case "list":
+            newest = kept.revocations.pem().decode()
+            made.answer(list=newest if made.has_older(kept) else "")
+        case "certify":
+            roles.require(account, "job.run")
+            pem = await kept.certified(member.Renewal.parse(fields))
+            made.answer(pem=pem.decode())
         case "rotate":
             roles.require(account, "certificate.rotate")
             await kept.rotate()
@@ -97,6 +105,11 @@ class _Request(NamedTuple):
     fields: Mapping[str, Any]
     account: Account
     asker: streams.Trainer
+
+    def has_older(self, kept: upkeep.Upkeep) -> bool:
+        """Returns True if who asks has an older revocation list than the switch."""
+        number = json_lines.field(self.fields, "number", int)
+        return bool(number < kept.revocations.number)
 
     def answer(self, **fields: Any) -> None:
         inner.answer(self.asker[1], **fields)
@@ -136,6 +149,8 @@ class _Request(NamedTuple):
         if served is not None and lab in ("", switch.lab):
             await self._carry_here(about(switch.lab), served)
             return
+        if not lab:
+            switch.check_named(job, listener)
         reasons = []  # of every lab that does not have the trainer
         for each in [lab] if lab else sorted(switch.lines):
             if each not in switch.lines:
@@ -179,8 +194,12 @@ class _Request(NamedTuple):
                 f"{key[1]} of job {key[0]} is here already; another run needs another"
                 " job"
             )
-        is_shared = self.fields.get("shared") is True
-        made = switch.served[key] = Served(address, self.account, is_shared)
+        is_shared = self.fields.get("shared") is True  # to those with a grant alone
+        lab = str(self.fields.get("lab", ""))
+        if not lab and not is_shared:
+            switch.check_named(key[0])
+        made = Served(address, self.account, is_shared, lab)
+        switch.served[key] = made
         switch.refusals.pop(key, None)
         try:
             self.answer(lab=switch.lab)

@@ -8,6 +8,7 @@ end to end (`security.seal`): it can count, refuse, drop or delay, not change.
 import asyncio
 import contextlib
 import os
+import pathlib
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -26,23 +27,29 @@ from nebula_jax.federation import (
     streams,
     upkeep,
 )
-from nebula_jax.security.membership import revocation, site_folder
+from nebula_jax.security.membership import member, revocation, site_folder
 from nebula_jax.security.tls import between_labs
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 REASON_CHARACTERS = 500  # of another switch's
+TOLD_MODE = 0o640
 
 
 class Switch:
     """The running switch of a lab."""
 
     def __init__(
-        self, folder: site_folder.Folder, log: Callable[[str], None] = print
+        self,
+        folder: site_folder.Folder,
+        log: Callable[[str], None] = print,
+        issuer: joining.Ask | None = None,
     ) -> None:
         """Opens what the switch needs; for arguments and errors see `state.State`."""
-        self.state = state.State(folder, log)
+        self.state = state.State(folder, log, issuer)
         self.upkeep = upkeep.Upkeep(self.state)
         self._entrance = outside.Entrance(self.state, self._serve_accepted)
+        self.tell: pathlib.Path | None = None
+        """A file for trainers that are another user's, in the same group."""
         self._token = inner.new_token()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -70,7 +77,10 @@ class Switch:
         lock = inner.lock(folder)
         host, port = inside.getsockname()[:2]
         begin(self._accept_trainers(inside))
-        inner.write(folder, inner.Address(host, port, self._token, os.getpid()))
+        found = inner.Address(host, port, self._token, os.getpid())
+        inner.write(folder.running_switch, found)
+        if self.tell is not None:
+            inner.write(self.tell, found, TOLD_MODE)
         self._record("switch", event="started")
         if listening is not None:
             begin(self._entrance.accept(listening))
@@ -143,7 +153,9 @@ class Switch:
                     self._record("fault", event=between_labs.reason_of(error))
                     logged = reason
                 if isinstance(error, revocation.ListRefused):  # no line brings one
-                    await self._fetch_list()
+                    await self._mend("revocation list", joining.fetch_list)
+                elif _is_own_expired(error):
+                    await self._mend("certificate of this switch", joining.renew)
                 pause = _longer(pause)
             else:
                 began, logged = time.monotonic(), ""
@@ -165,14 +177,14 @@ class Switch:
         other = self.state.lines.get(made.lab)
         return None if other is made or other is None or other.is_closed else other
 
-    async def _fetch_list(self) -> None:
-        """Gets a revocation list that serves, if the authority is at another lab."""
+    async def _mend(self, what: str, get: Callable[[site_folder.Folder], None]) -> None:
+        """Gets from the authority what no line brings, if it is at another lab."""
         if self.state.issuer is None:
             try:
-                await asyncio.to_thread(joining.fetch_list, self.state.folder)
-                self.state.log("the revocation list is new")
+                await asyncio.to_thread(get, self.state.folder)
+                self.state.log(f"the {what} is new")
             except errors.NebulaError as error:
-                self.state.log(f"no revocation list: {error}")
+                self.state.log(f"no {what}: {error}")
 
     def _line(self, connection: line.Connection, is_dialer: bool) -> line.Line:
         beat, receive = self.upkeep.beat, self._receive
@@ -255,6 +267,12 @@ class Switch:
             served = self.state.served.get((about.job, about.listener))
             if served is None:
                 raise inner.Absent(f"{about.listener} of job {about.job} is not here")
+            if served.lab not in ("", made.lab):
+                raise inner.Refused(
+                    f"{about.listener} of job {about.job} is for {served.lab} alone"
+                )
+            if not served.lab and not served.is_shared:
+                self.state.check_named(about.job, about.connector)
             if served.account.name in self.state.barred:
                 raise inner.Refused(  # without the name, which is this lab's affair
                     f"{about.listener} of job {about.job} is barred: the quota of its"
@@ -299,6 +317,10 @@ class Switch:
                 inner.answer(writer, **reason)
         finally:
             await streams.close(writer)
+
+
+def _is_own_expired(error: Exception) -> bool:
+    return isinstance(error, member.CredentialsRefused) and error.reason == "expired"
 
 
 def _longer(pause: float) -> float:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, files
-from nebula_jax.federation import inner, line, meter, streams
-from nebula_jax.security import accounts, policy
+from nebula_jax.federation import inner, joining, line, meter, streams
+from nebula_jax.security import accounts, audit, policy
 from nebula_jax.security.accounts import Account, identity
 from nebula_jax.security.audit import entries
 from nebula_jax.security.audit import log as audit_log
@@ -35,19 +35,25 @@ class Served(NamedTuple):
     account: Account
     is_shared: bool = False
     """True if trainers of this lab's other accounts may dial it too."""
+    lab: str = ""
+    """The only one whose trainers may dial it; empty if the policy has them."""
 
 
 class State:
     """The state of a running switch."""
 
     def __init__(
-        self, folder: site_folder.Folder, log: Callable[[str], None] = print
+        self,
+        folder: site_folder.Folder,
+        log: Callable[[str], None] = print,
+        issuer: joining.Ask | None = None,
     ) -> None:
         """Opens what the switch needs.
 
         Args:
           folder: of the lab.
           log: called with a line for a person.
+          issuer: the authority, if it is this lab's; by default in this process.
 
         Raises:
           errors.NebulaError: if the folder does not serve.
@@ -57,9 +63,11 @@ class State:
         self.lab = self.settings.name
         self.identity = identity.Identity.open(folder.path)
         self.audit = audit_log.Log(folder.audit, self.lab)
-        self.issuer: authority.LocalAuthority | None = None
-        if not self.settings.authority:
-            self.issuer = authority.LocalAuthority(folder)
+        self.issuer = issuer
+        self.authority: authority.LocalAuthority | None = None
+        if issuer is None and not self.settings.authority:
+            self.authority = authority.LocalAuthority(folder)
+            self.issuer = self._ask
         self.lines: dict[str, line.Line] = {}
         self.served: dict[tuple[str, str], Served] = {}
         """(job, cluster) -> the trainer here that is it."""
@@ -78,6 +86,10 @@ class State:
         self.sessions = meter.read_sessions(folder.path)
         self.rules = policy.load(folder.path / policy.FILE)
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    async def _ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        assert self.authority is not None  # `__init__` has opened it
+        return joining.answer(fields, self.authority)
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> None:
         """Starts a task of the switch; an error of it is logged."""
@@ -107,6 +119,25 @@ class State:
         """Takes a new policy: what the former one refused may be tried again."""
         self.rules = rules
         self.refusals.clear()
+
+    def check_named(self, job: str, cluster: str = "") -> None:
+        """Checks that it is not left open which of several labs gets a job's data.
+
+        Args:
+          job: whose trainer has named no lab.
+          cluster: that would be at another lab; empty for any.
+
+        Raises:
+          inner.Refused: if it is.
+        """
+        seen = audit.paths(self.folder.audit).peers.glob("*.json")
+        others = sorted(({each.stem for each in seen} | set(self.lines)) - {self.lab})
+        if len(others) > 1 and not self.rules.names_lab(job, cluster):
+            raise inner.Refused(
+                f"{cluster or 'the others'} of job {job} could be at any of"
+                f" {', '.join(others)}: give peer=NAME of the one, or the labs of the"
+                " job in policy.json"
+            )
 
     def check_quota(self, account: str) -> None:
         """Raises QuotaSpent if nothing more of an account may pass."""

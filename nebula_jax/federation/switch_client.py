@@ -3,7 +3,8 @@
 The switch gets an address to connect to, or a wish whom to reach, and carries bytes.
 Whom it has reached the trainer finds out itself: by TLS through the switches, with a
 certificate of its lab that no switch has the key of, and by what both sides exchange
-inside it (`wire.sealing`).
+inside it (`wire.sealing`). It makes that key itself, and replaces it in time; the
+switch carries the request, as it carries newer revocation lists, which are signed.
 """
 
 import contextlib
@@ -17,15 +18,18 @@ from typing import Any
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import greeting, sealing, states
-from nebula_jax.federation import inner
+from nebula_jax.federation import inner, trainer_keys
 from nebula_jax.security import incarnations, policy, seal
 from nebula_jax.security.accounts import tokens
-from nebula_jax.security.membership import member, site_folder
+from nebula_jax.security.membership import revocation, site_folder
 from nebula_jax.security.tls import between_labs
 
 RETRY_SECONDS = 0.2  # between attempts to reach a switch that was stopped
 ANSWER_SECONDS = 15.0  # the switch waits for the other one for 10
 RECORD_SECONDS = 60.0  # a switch that was stopped may take to come back
+
+
+FRESH_SECONDS = 30.0  # between looks at certificate and revocation list
 
 
 class PeerRefused(errors.NebulaError):
@@ -106,7 +110,13 @@ class Trainer:
     """A trainer of a lab: this process."""
 
     def __init__(
-        self, folder: site_folder.Folder, account: str, job: str, cluster: str, lab: str
+        self,
+        folder: site_folder.Folder,
+        account: str,
+        job: str,
+        cluster: str,
+        lab: str,
+        log: Callable[[str], None] = print,
     ) -> None:
         """Begins its next incarnation.
 
@@ -116,18 +126,26 @@ class Trainer:
           job: that it takes part in.
           cluster: that it is.
           lab: the only one that its peers may be of; empty for any.
+          log: called with a line about the lab of each peer, and if the switch goes.
 
         Raises:
           errors.NebulaError: if it has no credentials, or runs already.
         """
         self.folder, self.job, self.cluster = folder, job, cluster
-        self._lab, self._account = lab, account
+        self._lab, self._account, self._log = lab, account, log
+        self._met: set[str] = set()
+        trainer_keys.prepare(folder, account)
         self._token = tokens.read(folder, account)
-        member.load(folder, "trainer")
         self._numbers = incarnations.Incarnations(folder.epochs, job, cluster)
         self._admitting = threading.Lock()  # of several links, each with a thread
         self._is_closed = threading.Event()
         self._serving: socket.socket | None = None
+        threading.Thread(target=self._stay_fresh, daemon=True, name="keys").start()
+
+    def _stay_fresh(self) -> None:
+        while not self._is_closed.wait(FRESH_SECONDS):
+            with contextlib.suppress(errors.NebulaError, OSError):
+                trainer_keys.refresh(self.folder, self._account)
 
     def close(self) -> None:
         """Takes no more peers."""
@@ -178,7 +196,8 @@ class Trainer:
 
     def _admit(self, offer: seal.Offer, certificate: bytes) -> None:
         """Raises errors.NebulaError unless a peer may take part."""
-        peer = between_labs.check_peer(certificate, self.folder)
+        listed = revocation.RevocationList(self.folder, "trainer")
+        peer = between_labs.check_peer(certificate, self.folder, revoked=listed)
         name = f"{printable.line(offer.cluster)} of {peer.lab}"
         if peer.role != "trainer" or offer.job != self.job:
             job = printable.line(offer.job)
@@ -188,18 +207,15 @@ class Trainer:
         self._rules().check_lab(self.job, offer.cluster, peer.lab)
         with self._admitting:
             self._numbers.admit(name, offer.incarnation)
+            if name not in self._met:
+                self._met.add(name)
+                self._log(f"{printable.line(offer.cluster)} is at {peer.lab}")
 
-    def serve(
-        self,
-        port: int,
-        log: Callable[[str], None] = print,
-        is_shared: bool = False,
-    ) -> None:
+    def serve(self, port: int, is_shared: bool = False) -> None:
         """Lets others reach this process, until it is closed.
 
         Args:
           port: where it listens, on the inner network.
-          log: called with a line when the switch goes, and when it is back.
           is_shared: True if other accounts of this lab may reach it too, though the
             job is this one's.
 
@@ -208,18 +224,16 @@ class Trainer:
         """
 
         def request() -> socket.socket:
-            fields = {"port": port, "shared": is_shared}
+            fields = {"port": port, "shared": is_shared, "lab": self._lab}
             serving: socket.socket = self._request("serve", ANSWER_SECONDS, **fields)[0]
             return serving
 
         self._serving = request()
         threading.Thread(
-            target=self._keep_serving, args=(request, log), daemon=True, name="switch"
+            target=self._keep_serving, args=(request,), daemon=True, name="switch"
         ).start()
 
-    def _keep_serving(
-        self, request: Callable[[], socket.socket], log: Callable[[str], None]
-    ) -> None:
+    def _keep_serving(self, request: Callable[[], socket.socket]) -> None:
         while not self._is_closed.is_set():
             sock = self._serving
             assert sock is not None  # `serve` has made one
@@ -229,13 +243,13 @@ class Trainer:
             sock.close()
             if self._is_closed.is_set():
                 return
-            log("the switch of this lab has gone; waiting for it to come back")
+            self._log("the switch of this lab has gone; waiting for it to come back")
             while not self._is_closed.wait(RETRY_SECONDS):
                 try:
                     self._serving = request()
                 except (errors.NebulaError, OSError):
                     continue
-                log("the switch of this lab is back")
+                self._log("the switch of this lab is back")
                 break
 
     def record(self, kind: str, **what: Any) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from cryptography import x509
+from cryptography.hazmat.primitives import serialization
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import cosigning, joining, line, meter
 from nebula_jax.federation.state import State, write_usage
@@ -23,6 +24,7 @@ from nebula_jax.security.membership import member, revocation, site_folder
 TURN_SECONDS = 0.2
 SAVED_SECONDS = 2.0  # between charges of accounts
 LIST_SECONDS = 60.0  # between looks if the revocation list has to be signed anew
+ASKED_SECONDS = 0.5  # the same, of an authority whose files are another user's
 ANSWER_SECONDS = 20.0  # for the authority to certify
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
 
@@ -70,8 +72,8 @@ class Upkeep:
         self.state.audit.sign_head()
         self.state.audit.close()
         self.state.identity.close()
-        if self.state.issuer is not None:
-            self.state.issuer.close()
+        if self.state.authority is not None:
+            self.state.authority.close()
 
     def beat(self) -> Mapping[str, Any]:
         """Returns the fields of a heartbeat: the epoch of revocation."""
@@ -96,7 +98,13 @@ class Upkeep:
                 number = json_lines.field(fields, "number", int)
                 waiting = self._answers.pop(number, None)
                 if waiting is not None and not waiting.done():
-                    waiting.set_result(json_lines.field(fields, "pem", str).encode())
+                    pem = json_lines.field(fields, "pem", str)
+                    if pem:
+                        waiting.set_result(pem.encode())
+                    else:
+                        why = printable.line(json_lines.field(fields, "why", str))
+                        refusal = joining.JoinError(f"{made.lab} refused: {why}")
+                        waiting.set_exception(refusal)
             case "renew":
                 made.wants_successor.set()
             case "witnessed":
@@ -114,9 +122,12 @@ class Upkeep:
     async def _look_at_files(self) -> None:
         """Takes in what commands have changed: the revocation list and the policy."""
         issuer = self.state.issuer
-        if issuer is not None and time.monotonic() > self._listed + LIST_SECONDS:
+        seconds = LIST_SECONDS if self.state.authority else ASKED_SECONDS
+        if issuer is not None and time.monotonic() > self._listed + seconds:
             self._listed = time.monotonic()
-            self.revocations.accept(issuer.revocation_list())
+            found = await issuer({"op": "list", "number": self.revocations.number})
+            if pem := found["revocations"]:
+                self.revocations.accept(str(pem).encode())
         if self.revocations.number > self._enforced:
             self._enforce()
             for each in list(self.state.lines.values()):
@@ -161,22 +172,17 @@ class Upkeep:
     # Renewal.
 
     async def rotate(self) -> None:
-        """Replaces this lab's certificates now, and its lines with new ones.
+        """Replaces the switch's certificate now, and its lines with new ones.
 
         Raises:
           errors.NebulaError: if the authority cannot be reached, or refuses.
         """
-        issuer = self.state.issuer
         folder = self.state.folder
-        if issuer is not None:
-            joining.renew(folder, issuer)
-        else:
-            ca = member.load(folder, "switch").folder / "ca.pem"
-            for role in site_folder.ROLES:
-                request = member.new_request()
-                pem = await self._certified(role, request.csr)
-                member.install(folder, role, request.key, pem, ca.read_bytes())
-        self.state.log("the certificates of this lab are new")
+        ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
+        request, renewal = member.renewal_request(folder, "switch")
+        pem = await self.certified(renewal)
+        member.install(folder, "switch", request.key, pem, ca)
+        self.state.log("the certificate of this switch is new")
         self.state.record("certificate", self.state.lab, event="renewed")
         for each in list(self.state.lines.values()):
             each.renew()
@@ -185,21 +191,22 @@ class Upkeep:
         if time.monotonic() < self._tried + RETRY_SECONDS:
             return
         self._tried, now = time.monotonic(), site_folder.utc_now()
-        found = [
-            x509.load_pem_x509_certificate(path.read_bytes())
-            for path in (
-                self.state.folder.credentials(role) / "cert.pem"
-                for role in site_folder.ROLES
-            )
-        ]
-        if any(member.renewal_due(each, now) for each in found):
+        pem = (self.state.folder.switch / "cert.pem").read_bytes()
+        if member.renewal_due(x509.load_pem_x509_certificate(pem), now):
             await self.rotate()
 
-    async def _certified(self, role: str, csr: bytes) -> bytes:
-        """Returns a certificate from the authority, at another lab.
+    async def certified(self, renewal: member.Renewal) -> bytes:
+        """Returns a certificate (PEM) from the authority, for this switch or a trainer.
 
         A line that breaks meanwhile comes back, and the request is sent again.
+
+        Raises:
+          errors.NebulaError: if the authority cannot be reached, or refuses.
         """
+        if self.state.issuer is not None:
+            found = await self.state.issuer({"op": "renew", **renewal.fields()})
+            self._issued(found)
+            return str(found["pem"]).encode()
         lab = member.issuing_lab(member.pinned_authority(self.state.folder))
         number = next(self._numbers)
         answer = asyncio.get_running_loop().create_future()
@@ -210,8 +217,7 @@ class Upkeep:
                 while not answer.done():
                     made = self.state.lines.get(lab)
                     if made is not None and made is not sent:
-                        fields = {"number": number, "role": role, "csr": csr.decode()}
-                        made.send(op="certify", **fields)
+                        made.send(op="certify", number=number, **renewal.fields())
                         sent = made
                     await asyncio.wait([answer], timeout=TURN_SECONDS)
                 return await answer
@@ -226,16 +232,21 @@ class Upkeep:
     async def _certify(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Issues a certificate to the lab at the other end of a line."""
         number = json_lines.field(fields, "number", int)
-        role = json_lines.field(fields, "role", str)
-        if self.state.issuer is None or role not in site_folder.ROLES:
+        if self.state.issuer is None:
             raise json_lines.Malformed(
                 "requested a certificate that is not issued here"
             )
-        csr = json_lines.field(fields, "csr", str).encode()
-        pem = self.state.issuer.certify(csr, made.lab, role)
-        about = {"event": "issued", "lab": made.lab, "role": role}
+        try:
+            found = await self.state.issuer({**fields, "op": "renew"})
+        except errors.NebulaError as error:
+            made.send(op="certified", number=number, pem="", why=str(error))
+            raise
+        self._issued(found)
+        made.send(op="certified", number=number, pem=found["pem"])
+
+    def _issued(self, found: Mapping[str, Any]) -> None:
+        about = {"event": "issued", "lab": found["lab"], "role": found["role"]}
         self.state.record("certificate", self.state.lab, **about)
-        made.send(op="certified", number=number, pem=pem.decode())
 
     # Quotas and the disk.
 

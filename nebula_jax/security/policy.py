@@ -70,6 +70,12 @@ class Policy:
                 f" {', '.join(sorted(allowed)) or 'nobody'}"
             )
 
+    def names_lab(self, job: str, cluster: str = "") -> bool:
+        """Returns True if it has the labs of a cluster of a job; of any if empty."""
+        labs = self._rules(job).get("labs", {})
+        role = cluster.partition(":")[0]
+        return bool(labs) if not cluster else cluster in labs or role in labs
+
     def _rules(self, job: str) -> Mapping[str, Any]:
         return self._jobs.get(job, self._jobs.get("*", {}))
 

@@ -42,8 +42,11 @@ def flood(source: labs.Lab, target: labs.Lab) -> Iterator[None]:
     """Lets trainers of two labs send as much as their line takes, both ways."""
     more = {"kilobytes": FLOOD_KILOBYTES, "steps": 10**9, "compute": 0.0}
     with contextlib.ExitStack() as stack:
-        for cluster, lab in (("target", target), ("source", source)):
-            reach = {"federation": str(lab.folder), "job": "flood"}
+        for cluster, lab, peer in (
+            ("target", target, "lab-u"),
+            ("source", source, "lab-s"),
+        ):
+            reach = {"federation": str(lab.folder), "job": "flood", "peer": peer}
             given = {"reach": reach, "cluster": cluster} | more
             stack.enter_context(trainer := subprocess.Popen(labs.trainer(given)))
             stack.callback(trainer.kill)

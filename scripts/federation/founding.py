@@ -1,9 +1,11 @@
-"""The commands that make a federation: init, invite, join, revoke."""
+"""The commands that make a federation: init, invite, join, authority, revoke."""
 
 import argparse
 import dataclasses
 import socket
+import sys
 
+from nebula_jax.federation import issuer as issuer_lib
 from nebula_jax.federation import joining
 from nebula_jax.security import accounts
 from nebula_jax.security.accounts import identity
@@ -44,12 +46,10 @@ def init(given: argparse.Namespace) -> int:
 def invite(given: argparse.Namespace) -> int:
     """Invites a lab: prints an invitation, for one use within an hour."""
     folder = arguments.folder(given)
-    lab = folder.load().name
     address = given.address or f"{socket.getfqdn()}:{PORT}"
     issuer = authority.LocalAuthority(folder)
     text = issuer.invite(given.lab, address)
-    with audit_log.Log(folder.audit, lab) as log:
-        log.append("federation", arguments.user(), event="invited", lab=given.lab)
+    _record(folder, "federation", event="invited", lab=given.lab)
     print(text)
     return 0
 
@@ -77,11 +77,18 @@ def join(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.command("authority")
+def serve_authority(given: argparse.Namespace) -> int:
+    """Answers the requests of a switch on standard input, as `nebula switch` has it."""
+    made = authority.LocalAuthority(arguments.folder(given))
+    issuer_lib.serve(made, sys.stdin.buffer, sys.stdout.buffer)
+    return 0
+
+
 @arguments.command("revoke", arguments.option("lab", help="name of the lab"))
 def revoke(given: argparse.Namespace) -> int:
     """Revokes a lab's certificates: its connections end within two seconds."""
     folder = arguments.folder(given)
-    lab = folder.load().name
     issuer = authority.LocalAuthority(folder)
     number = issuer.revoke(given.lab)
     signed, listed = issuer.revocation_list(), revocation.RevocationList(folder)
@@ -91,10 +98,16 @@ def revoke(given: argparse.Namespace) -> int:
             f"{given.lab} is not revoked yet: list {number} is signed, and"
             f" {folder.revocation_list} has list {listed.number}; try again"
         )
-    with audit_log.Log(folder.audit, lab) as log:
-        log.append("certificate", arguments.user(), event="revoked", lab=given.lab)
+    _record(folder, "certificate", event="revoked", lab=given.lab)
     print(f"{given.lab} is revoked (list {number}); running switches act on it now")
     return 0
+
+
+def _record(folder: federation_lib.Folder, kind: str, **what: str) -> None:
+    """Puts an entry into the log of this lab, unless that is another user's."""
+    if folder.audit.exists():
+        with audit_log.Log(folder.audit, folder.load().name) as log:
+            log.append(kind, arguments.user(), **what)
 
 
 def _begin(folder: federation_lib.Folder, lab: str, event: str, **what: str) -> None:

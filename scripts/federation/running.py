@@ -2,14 +2,16 @@
 
 import argparse
 import asyncio
+import shlex
 import signal
 import socket
+import sys
 import time
 from collections.abc import Mapping
 from typing import Any
 
 from nebula_jax.communication import endpoints
-from nebula_jax.federation import inner, server
+from nebula_jax.federation import inner, issuer, server, trainer_keys
 from nebula_jax.runtime.life import process
 from scripts.federation import arguments
 
@@ -36,6 +38,16 @@ REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer
         metavar="HOST:PORT",
         help="where trainers of this lab connect (default: this machine alone)",
     ),
+    arguments.file_option(
+        "--tell", "to write the inner address to, for trainers of another user"
+    ),
+    arguments.option(
+        "--authority",
+        default="",
+        metavar="COMMAND",
+        help="that runs the authority as another user, such as `sudo -u ca nebula"
+        " authority` (default: as this one)",
+    ),
 )
 def switch(given: argparse.Namespace) -> int:
     """Runs the switch of this lab, until it is stopped."""
@@ -43,7 +55,14 @@ def switch(given: argparse.Namespace) -> int:
         raise arguments.InputError(
             "nebula switch needs --listen HOST:PORT, or --peer HOST:PORT, or both"
         )
-    made = server.Switch(arguments.folder(given), process.message)
+    folder = arguments.folder(given)
+    authority = None
+    if not folder.load().authority:
+        own = [sys.executable, "-m", "scripts.nebula", "authority"]
+        command = shlex.split(given.authority) or [*own, f"--federation={folder.path}"]
+        authority = issuer.Process(command)
+    made = server.Switch(folder, process.message, authority and authority.ask)
+    made.tell = given.tell
     peers = [endpoints.host_and_port("peer", each) for each in given.peer]
     outside = given.listen and endpoints.listen(
         endpoints.host_and_port("listen", given.listen)
@@ -126,7 +145,12 @@ def rotate(given: argparse.Namespace) -> int:
     """Replaces the certificates of this lab now."""
     began = time.monotonic()
     _request(given, "rotate")
-    print(f"the certificates are new, after {time.monotonic() - began:.1f} s")
+    folder, whose = arguments.folder(given), "the switch"
+    if folder.trainers.exists():
+        trainer_keys.renew(folder, "")
+        whose += " and the trainers"
+    seconds = time.monotonic() - began
+    print(f"the certificates of {whose} are new, after {seconds:.1f} s")
     return 0
 
 

@@ -213,7 +213,7 @@ def test_both_logs_have_what_happened_and_verify(labs):
     s, t = labs
     for lab in labs:
         assert "line to lab-" in lab.nebula("status")
-        assert "the certificates are new" in lab.nebula("rotate")
+        assert "the switch and the trainers are new" in lab.nebula("rotate")
         lab.nebula("audit", "verify")
         story = lab.nebula("audit", "show")
         assert not any(secret in story for secret in s.secrets)

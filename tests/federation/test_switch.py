@@ -15,16 +15,15 @@ import time
 import types
 
 import breakable_line
-import jax
-import numpy as np
 import ports
 import pytest
 import tiny_accounts
 import two_labs
-from two_labs import settings, wait_until
+from lab_exchange import discriminate, exchange, generate, rotate, run, values
+from two_labs import wait_until
 
 from nebula_jax import errors
-from nebula_jax.communication import codec, endpoints
+from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import frames
 from nebula_jax.federation import (
     inner,
@@ -36,7 +35,6 @@ from nebula_jax.federation import (
     switch_client,
     upkeep,
 )
-from nebula_jax.runtime import connect
 from nebula_jax.security import accounts, incarnations, policy, seal
 from nebula_jax.security.accounts import logins
 from nebula_jax.security.accounts import tokens as tokens_lib
@@ -52,80 +50,11 @@ from nebula_jax.security.membership import (
 )
 from nebula_jax.security.tls import between_labs
 
-SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
-
 
 @pytest.fixture(scope="module")
 def labs(tmp_path_factory):
     with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
         yield made
-
-
-def hello(cluster):
-    return frames.Hello(cluster, "0.1", {})
-
-
-def values(step):
-    return np.full(SPEC.shape, step, np.float32)
-
-
-def generate(lab, steps, received, gate=lambda step: None, **more):
-    """A generator: sends a tensor a step, waits for its token."""
-    with connect.dial(
-        settings(lab, **more), hello("generator:0"), peer="discriminator"
-    ) as link:
-        tokens = link.sender("tokens", SPEC, codec.identity())
-        assert link.wait_for_welcome(20.0) == 0
-        for step in range(1, steps + 1):
-            gate(step)
-            tokens.send(step, jax.device_put(values(step)))
-            link.wait_for_step(step)
-            received.append(step)
-
-
-def discriminate(lab, steps, received, **more):
-    """A discriminator: receives, answers with the token."""
-    with connect.listen(
-        settings(lab, **more), hello("discriminator"), ["generator:0"]
-    ) as (link,):
-        tokens = link.receiver("tokens", SPEC, codec.identity())
-        link.welcome(0)
-        for step in range(1, steps + 1):
-            received.append(np.asarray(tokens.recv(step))[0, 0])
-            link.step_done(step)
-
-
-def run(listening, dialing, steps=20, gate=lambda step: None, seconds=60, **more):
-    """Runs both to their end; returns what the discriminator received, and errors."""
-    tokens, done, failed = [], [], []
-
-    def guarded(function, *args, **kwargs):
-        try:
-            function(*args, **kwargs)
-        except errors.NebulaError as error:
-            failed.append(error)
-
-    threads = [
-        threading.Thread(
-            target=guarded, args=(discriminate, listening, steps, tokens), kwargs=more
-        ),
-        threading.Thread(
-            target=guarded, args=(generate, dialing, steps, done, gate), kwargs=more
-        ),
-    ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(seconds)
-        assert not each.is_alive()
-    return tokens, failed
-
-
-def exchange(listening, dialing, steps=20, **more):
-    """Runs both, and checks that every step came, in order, without an error."""
-    tokens, failed = run(listening, dialing, steps, **more)
-    assert not failed
-    assert tokens == list(range(1, steps + 1))
 
 
 @pytest.mark.parametrize("ends", ["st", "ts", "tt"])
@@ -386,13 +315,16 @@ def test_a_host_that_vanishes_is_noticed_on_every_silent_connection(labs):
         each.close()
 
 
+NO_LINE = (joining.JoinError, inner.Refused)
+
+
 def test_certificates_are_replaced_in_flight_and_no_frame_is_lost(labs):
     turns = []
 
     def gate(step):
         for each in (labs.s, labs.t):
-            with contextlib.suppress(joining.JoinError):  # no line at this moment
-                each.run(each.switch.upkeep.rotate())
+            with contextlib.suppress(*NO_LINE):  # at this moment
+                rotate(each)
                 turns.append(step)
 
     exchange(labs.s, labs.t, gate=gate, job="rotated")
@@ -427,12 +359,18 @@ def altered(rng, data):
     return [bytes(data)]
 
 
+def forged():
+    message = frames.Tensor(0, 1, 0, [values(666).tobytes()])
+    return b"".join(map(bytes, frames.encode(message, 1, 0, seal.Seal(bytes(32)))))
+
+
 WICKED = {
     "altered": altered,
     "dropped": lambda rng, data: [],
     "repeated": lambda rng, data: [data, data],
     "cut": lambda rng, data: [data[: len(data) // 2]],
     "reordered": lambda rng, data: [data[len(data) // 2 :], data[: len(data) // 2]],
+    "forged": lambda rng, data: [forged(), data],
     "reflected": None,
 }
 
@@ -553,6 +491,8 @@ def test_an_invitation_serves_once_for_its_lab_within_its_hour(tmp_path):
 def expire(folder, issuer):
     """Replaces the certificates of a lab with others, of two days ago."""
     past = site_folder.utc_now() - datetime.timedelta(days=2)
+    with issuer._store.transaction() as connection:  # it has been a member since
+        connection.execute("UPDATE labs SET since = ?", (int(past.timestamp()),))
     for role in site_folder.ROLES:
         request = member.new_request()
         pem = issuer.certify(request.csr, folder.load().name, role, past)
@@ -575,7 +515,9 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         with pytest.raises(errors.NebulaError, match="lab lab-t is here already"):
             joining.join(folder, invitation)
         expire(folder, issuer)
-        with pytest.raises(member.CredentialsRefused, match="`nebula join`"):
+        with pytest.raises(
+            member.CredentialsRefused, match="a running `nebula switch`"
+        ):
             member.load(folder, "switch")
         other = invitations.parse(issuer.invite("lab-u", where))
         with pytest.raises(errors.NebulaError, match="lab lab-t is here already"):
@@ -596,6 +538,39 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         for each in (t, s):
             if each is not None:
                 each.stop()
+
+
+def test_a_lab_whose_certificates_have_expired_renews_them_by_its_own_keys(tmp_path):
+    """It was off for two days, or the authority was: nothing is done by hand."""
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    folder = two_labs.join(tmp_path / "t", first, s.address)
+    with contextlib.closing(authority.LocalAuthority(first)) as issuer:
+        expire(folder, issuer)
+        expire(first, issuer)
+    s.stop()
+    s.__init__(first, listens=True, port=s.address[1])
+    t = two_labs.Running(folder, peers=[s.address])
+    try:
+        t.wait_for_line("lab-s")
+        exchange(s, t)
+    finally:
+        t.stop()
+        s.stop()
+
+
+def test_a_revoked_lab_renews_nothing(tmp_path):
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    try:
+        folder = two_labs.join(tmp_path / "t", first, s.address)
+        with contextlib.closing(authority.LocalAuthority(first)) as issuer:
+            expire(folder, issuer)
+            issuer.revoke("lab-t")
+        with pytest.raises(joining.JoinError, match="was revoked"):
+            joining.renew(folder)
+    finally:
+        s.stop()
 
 
 @pytest.mark.parametrize("where", ["s", "t"])
@@ -771,7 +746,7 @@ def test_200_replacements_of_certificates_lose_no_frame(tmp_path):
 
         def gate(step):
             for each in (labs.s, labs.t):
-                each.run(each.switch.upkeep.rotate())
+                rotate(each)
 
         exchange(labs.s, labs.t, steps=100, gate=gate, seconds=600)
 
@@ -864,7 +839,7 @@ def test_certificates_renew_themselves_at_two_thirds_of_their_life(
     with two_labs.two_labs(tmp_path) as labs:
         # Its life begins a minute before it is issued: of 93 s, 62 are over 2 s later.
         life = datetime.timedelta(seconds=33)
-        monkeypatch.setattr(labs.s.switch.state.issuer, "_lifetime", life)
+        monkeypatch.setattr(labs.s.switch.state.authority, "_lifetime", life)
         serials = []
         for each in (labs.s, labs.t):
             each.run(each.switch.upkeep.rotate())

@@ -7,7 +7,13 @@ import shutil
 import tempfile
 from typing import NamedTuple
 
-from nebula_jax.security.membership import authority, member, revocation, site_folder
+from nebula_jax.security.membership import (
+    authority,
+    invitations,
+    member,
+    revocation,
+    site_folder,
+)
 
 ADDRESS = "lab-s.example:7070"
 
@@ -27,6 +33,11 @@ def renew(issuer, folder, role, now=None):
     return member.install(folder, role, key, pem, issuer.certificate(), now)
 
 
+def redeem(issuer, secret, lab, now=None):
+    """Uses an invitation up, by its secret."""
+    issuer.redeem(invitations.claim(secret, lab, []), lab, [], now)
+
+
 def join(issuer, path, lab, address=ADDRESS):
     """The folder of a lab with credentials of both roles and the revocation list."""
     folder = site_folder.Folder(path)
@@ -35,7 +46,7 @@ def join(issuer, path, lab, address=ADDRESS):
     folder.create(lab, address, issuer.fingerprint)
     for role in site_folder.ROLES:
         renew(issuer, folder, role)
-    revocation.RevocationList(folder).accept(issuer.revocation_list())
+        revocation.RevocationList(folder, role).accept(issuer.revocation_list())
     return folder
 
 

@@ -20,9 +20,10 @@ outside.HANDSHAKE_SECONDS = 60.0  # who joins does not try twice; a machine may 
 class Running:
     """A switch that runs in a thread."""
 
-    def __init__(self, folder, listens=False, peers=(), port=0):
+    def __init__(self, folder, listens=False, peers=(), port=0, issuer=None, tell=None):
         self.folder, self.lines = folder, []
-        self.switch = server.Switch(folder, self.lines.append)
+        self.switch = server.Switch(folder, self.lines.append, issuer)
+        self.switch.tell = tell
         self.outside = endpoints.listen(("127.0.0.1", port)) if listens else None
         self.address = self.outside and self.outside.getsockname()[:2]
         self._peers, self._started = list(peers), threading.Event()

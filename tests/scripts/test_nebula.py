@@ -17,7 +17,7 @@ SECRET = re.compile(r"password|token|secret|invitation|key")
 COMMANDS = [
     *("init", "invite", "join", "revoke", "switch", "status", "rotate"),
     *("login", "logout", "account", "data", "grant", "ungrant", "grants"),
-    *("audit", "doctor"),
+    *("audit", "doctor", "authority"),
 ]
 
 

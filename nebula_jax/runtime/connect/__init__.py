@@ -20,12 +20,11 @@ from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
-from nebula_jax.federation import inner, switch_client
+from nebula_jax.federation import inner, switch_client, trainer_keys
 from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
 from nebula_jax.security import tls
-from nebula_jax.security.accounts import tokens
-from nebula_jax.security.membership import member, site_folder
+from nebula_jax.security.membership import site_folder
 
 Settings = routes.Settings
 
@@ -97,9 +96,8 @@ def check_means(
 def _check_federation(settings: Settings) -> None:
     """Raises errors.NebulaError unless this process can be a trainer of its lab."""
     folder = site_folder.Folder(pathlib.Path(settings.federation))
-    member.load(folder, "trainer")
     inner.read(folder)
-    tokens.read(folder, settings.account)
+    trainer_keys.prepare(folder, settings.account)
 
 
 @functools.cache

@@ -129,6 +129,7 @@ class Routes:
                 settings.job,
                 hello.cluster,
                 settings.peer,
+                process.message,
             )
         report_plain(settings)
 
@@ -221,7 +222,7 @@ class Routes:
             **more,
         ) as found:
             if self._switch is not None:
-                self._switch.serve(found.address[1], process.message)
+                self._switch.serve(found.address[1])
             yield found
 
     def _common(self) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import processes
 from nebula_jax.security import names, tls
+from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import certificates, credentials
 
 Arguments = Callable[[str, connect.Settings], Sequence[str]]
@@ -77,7 +78,7 @@ def prepared(
                 reach = dataclasses.replace(
                     settings,
                     listen=where.get(name, "127.0.0.1:0"),
-                    peer=settings.peer if settings.federation else dialed,
+                    peer=_lab(settings) or dialed,
                     tls=own[name].where,
                 )
                 command = [sys.executable, *_program(module), *arguments(name, reach)]
@@ -91,6 +92,13 @@ def prepared(
 def _program(module: str) -> list[str]:
     """Returns how Python runs a module, or a script: what ends in `.py`."""
     return [module] if module.endswith(".py") else ["-m", module]
+
+
+def _lab(settings: connect.Settings) -> str:
+    """Returns the lab of all peers in a federation: this one, since all are here."""
+    if not settings.federation or settings.peer:
+        return settings.peer if settings.federation else ""
+    return site_folder.Folder(pathlib.Path(settings.federation)).load().name
 
 
 def _of_cluster(

@@ -35,6 +35,16 @@ class Traffic(NamedTuple):
     """Seconds."""
 
 
+def _organizations(links: Sequence[Link | WorkerLink]) -> dict[str, dict[str, str]]:
+    """Returns whose each peer was, by its certificate; nothing without any."""
+    found = {
+        each.peer.cluster: each.owner
+        for each in links
+        if isinstance(each, Link) and each.owner
+    }
+    return {"certificates_of_peers": found} if found else {}
+
+
 def traffic(links: Sequence[Link | WorkerLink]) -> Traffic:
     """Returns the traffic of several links together."""
     return Traffic(
@@ -287,6 +297,7 @@ class Progress:
             "bytes_received": moved.received,
             "waited_seconds": moved.waited - self._at_begin.waited,
             SKIPPED: self._skips.count,
+            **_organizations(self._links),
             **more,
         }
         report.write(self._folder / "summary.json", summary)

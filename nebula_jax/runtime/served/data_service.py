@@ -115,14 +115,19 @@ class DataService:
         with contextlib.ExitStack() as stack:
             stack.callback(self._identity.close)
             trainer = switch_client.Trainer(
-                self._folder, self._account, self._job, data_channels.CLUSTER, ""
+                self._folder,
+                self._account,
+                self._job,
+                data_channels.CLUSTER,
+                lab="",
+                log=self._log,
             )
             stack.callback(trainer.close)
             stack.callback(self._record, trainer)
             work = activity.Work(PATIENCE_SECONDS)
             stack.enter_context(work.busy(activity.Activity.COMPUTING))
             listener = stack.enter_context(self._listener(trainer, work))
-            trainer.serve(listener.address[1], self._log, is_shared=True)
+            trainer.serve(listener.address[1], is_shared=True)
             self._log(f"serving {self._handle}: {len(self._served.text):,} rows")
             self.has_started.set()
             with self._all_links() as links:

@@ -2,16 +2,19 @@
 
 It lies in the folder of the lab that founded the federation. The authority decides
 names. What a request has in it besides its key does not count: a certificate is for a
-lab and a role, and a lab gets one while it is a member.
+lab and a role, and a lab gets one while it is a member. Requests come by way of
+switches, of which none is believed: an invitation's secret, or the key of the former
+certificate, vouches for every one.
 """
 
 import datetime
 import math
 import pathlib
 import sqlite3
+from collections.abc import Sequence
 from typing import Any
 
-from cryptography import x509
+from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
@@ -35,6 +38,9 @@ MOST_CERTIFICATES = 1000
 """Certificates of one lab that a revocation list may have to name: a list that is too
 long is taken by no lab (`revocation.MOST_BYTES`). A lab needs four a day."""
 MOST_REQUEST_BYTES = 1 << 14  # a request for P-256 has 350
+GRACE = datetime.timedelta(days=14)
+"""A lab that was off, or could not reach the authority, may renew certificates that
+expired so long ago, unless it was revoked."""
 
 
 class RequestRefused(site_folder.Refusal):
@@ -158,13 +164,18 @@ class LocalAuthority:
         return made.text()
 
     def redeem(
-        self, secret: bytes, lab: str, now: datetime.datetime | None = None
+        self,
+        claim: invitations.Claim,
+        lab: str,
+        requests: Sequence[bytes],
+        now: datetime.datetime | None = None,
     ) -> None:
         """Uses an invitation up, and admits the lab. Of two attempts at once one wins.
 
         Args:
-          secret: of the invitation.
+          claim: made with the secret of the invitation, see `invitations.claim`.
           lab: the name under which its bearer wants to join.
+          requests: of certificates (PEM), which it wants.
           now: the time; by default this machine's.
 
         Raises:
@@ -173,7 +184,7 @@ class LocalAuthority:
         """
         now = now or site_folder.utc_now()
         with self._store.transaction() as connection:
-            reason = invitations.redeem(connection, secret, lab, now)
+            reason = invitations.redeem(connection, claim, lab, requests, now)
         if reason:  # not in the transaction, which would forget the guess
             text = (
                 f"{invitations.REASONS[reason]}; the authority's lab can make another"
@@ -192,6 +203,53 @@ class LocalAuthority:
         query = "SELECT name FROM labs WHERE state = 'member' ORDER BY name"
         with self._store.transaction() as connection:
             return [name for (name,) in connection.execute(query)]
+
+    def renew(
+        self, renewal: member.Renewal, now: datetime.datetime | None = None
+    ) -> tuple[bytes, str, str]:
+        """Issues a certificate to who has the key of a former one.
+
+        Args:
+          renewal: from anybody.
+          now: the time; by default this machine's.
+
+        Returns:
+          The certificate (PEM), its lab and its role.
+
+        Raises:
+          RequestRefused: if the former certificate is not one of this authority, issued
+            since the lab became a member, and valid within GRACE; or as `certify`.
+        """
+        now = now or site_folder.utc_now()
+        try:
+            former = x509.load_pem_x509_certificate(renewal.certificate)
+            former.verify_directly_issued_by(self._signer.certificate)
+            found = member.names_of(former)
+            owner = site_folder.parse_name(found[0]) if len(found) == 1 else None
+            is_owner = member.is_proof(former, renewal)
+        except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
+            owner, is_owner = None, False
+        if owner is None or not is_owner:
+            raise RequestRefused(
+                "bad_signature",
+                "the request is not signed with the key of a certificate of this"
+                " federation",
+            )
+        lab, role = owner
+        if now > former.not_valid_after_utc + GRACE:
+            raise RequestRefused(
+                "expired",
+                f"the certificate of {found[0]} expired more than {GRACE.days} days"
+                " ago; another invitation replaces it",
+            )
+        issued = former.not_valid_before_utc + issuing.BACKDATED
+        with self._store.transaction() as connection:
+            since = invitations.member_since(connection, lab)
+        if since is not None and int(issued.timestamp()) < since:
+            raise RequestRefused(
+                "revoked", f"the certificate of {found[0]} is from before {lab} joined"
+            )
+        return self.certify(renewal.csr, lab, role, now), lab, role
 
     def certify(
         self,

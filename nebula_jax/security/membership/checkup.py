@@ -81,6 +81,8 @@ def folder(
         "audit log": lambda: audit_log(found),
         "disk": lambda: disk(found),
     }
+    if not found.trainers.exists():  # they are elsewhere
+        del parts["certificate of the trainer"]
     checks = []
     for what, part in parts.items():
         try:
@@ -112,7 +114,7 @@ def certificate(found: site_folder.Folder, role: str, now: datetime.datetime) ->
     if now < renewal:
         return FINE, f"{text}; its renewal is due in {duration(renewal - now)}"
     if now < own.not_valid_before_utc + life * LATE:
-        return FINE, f"{text}; its renewal is due: a running switch does it"
+        return FINE, f"{text}; its renewal is due: a running {role} does it"
     return WRONG, (
         f"{text}, and its renewal is late: is the switch running, with a line to the"
         " lab that issues certificates? then: nebula rotate"

@@ -3,8 +3,9 @@
 An invitation is one line for a person to hand on, by a way that is trusted. It serves
 once, for an hour and for one lab's name. It carries the fingerprint of the authority,
 so that the lab that joins trusts no other, and a secret, of which the authority keeps
-only a digest. Functions of a `connection` are parts of a transaction of the authority's
-database (`authority_store.py`).
+only a digest. The secret itself crosses no network: who joins sends a MAC over its
+requests, so that no switch on the way puts in others. Functions of a `connection` are
+parts of a transaction of the authority's database (`authority_store.py`).
 """
 
 import base64
@@ -12,9 +13,12 @@ import binascii
 import dataclasses
 import datetime
 import hashlib
+import hmac
 import json
 import secrets
 import sqlite3
+from collections.abc import Sequence
+from typing import NamedTuple
 
 from nebula_jax.security.membership import site_folder
 
@@ -25,6 +29,7 @@ KEPT = datetime.timedelta(days=30)
 """Old invitations are kept for so long: a second use is then called one."""
 
 PREFIX = "nebula1."
+_CLAIM = "nebula claim 1"
 MOST_CHARACTERS = 2048  # of the text of an invitation; three times what it needs
 _CHECK_BYTES = 4  # of a digest, which finds a line that was copied badly
 
@@ -149,24 +154,51 @@ def invite(
     return Invitation(address, fingerprint, lab, expires, secret)
 
 
+class Claim(NamedTuple):
+    """The proof of who has an invitation that certain requests are its own.
+
+    Attributes:
+      number: of the invitation, 32 bytes, by which it is found.
+      mac: of lab and requests, 32 bytes.
+    """
+
+    number: bytes
+    mac: bytes
+
+
+def claim(secret: bytes, lab: str, requests: Sequence[bytes]) -> Claim:
+    """Makes the proof that a lab's requests come from who was invited."""
+    return _claim(_digest(secret), lab, requests)
+
+
+def _claim(key: bytes, lab: str, requests: Sequence[bytes]) -> Claim:
+    data = json.dumps([_CLAIM, lab, *(each.decode() for each in requests)]).encode()
+    return Claim(_digest(key), hmac.digest(key, data, "sha256"))
+
+
 def redeem(
-    connection: sqlite3.Connection, secret: bytes, lab: str, now: datetime.datetime
+    connection: sqlite3.Connection,
+    made: Claim,
+    lab: str,
+    requests: Sequence[bytes],
+    now: datetime.datetime,
 ) -> str:
     """Uses an invitation up, and admits the lab; returns a key of REASONS if not."""
-    query = "SELECT lab, expires, state FROM invitations WHERE digest = ?"
-    found = connection.execute(query, (_digest(secret),)).fetchone()
-    if found is None:
+    query = "SELECT digest, lab, expires, state FROM invitations"
+    rows = connection.execute(query).fetchall()
+    found = [row for row in rows if _digest(row[0]) == made.number]
+    if not found:
         return "guessed"
-    owner, expires, state = found
+    key, owner, expires, state = found[0]
     if owner != lab:
         return "wrong_name"
+    if not hmac.compare_digest(_claim(key, lab, requests).mac, made.mac):
+        return "guessed"
     if state != "open":
         return state
     if now.timestamp() >= expires:
         return "expired"
-    connection.execute(
-        "UPDATE invitations SET state = 'used' WHERE digest = ?", (_digest(secret),)
-    )
+    connection.execute("UPDATE invitations SET state = 'used' WHERE digest = ?", (key,))
     set_state(connection, lab, "member", now)
     return ""
 
@@ -182,6 +214,13 @@ def withdraw(connection: sqlite3.Connection, lab: str) -> int:
 def state(connection: sqlite3.Connection, lab: str) -> str | None:
     """Returns `member` or `revoked`; None of a lab that has never come."""
     query = "SELECT state FROM labs WHERE name = ?"
+    found = connection.execute(query, (lab,)).fetchone()
+    return found[0] if found else None
+
+
+def member_since(connection: sqlite3.Connection, lab: str) -> int | None:
+    """Returns when a lab became a member, in unix seconds; None if it is none."""
+    query = "SELECT since FROM labs WHERE name = ? AND state = 'member'"
     found = connection.execute(query, (lab,)).fetchone()
     return found[0] if found else None
 

@@ -3,6 +3,10 @@
 A lab makes a key, sends a request with its public half, and installs the certificate
 that comes back. Key, certificate and authority lie in a folder `switch.7`, and `switch`
 is a link to it: a reader that follows the link once has files that belong together.
+
+Whoever renews a certificate shows the one before, and signs the request with its key
+too. So it does not matter who carries the request: a switch that carries those of its
+trainers, or other labs' to the authority, gets no certificate for a key of its own.
 """
 
 import contextlib
@@ -13,6 +17,7 @@ import pathlib
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cryptography import exceptions, x509
@@ -32,6 +37,7 @@ RENEWAL = 2 / 3
 for an authority that is down."""
 KEPT = 2
 """Folders of credentials that stay: the newest and the one before."""
+_PURPOSE = b"nebula renewal 1\0"
 KEPT_SECONDS = 60.0
 """Older folders stay for so long after they were replaced: somebody who has followed
 the link may still be reading one."""
@@ -46,6 +52,41 @@ class Request(NamedTuple):
 
     key: PrivateKey
     csr: bytes
+
+
+class Renewal(NamedTuple):
+    """A request for a certificate (PEM), from who has one that it is to replace.
+
+    Attributes:
+      csr: the request for the new key (PEM).
+      certificate: the one before (PEM).
+      proof: a signature of the request by the key of that one.
+    """
+
+    csr: bytes
+    certificate: bytes
+    proof: bytes
+
+    def fields(self) -> dict[str, str]:
+        """Returns it as fields of a JSON object."""
+        return {
+            "csr": self.csr.decode(),
+            "certificate": self.certificate.decode(),
+            "proof": self.proof.hex(),
+        }
+
+    @classmethod
+    def parse(cls, fields: Mapping[str, Any]) -> "Renewal":
+        """Reads the fields of `fields`.
+
+        Raises:
+          CredentialsRefused: if they are none.
+        """
+        try:
+            csr, certificate = fields["csr"].encode(), fields["certificate"].encode()
+            return cls(csr, certificate, bytes.fromhex(fields["proof"]))
+        except (KeyError, AttributeError, ValueError, TypeError):
+            raise CredentialsRefused("malformed", "this is no renewal") from None
 
 
 class Credentials(NamedTuple):
@@ -126,12 +167,12 @@ def install(
     with folder.locked():
         number = 1 + max(_numbers(folder, role), default=0)
         try:
-            with files.writing(folder.path / f"{role}.{number}") as partial:
+            with files.writing(link.with_name(f"{role}.{number}")) as partial:
                 certificates.write(partial, contents)
-            partial_link = folder.path / f".{role}.{secrets.token_hex(8)}"
+            partial_link = link.with_name(f".{role}.{secrets.token_hex(8)}")
             partial_link.symlink_to(f"{role}.{number}")
             os.replace(partial_link, link)
-            disk.sync(folder.path)
+            disk.sync(link.parent)
         except OSError as error:
             raise site_folder.FederationError(f"{link}: {error.strerror}") from None
         _remove_former(folder, role)
@@ -153,6 +194,16 @@ def load(
       site_folder.FederationError: if there are none, or others can read the key.
     """
     settings = folder.load()  # which checks the modes
+    found, key = _read(folder, role)
+    what = str(found.folder / "cert.pem")
+    _check(
+        settings, role, key.public_key(), found.certificate, found.authority, what, now
+    )
+    return found
+
+
+def _read(folder: site_folder.Folder, role: str) -> tuple[Credentials, Any]:
+    """Reads the newest credentials of a role and their key, and checks nothing."""
     link = folder.credentials(role)
     try:
         found = credentials.files(link.resolve(strict=True))
@@ -167,9 +218,46 @@ def load(
     except (OSError, *site_folder.UNREADABLE) as error:
         text = " ".join(str(error).split())[:200]
         raise site_folder.FederationError(f"{link}: cannot be read: {text}") from None
-    what = str(found.certificate)
-    _check(settings, role, key.public_key(), certificate, authority, what, now)
-    return Credentials(found.key.parent, certificate, authority)
+    return Credentials(found.key.parent, certificate, authority), key
+
+
+def renewal_request(folder: site_folder.Folder, role: str) -> tuple[Request, Renewal]:
+    """Makes a new key, and the request for its certificate by the present one's key.
+
+    The present one may have expired; see `authority.GRACE`.
+
+    Args:
+      folder: of this lab.
+      role: `switch` or `trainer`.
+
+    Raises:
+      site_folder.FederationError: if there are none, or others can read the key.
+    """
+    folder.check()
+    found, key = _read(folder, role)
+    made, pem = new_request(), serialization.Encoding.PEM
+    proof = _sign(key, _PURPOSE + made.csr)
+    return made, Renewal(made.csr, found.certificate.public_bytes(pem), proof)
+
+
+def is_proof(certificate: x509.Certificate, renewal: Renewal) -> bool:
+    """Returns True if a request was signed with the key of a certificate."""
+    key: Any = certificate.public_key()
+    data = _PURPOSE + renewal.csr
+    try:
+        if isinstance(key, ed25519.Ed25519PublicKey):
+            key.verify(renewal.proof, data)
+        else:
+            key.verify(renewal.proof, data, ec.ECDSA(hashes.SHA256()))
+    except exceptions.InvalidSignature:
+        return False
+    return True
+
+
+def _sign(key: Any, data: bytes) -> bytes:
+    if isinstance(key, ed25519.Ed25519PrivateKey):
+        return key.sign(data)
+    return bytes(key.sign(data, ec.ECDSA(hashes.SHA256())))
 
 
 def have_expired(folder: site_folder.Folder) -> bool:
@@ -195,7 +283,8 @@ def pinned_authority(folder: site_folder.Folder) -> x509.Certificate:
       site_folder.FederationError: if there is none.
     """
     settings = folder.load()
-    for path in (folder.switch / "ca.pem", folder.trainer / "ca.pem"):
+    parts = (folder.switch, folder.trainer, folder.authority)
+    for path in (each / "ca.pem" for each in parts):
         with contextlib.suppress(FileNotFoundError):
             return trusted_authority(path.read_bytes(), settings.fingerprint)
     raise site_folder.FederationError(
@@ -292,22 +381,21 @@ def _check(
         reason, text = wrong
         if reason == "expired":
             text += (
-                "; `nebula join` with another invitation replaces it"
-                if settings.authority
-                else "; a running `nebula switch` replaces it"
+                "; a running `nebula switch` replaces it, with a line to the authority"
             )
         raise CredentialsRefused(reason, f"{what} {text}")
 
 
 def _numbers(folder: site_folder.Folder, role: str) -> list[int]:
     pattern = re.compile(rf"{role}\.([0-9]{{1,18}})")
-    found = map(pattern.fullmatch, disk.names(folder.path))
+    found = map(pattern.fullmatch, disk.names(folder.of(role)))
     return sorted(int(each[1]) for each in found if each)
 
 
 def _remove_former(folder: site_folder.Folder, role: str) -> None:
     """Removes what was replaced long ago."""
-    paths = [folder.path / f"{role}.{each}" for each in _numbers(folder, role)]
+    where, numbers = folder.of(role), _numbers(folder, role)
+    paths = [where / f"{role}.{each}" for each in numbers]
     for path, successor in itertools.pairwise(paths[: 1 - KEPT]):
         with contextlib.suppress(OSError):  # the next installation tries again
             if time.time() - successor.stat().st_mtime > KEPT_SECONDS:

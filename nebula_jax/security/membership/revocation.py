@@ -38,13 +38,16 @@ class RevocationList:
 
     Args:
       folder: of the lab; it has credentials, and so the authority's certificate.
+      role: whose list it is: trainers do not rely on the one that their switch has.
 
     Raises:
       site_folder.FederationError: if it has none, or the numbers cannot be read.
     """
 
-    def __init__(self, folder: site_folder.Folder) -> None:
+    def __init__(self, folder: site_folder.Folder, role: str = "switch") -> None:
         self._folder = folder
+        self._path = folder.list_of(role)
+        self._number_path = self._path.with_suffix(".number")
         self._lock = threading.RLock()
         self._state: tuple[object, ...] | None = None
         self._list: x509.CertificateRevocationList | None = None
@@ -134,12 +137,12 @@ class RevocationList:
                 # A crash in between leaves a list that is newer than the number, which
                 # serves. What was sent besides the list is not written: OpenSSL would
                 # trust a certificate that it found in this file.
-                with files.writing(self._folder.revocation_list) as partial:
+                with files.writing(self._path) as partial:
                     partial.write_bytes(found.public_bytes(PEM))
                 self._keep_number(number)
             except OSError as error:
                 raise site_folder.FederationError(
-                    f"{self._folder.revocation_list}: {error.strerror}"
+                    f"{self._path}: {error.strerror}"
                 ) from None
             self._refresh()
             return True
@@ -147,7 +150,7 @@ class RevocationList:
     def _refresh(self) -> None:
         """Reads the list again if its files have changed."""
         with self._lock:
-            paths = (self._folder.revocation_list, self._folder.revocation_number)
+            paths = (self._path, self._number_path)
             state = tuple(_state_of(path) for path in paths)
             if state == self._state:
                 return
@@ -168,7 +171,7 @@ class RevocationList:
 
     def _read(self, highest: int) -> tuple[x509.CertificateRevocationList, int]:
         """Returns the list on the disk, and its number."""
-        path = self._folder.revocation_list
+        path = self._path
         try:
             data = path.read_bytes()
         except OSError as error:
@@ -196,11 +199,11 @@ class RevocationList:
     def _keep_number(self, number: int) -> None:
         """Writes the highest number, while the folder is locked."""
         if number > self._highest():
-            with files.writing(self._folder.revocation_number) as partial:
+            with files.writing(self._number_path) as partial:
                 partial.write_text(f"{number}\n", "ascii")
 
     def _highest(self) -> int:
-        path = self._folder.revocation_number
+        path = self._number_path
         try:
             text = path.read_bytes()
         except FileNotFoundError:
@@ -210,6 +213,12 @@ class RevocationList:
         if not _NUMBER.fullmatch(text):
             raise site_folder.FederationError(f"{path}: has no number")
         return int(text)
+
+
+def number_of(pem: bytes) -> int:
+    """Returns the number of a list of this process's own authority."""
+    found = x509.load_pem_x509_crl(pem).extensions
+    return found.get_extension_for_class(x509.CRLNumber).value.crl_number
 
 
 def _verified(

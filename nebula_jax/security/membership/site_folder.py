@@ -1,18 +1,20 @@
 """The folder of a lab in a federation: its paths, its settings, and who may read it.
 
 A federation is labs that train together. A lab has one switch, which alone has an
-outside address, and any number of trainers. Both have a certificate, with different
-keys: a switch cannot forge what its trainers send.
+outside address, and any number of trainers. Both have keys and certificates of their
+own: a switch reads neither trainers/ nor authority/. Trainers that are another user's,
+or on another host, have a folder of their own with trainers/, federation.json,
+policy.json, owner.token and a link to the file that the switch tells them in.
 
     federation.json   name of this lab, address and fingerprint of the authority
-    authority/        only at the lab that issues certificates
-    switch, trainer   links to the newest credentials: ca.pem, cert.pem, key.pem
+    switch            a link to the newest credentials: ca.pem, cert.pem, key.pem
     crl.pem           the newest revocation list; crl.number is its number
     identity.sqlite   accounts, tokens, handles, grants
     audit/            the log of this lab, and what it has witnessed of its peers
-    epochs/           incarnations of trainers
     switch.json       of the running switch
     users/NAME/       the work folder of an account
+    trainers/         a link `trainer` to credentials; a list; epochs/: incarnations
+    authority/        only at the lab that issues certificates
 """
 
 import contextlib
@@ -97,22 +99,31 @@ class Folder:
         self.authority_key = self.authority / "key.pem"
         self.authority_database = self.authority / "authority.sqlite"
         # Links to the newest credentials.
+        self.trainers = path / "trainers"
         self.switch = self.credentials("switch")
         self.trainer = self.credentials("trainer")
-        # The list, and the number of the newest one that was ever here.
-        self.revocation_list = path / "crl.pem"
-        self.revocation_number = path / "crl.number"
+        # The switch's list, and the number of the newest one that was ever here.
+        self.revocation_list = self.list_of("switch")
+        self.revocation_number = self.revocation_list.with_suffix(".number")
         self.identity = path / "identity.sqlite"
         self.audit = path / "audit"
-        self.epochs = path / "epochs"
+        self.epochs = self.trainers / "epochs"
         self.running_switch = path / "switch.json"
         self.users = path / "users"
 
     def credentials(self, role: str) -> pathlib.Path:
         """Returns the path of the credentials of a role, one of ROLES."""
+        return self.of(role) / role
+
+    def of(self, role: str) -> pathlib.Path:
+        """Returns the folder of a role, one of ROLES."""
         if role not in ROLES:
             raise ValueError(f"{role!r} is none of {', '.join(ROLES)}")
-        return self.path / role
+        return self.trainers if role == "trainer" else self.path
+
+    def list_of(self, role: str) -> pathlib.Path:
+        """Returns the path of the revocation list that a role has."""
+        return self.of(role) / "crl.pem"
 
     def user(self, name: str) -> pathlib.Path:
         """Returns the work folder of an account.
@@ -131,7 +142,8 @@ class Folder:
           FederationError: if it cannot be made, or others can read one that is there.
         """
         try:
-            for folder in (self.path, self.audit, self.epochs, self.users):
+            made = (self.path, self.audit, self.trainers, self.epochs, self.users)
+            for folder in made:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             raise FederationError(f"{self.path}: {error.strerror}") from None
@@ -202,6 +214,8 @@ class Folder:
           FederationError: with the command that mends it.
         """
         for path in self._secrets():
+            if path == self.running_switch and path.is_symlink():
+                continue  # another user's, who tells its trainers in it
             try:
                 found = path.stat()
             except FileNotFoundError:
@@ -218,7 +232,7 @@ class Folder:
 
     def _secrets(self) -> Sequence[pathlib.Path]:
         keys = (self.credentials(role) / "key.pem" for role in ROLES)
-        folders = (self.path, self.authority, self.switch, self.trainer, self.audit)
+        folders = (self.path, self.authority, self.switch, self.trainers, self.audit)
         kept = (self.authority_key, self.authority_database, self.identity)
         written = (self.audit / "key.pem", self.running_switch, self.epochs, self.users)
         return (*folders, *keys, *kept, *written)

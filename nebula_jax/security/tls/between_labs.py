@@ -176,7 +176,7 @@ def check_peer(
       folder: of this lab.
       expected_name: its DNS name; None for any lab's switch or trainer.
       now: the time; by default this machine's.
-      revoked: the list of this lab, if the caller has it open.
+      revoked: the list of this side; its switch's if not given.
 
     Returns:
       Whose it is.
@@ -243,14 +243,14 @@ def _context(
     side: int, folder: site_folder.Folder, role: str, floor: str
 ) -> ssl.SSLContext:
     own = member.load(folder, role)
-    revocation.RevocationList(folder).check()
+    revocation.RevocationList(folder, role).check()
     context = _bare_context(side, floor)
     context.certificate = _der(own.certificate)
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     try:
         context.load_verify_locations(cadata=_der(own.authority))
-        context.load_verify_locations(cafile=folder.revocation_list)
+        context.load_verify_locations(cafile=folder.list_of(role))
         context.load_cert_chain(own.folder / "cert.pem", own.folder / "key.pem")
     except (OSError, ssl.SSLError) as error:
         raise site_folder.FederationError(

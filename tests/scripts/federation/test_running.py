@@ -44,5 +44,5 @@ def test_what_a_switch_refuses_for_another_reason_needs_none_either(lab, monkeyp
     def refuse(*given):
         raise PermissionError("not today")
 
-    monkeypatch.setattr("nebula_jax.federation.joining.renew", refuse)
+    monkeypatch.setattr("nebula_jax.security.membership.member.renewal_request", refuse)
     assert "not today" in lab.fails("rotate")

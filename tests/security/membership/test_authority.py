@@ -228,13 +228,71 @@ def issuer_folder(issuer):
     return site_folder.Folder(issuer._store._path.parents[1])
 
 
+def renewal_of(folder, role="trainer"):
+    return member.renewal_request(folder, role)[1]
+
+
+@pytest.mark.parametrize("role", site_folder.ROLES)
+def test_a_certificate_is_renewed_by_the_key_of_the_one_before(tmp_path, role):
+    labs = lab_folders.copy(tmp_path)
+    made, renewal = member.renewal_request(labs.t, role)
+    pem, lab, issued = labs.authority.renew(renewal)
+    assert (lab, issued) == ("lab-t", role)
+    member.install(labs.t, role, made.key, pem, labs.authority.certificate())
+
+
+def test_no_other_key_renews_a_certificate(tmp_path):
+    """A switch carries its trainers' requests, and would get one for its own key."""
+    labs = lab_folders.copy(tmp_path)
+    own = renewal_of(labs.t)
+    as_switch = renewal_of(labs.t, "switch")
+    forged = member.new_request()
+    for wrong in (
+        own._replace(csr=forged.csr),
+        own._replace(csr=forged.csr, proof=as_switch.proof),
+        as_switch._replace(certificate=own.certificate),
+        own._replace(proof=b""),
+        own._replace(certificate=labs.authority.certificate()),
+        own._replace(certificate=b"none"),
+    ):
+        with pytest.raises(authority.RequestRefused, match="not signed with the key"):
+            labs.authority.renew(wrong)
+    assert labs.authority.renew(as_switch)[2] == "switch"
+
+
+@pytest.mark.parametrize(("days", "reason"), [(1, ""), (3, ""), (15.5, "expired")])
+def test_an_expired_certificate_is_renewed_within_its_grace(tmp_path, days, reason):
+    labs = lab_folders.copy(tmp_path)
+    now = site_folder.utc_now() + days * DAY
+    if not reason:
+        assert labs.authority.renew(renewal_of(labs.t), now)[1] == "lab-t"
+        return
+    with pytest.raises(authority.RequestRefused, match="another invitation") as error:
+        labs.authority.renew(renewal_of(labs.t), now)
+    assert error.value.reason == reason
+
+
+def test_what_a_lab_had_before_it_was_revoked_renews_nothing(tmp_path):
+    labs = lab_folders.copy(tmp_path)
+    old = renewal_of(labs.t)
+    labs.authority.revoke("lab-t")
+    with pytest.raises(authority.RequestRefused, match="was revoked"):
+        labs.authority.renew(old)
+    later = site_folder.utc_now() + DAY
+    line = labs.authority.invite("lab-t", lab_folders.ADDRESS, later)
+    secret = invitations.parse(line, later).secret
+    lab_folders.redeem(labs.authority, secret, "lab-t", later)
+    with pytest.raises(authority.RequestRefused, match="before lab-t joined"):
+        labs.authority.renew(old, later)
+
+
 def test_a_revoked_lab_that_is_invited_anew_is_certified_once_it_has_come(issuer):
     old = certify(issuer)
     issuer.revoke("lab-t", NOW)
     line = issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
     with pytest.raises(authority.RequestRefused):
         certify(issuer)  # invited, not come
-    issuer.redeem(invitations.parse(line, NOW).secret, "lab-t", NOW)
+    lab_folders.redeem(issuer, invitations.parse(line, NOW).secret, "lab-t", NOW)
     new = certify(issuer)
     _, serials = listed(issuer)
     assert old.serial_number in serials
@@ -262,7 +320,7 @@ def test_a_lab_that_never_came_is_revoked_by_its_invitation(issuer):
     line = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
     issuer.revoke("lab-u", NOW)
     with pytest.raises(invitations.InvitationRefused, match="withdrawn"):
-        issuer.redeem(invitations.parse(line, NOW).secret, "lab-u", NOW)
+        lab_folders.redeem(issuer, invitations.parse(line, NOW).secret, "lab-u", NOW)
     with pytest.raises(site_folder.FederationError, match="was not invited"):
         issuer.revoke("lab-v", NOW)
     with pytest.raises(site_folder.FederationError, match="cannot be revoked"):

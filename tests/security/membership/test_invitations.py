@@ -3,6 +3,7 @@
 import base64
 import contextlib
 import datetime
+import hashlib
 import json
 import os
 import pathlib
@@ -12,6 +13,7 @@ import sys
 
 import lab_folders
 import pytest
+from lab_folders import redeem
 
 from nebula_jax.security.membership import authority, invitations, site_folder
 
@@ -35,7 +37,7 @@ def line(issuer):
 def refused(issuer, secret, reason, lab="lab-t", now=NOW):
     members = issuer.members()
     with pytest.raises(invitations.InvitationRefused) as error:
-        issuer.redeem(secret, lab, now)
+        redeem(issuer, secret, lab, now)
     assert error.value.reason == reason
     assert issuer.members() == members
 
@@ -58,7 +60,7 @@ def test_an_invitation_is_one_line_that_has_all_that_a_lab_needs(issuer, line):
 
 
 def test_an_invitation_is_used_once(issuer, line):
-    issuer.redeem(secret_of(line), "lab-t", NOW + HOUR - SECOND)
+    redeem(issuer, secret_of(line), "lab-t", NOW + HOUR - SECOND)
     assert issuer.members() == ["lab-s", "lab-t"]
     refused(issuer, secret_of(line), "used")
     issuer.close()
@@ -81,19 +83,19 @@ def test_an_invitation_lasts_an_hour(issuer, line):
 def test_an_invitation_is_for_one_name(issuer, line):
     for other in ("lab-u", "lab-s", "trainer.lab-t", ""):
         refused(issuer, secret_of(line), "wrong_name", lab=other)
-    issuer.redeem(secret_of(line), "lab-t", NOW)
+    redeem(issuer, secret_of(line), "lab-t", NOW)
 
 
 def test_a_newer_invitation_replaces_the_older_one(issuer, line):
     newer = issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
     refused(issuer, secret_of(line), "withdrawn")
-    issuer.redeem(secret_of(newer), "lab-t", NOW)
+    redeem(issuer, secret_of(newer), "lab-t", NOW)
 
 
 def test_lab_folders_are_invited_at_once(issuer, line):
     other = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
-    issuer.redeem(secret_of(other), "lab-u", NOW)
-    issuer.redeem(secret_of(line), "lab-t", NOW)
+    redeem(issuer, secret_of(other), "lab-u", NOW)
+    redeem(issuer, secret_of(line), "lab-t", NOW)
     assert issuer.members() == ["lab-s", "lab-t", "lab-u"]
 
 
@@ -103,7 +105,7 @@ def test_a_wrong_secret_admits_nobody_and_voids_nothing(issuer, line):
     near = bytes([right[0] ^ 1, *right[1:]])
     for guess in [near, right[:-1], right + b"\0", b""] + 20 * [os.urandom(32)]:
         refused(issuer, guess, "guessed")
-    issuer.redeem(right, "lab-t", NOW)
+    redeem(issuer, right, "lab-t", NOW)
 
 
 def test_old_invitations_are_forgotten(issuer, line):
@@ -111,8 +113,18 @@ def test_old_invitations_are_forgotten(issuer, line):
     refused(issuer, secret_of(line), "guessed")
 
 
+def test_who_carries_a_request_to_join_puts_in_no_other(issuer, line):
+    """It would be the lab: with a key of its own, certified under that name."""
+    secret, own, forged = secret_of(line), [b"own"], [b"forged"]
+    claim = invitations.claim(secret, "lab-t", own)
+    assert secret not in (*claim, hashlib.sha256(secret).digest())
+    with pytest.raises(invitations.InvitationRefused, match="no such invitation"):
+        issuer.redeem(claim, "lab-t", forged, NOW)
+    issuer.redeem(claim, "lab-t", own, NOW)
+
+
 def test_the_disk_has_only_a_digest_of_the_secret(issuer, line):
-    issuer.redeem(secret_of(line), "lab-t", NOW)
+    redeem(issuer, secret_of(line), "lab-t", NOW)
     other = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
     for secret in (secret_of(line), secret_of(other)):
         for path in _folder(issuer).rglob("*"):
@@ -132,7 +144,7 @@ def test_no_text_of_an_invitation_or_an_error_has_the_secret(issuer, line):
         texts += [str(error.value), repr(error.value)]
     for lab in ("lab-t", "lab-u", "lab-t"):
         try:
-            issuer.redeem(found.secret, lab, NOW)
+            redeem(issuer, found.secret, lab, NOW)
         except invitations.InvitationRefused as error:
             texts += [str(error), repr(error)]
     assert len(texts) > 12
@@ -216,7 +228,8 @@ print("ready", flush=True)
 for line in sys.stdin:
     found = invitations.parse(line, now)
     try:
-        handle.redeem(found.secret, found.lab, now)
+        claim = invitations.claim(found.secret, found.lab, [])
+        handle.redeem(claim, found.lab, [], now)
         print("admitted", flush=True)
     except invitations.InvitationRefused as error:
         print(error.reason, flush=True)
@@ -250,10 +263,10 @@ def test_a_redemption_that_fails_is_undone(issuer, line):
             " BEGIN SELECT RAISE(ABORT, 'no space'); END"
         )
     with pytest.raises(site_folder.FederationError, match="no space"):
-        issuer.redeem(secret_of(line), "lab-t", NOW)
+        redeem(issuer, secret_of(line), "lab-t", NOW)
     with issuer._store.transaction() as connection:
         connection.execute("DROP TRIGGER full")
-    issuer.redeem(secret_of(line), "lab-t", NOW)
+    redeem(issuer, secret_of(line), "lab-t", NOW)
 
 
 def test_a_database_that_another_process_holds_is_named(issuer, line, monkeypatch):
@@ -263,7 +276,7 @@ def test_a_database_that_another_process_holds_is_named(issuer, line, monkeypatc
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
     with pytest.raises(site_folder.FederationError, match="database is locked"):
-        issuer.redeem(secret_of(line), "lab-t", NOW)
+        redeem(issuer, secret_of(line), "lab-t", NOW)
     other.execute("ROLLBACK")
     other.close()
-    issuer.redeem(secret_of(line), "lab-t", NOW)
+    redeem(issuer, secret_of(line), "lab-t", NOW)

@@ -26,7 +26,8 @@ def labs(tmp_path):
 
 
 def folders(folder, role="switch"):
-    return [name for name in disk.names(folder.path) if name.startswith(f"{role}.")]
+    names = disk.names(folder.of(role))
+    return [name for name in names if name.startswith(f"{role}.")]
 
 
 def request_and_certificate(labs, lab="lab-t", role="switch", now=None):
@@ -190,10 +191,11 @@ def test_own_credentials_that_have_expired_are_refused_when_they_are_loaded(labs
             member.load(labs.t, "switch", now + later)
         assert error.value.reason == reason
         assert "switch.1/cert.pem" in str(error.value)
-    with pytest.raises(member.CredentialsRefused, match="a running `nebula switch`"):
-        member.load(labs.s, "switch", now + 25 * HOUR)
-    with pytest.raises(member.CredentialsRefused, match="`nebula join` with another"):
-        member.load(labs.t, "switch", now + 25 * HOUR)
+    for folder in (labs.s, labs.t):
+        with pytest.raises(
+            member.CredentialsRefused, match="a running `nebula switch`"
+        ):
+            member.load(folder, "switch", now + 25 * HOUR)
 
 
 def test_a_key_that_others_can_read_is_refused(labs):

@@ -1,0 +1,74 @@
+"""The keys of a lab's trainers, which make and replace them themselves.
+
+The switch carries the request for a certificate, as it carries newer revocation lists,
+which are signed. It can drop both, and gets no key and no certificate for one of its
+own: a request is signed with the key of the certificate before (`member.Renewal`).
+"""
+
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from nebula_jax import errors
+from nebula_jax.federation import inner
+from nebula_jax.security.accounts import tokens
+from nebula_jax.security.membership import member, revocation, site_folder
+
+ANSWER_SECONDS = 15.0
+CERTIFY_SECONDS = 30.0  # for the authority, perhaps at another lab
+
+
+def renew(folder: site_folder.Folder, account: str) -> None:
+    """Replaces the key and certificate of a lab's trainers now.
+
+    Args:
+      folder: of the lab, with the trainers' credentials.
+      account: that has logged in; empty for the owner.
+
+    Raises:
+      errors.NebulaError: if there are none, or the switch or the authority refuses.
+      OSError: if the switch does not answer in time.
+    """
+    made, renewal = member.renewal_request(folder, "trainer")
+    ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
+    fields = {"account": tokens.read(folder, account), **renewal.fields()}
+    sock, answer = inner.request(folder, CERTIFY_SECONDS, "certify", **fields)
+    sock.close()
+    member.install(folder, "trainer", made.key, str(answer["pem"]).encode(), ca)
+
+
+def refresh(folder: site_folder.Folder, account: str) -> None:
+    """Gets a newer revocation list and a newer certificate for trainers, if any is due.
+
+    For arguments and errors see `renew`.
+    """
+    listed = revocation.RevocationList(folder, "trainer")
+    fields = {"account": tokens.read(folder, account), "number": listed.number}
+    sock, answer = inner.request(folder, ANSWER_SECONDS, "list", **fields)
+    sock.close()
+    if pem := answer.get("list"):
+        listed.accept(str(pem).encode())
+    own = x509.load_pem_x509_certificate((folder.trainer / "cert.pem").read_bytes())
+    if member.renewal_due(own, site_folder.utc_now()):
+        renew(folder, account)
+
+
+def prepare(folder: site_folder.Folder, account: str) -> None:
+    """Makes sure that this process can be a trainer of its lab.
+
+    Raises:
+      errors.NebulaError: if it has no token, or no credentials that serve.
+    """
+    tokens.read(folder, account)
+    folder.load()
+    why = ""
+    try:
+        refresh(folder, account)
+    except (errors.NebulaError, OSError) as error:
+        why = str(error)
+    try:
+        member.load(folder, "trainer")
+    except member.CredentialsRefused as error:
+        if error.reason == "expired" and why:
+            text = f"{error}; that failed: {why}"
+            raise member.CredentialsRefused("expired", text) from None
+        raise

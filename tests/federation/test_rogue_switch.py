@@ -1,0 +1,290 @@
+"""A switch that uses everything in its reach: its process, its folder, its lines.
+
+Trainers and the authority have folders of their own, as where they are other users'.
+"""
+
+import contextlib
+import dataclasses
+import json
+import shutil
+import socket
+import sys
+import threading
+
+import nebula_command
+import pytest
+import two_labs
+from lab_exchange import discriminate, exchange, generate, rotate, run, values
+
+from nebula_jax import errors
+from nebula_jax.communication import endpoints
+from nebula_jax.federation import inner, issuer, line
+from nebula_jax.security import policy, seal
+from nebula_jax.security.accounts import tokens
+from nebula_jax.security.membership import member, revocation, site_folder
+from nebula_jax.security.tls import between_labs
+
+
+@dataclasses.dataclass
+class Lab:
+    """A lab whose switch has a folder without its trainers' and the authority's."""
+
+    running: two_labs.Running
+    folder: site_folder.Folder
+    """The trainers'."""
+    stolen: site_folder.Folder
+    """The switch's."""
+
+    @property
+    def switch(self):
+        return self.running.switch
+
+    def run(self, work):
+        return self.running.run(work)
+
+
+def part(folder, path, name):
+    """Moves a part of a lab's folder to one of its own; where that is."""
+    path.mkdir(mode=0o700)
+    for each in ("federation.json", "owner.token"):
+        shutil.copy(folder.path / each, path / each)
+    (folder.path / name).rename(path / name)
+    return site_folder.Folder(path)
+
+
+def started(folder, path, **options):
+    """A lab whose folder is split, and its switch running."""
+    told = path.with_suffix(".told")
+    own = part(folder, path, "trainers")
+    own.running_switch.symlink_to(told)
+    return Lab(two_labs.Running(folder, tell=told, **options), own, folder)
+
+
+@contextlib.contextmanager
+def labs_of(path, names):
+    """Yields labs, of which the first has the authority, in a process of its own."""
+    first, made = two_labs.found(path / "s"), {}
+    with contextlib.ExitStack() as stack:
+        away = part(first, path / "ca", "authority")
+        command = [sys.executable, "-m", "scripts.nebula", "authority"]
+        process = issuer.Process([*command, f"--federation={away.path}"])
+        made["lab-s"] = started(
+            first, path / "s-trainers", listens=True, issuer=process.ask
+        )
+        stack.callback(made["lab-s"].running.stop)
+        where = made["lab-s"].running.address
+        for name in names[1:]:
+            folder = two_labs.join(path / name, away, where, name)
+            made[name] = started(folder, path / f"{name}-trainers", peers=[where])
+            stack.callback(made[name].running.stop)
+            made[name].running.wait_for_line("lab-s")
+        yield made
+
+
+TWO, THREE = ("lab-s", "lab-t"), ("lab-s", "lab-t", "lab-u")
+
+
+@pytest.fixture(scope="module", params=[TWO, THREE], ids=["two", "three"])
+def labs(request, tmp_path_factory):
+    with labs_of(tmp_path_factory.mktemp("labs"), request.param) as made:
+        yield made
+
+
+def pairs(labs):
+    """Each other lab with lab-s, in both directions."""
+    for name in labs:
+        if name != "lab-s":
+            yield labs["lab-s"], labs[name]
+            yield labs[name], labs["lab-s"]
+
+
+def exchange_between(listening, dialing, steps=20, **more):
+    """Runs a trainer of each lab, each of which names the other's."""
+    tokens, failed = [], []
+
+    def discriminator():
+        try:
+            discriminate(listening, steps, tokens, peer=name_of(dialing), **more)
+        except errors.NebulaError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=discriminator)
+    thread.start()
+    generate(dialing, steps, [], peer=name_of(listening), **more)
+    thread.join(60)
+    assert not failed
+    assert tokens == list(range(1, steps + 1))
+
+
+def name_of(lab):
+    return lab.switch.state.lab
+
+
+def test_no_switch_has_a_key_of_trainers_or_authority(labs):
+    for lab in labs.values():
+        keys = [each.read_bytes() for each in lab.stolen.path.rglob("key.pem")]
+        assert keys
+        for folder in (lab.folder, lab.folder.path.parent / "ca"):
+            path = getattr(folder, "path", folder)
+            for each in path.rglob("key.pem"):
+                assert each.read_bytes() not in keys
+        assert not lab.stolen.trainers.exists()
+        assert not lab.stolen.authority.exists()
+        assert lab.switch.state.authority is None
+
+
+def test_trainers_exchange_and_replace_their_keys(labs):
+    for number, (one, other) in enumerate(pairs(labs)):
+        job = f"split-{number}"
+        exchange_between(one, other, job=job)
+        before = member.load(other.folder, "trainer").certificate.public_key()
+        rotate(other)
+        assert member.load(other.folder, "trainer").certificate.public_key() != before
+
+
+def test_it_reads_nothing_of_what_it_carries(labs, monkeypatch):
+    seen, send = [], line.Stream.send
+
+    async def noted(self, data):
+        seen.append(data)
+        await send(self, data)
+
+    monkeypatch.setattr(line.Stream, "send", noted)
+    for number, (one, other) in enumerate(pairs(labs)):
+        exchange_between(one, other, 5, job=f"read-{number}")
+    carried = b"".join(seen)
+    assert seal.MAGIC in carried  # it counts frames
+    for step in range(1, 6):
+        assert values(step).tobytes()[:16] not in carried
+
+
+def request(at, op, **fields):
+    """Sends a request to the switch of a lab, whose token a switch has."""
+    token = tokens.read(at.stolen, "")
+    return inner.request(at.stolen, 20.0, op, account=token, **fields)[0]
+
+
+def test_it_is_no_trainer_that_another_lab_dials(labs):
+    """It serves the cluster itself, with the only key and certificate that it has."""
+    for number, (one, other) in enumerate(pairs(labs)):
+        job, met = f"served-{number}", []
+        listening = endpoints.listen(("127.0.0.1", 0))
+
+        def serve(listening=listening, met=met, lab=one):
+            with contextlib.suppress(OSError):
+                while True:
+                    sock, _ = listening.accept()
+                    context = between_labs.server_context(lab.stolen, "switch")
+                    with contextlib.suppress(OSError):
+                        secure = context.wrap_socket(sock, server_side=True)
+                        met.append(secure.recv(seal.OFFER_BYTES))
+
+        thread = threading.Thread(target=serve, daemon=True)
+        thread.start()
+        port = listening.getsockname()[1]
+        about = {"job": job, "from": "discriminator", "port": port, "shared": False}
+        with (
+            request(one, "serve", lab=name_of(other), **about),
+            pytest.raises(errors.NebulaError, match=r"certificate|verify|TLS"),
+        ):
+            generate(other, 3, [], job=job, peer=name_of(one), connect_timeout=2.0)
+        listening.shutdown(socket.SHUT_RDWR)
+        listening.close()
+        assert not any(met)
+
+
+def test_it_is_no_trainer_that_dials_another_lab(labs):
+    for number, (one, other) in enumerate(pairs(labs)):
+        job, failed, received = f"dialed-{number}", [], []
+
+        def listen(lab=other, one=one, job=job, failed=failed, received=received):
+            try:
+                peer = name_of(one)
+                discriminate(lab, 1, received, job=job, peer=peer, connect_timeout=4.0)
+            except errors.NebulaError as error:
+                failed.append(error)
+
+        thread = threading.Thread(target=listen)
+        thread.start()
+        peer, key = other.switch.state.lab, (job, "discriminator")
+        two_labs.wait_until(lambda key=key, at=other: key in at.switch.state.served)
+        about = {"job": job, "from": "generator:0", "to": "discriminator", "lab": peer}
+        sock = request(one, "dial", **about)
+        context = between_labs.client_context(one.stolen, "switch")
+        name = site_folder.trainer_name(peer)
+        with contextlib.suppress(OSError):
+            secure = context.wrap_socket(sock, server_hostname=name)
+            secure.sendall(seal.offer(9, "generator:0", job).encode())
+            secure.recv(seal.OFFER_BYTES)
+            assert not secure.recv(1)  # it ends, and no frame comes
+        thread.join(30)
+        assert failed
+        assert not received
+
+
+def test_it_is_certified_as_no_trainer(labs):
+    """It has a line to the authority, and the certificates of trainers, with no key."""
+    for lab in labs.values():
+        ours = member.renewal_request(lab.stolen, "switch")[1]
+        former = (lab.folder.trainer / "cert.pem").read_bytes()
+        with pytest.raises(errors.NebulaError, match=r"not signed|no certificate"):
+            lab.run(lab.switch.upkeep.certified(ours._replace(certificate=former)))
+        theirs = member.renewal_request(lab.folder, "trainer")[1]
+        forged = theirs._replace(csr=member.new_request().csr)
+        with pytest.raises(errors.NebulaError, match=r"not signed|no certificate"):
+            lab.run(lab.switch.upkeep.certified(forged))
+
+
+def test_a_list_that_it_makes_up_is_not_taken_by_its_trainers(labs, monkeypatch):
+    lab = labs["lab-t"]
+    listed = revocation.RevocationList(lab.folder, "trainer")
+    before = listed.number
+    with pytest.raises(revocation.ListRefused):
+        listed.accept(b"made up")
+    assert listed.number == before
+
+
+def run_unnamed(listening, dialing, **more):
+    """Runs a trainer of each lab, neither of which names a lab; what they say."""
+    tokens, failed = run(listening, dialing, 3, connect_timeout=4.0, **more)
+    return tokens, " ".join(map(str, failed))
+
+
+def test_with_one_other_lab_none_has_to_be_named(labs):
+    if len(labs) == 2:
+        exchange(labs["lab-s"], labs["lab-t"], 3, job="unnamed")
+
+
+def test_with_several_a_run_refuses_to_start_until_one_is_named(labs):
+    """The first in the alphabet would get what is meant for another."""
+    if len(labs) == 2:
+        return
+    s, t = labs["lab-s"], labs["lab-t"]
+    two_labs.wait_until(lambda: {"lab-t", "lab-u"} <= set(s.switch.state.lines))
+    for listening, dialing in ((s, t), (t, s)):
+        tokens, said = run_unnamed(listening, dialing, job="open")
+        assert not tokens
+        assert "could be at any of lab-t, lab-u: give peer=NAME" in said
+    rules = {"discriminator": ["lab-t"], "generator": ["lab-s"]}
+    path = s.stolen.path / policy.FILE
+    path.write_text(json.dumps({"jobs": {"open": {"labs": rules}}}))
+    two_labs.wait_until(lambda: s.switch.state.rules.names_lab("open"))
+    tokens, said = run_unnamed(t, s, job="open")
+    assert not said
+    assert tokens == [1, 2, 3]
+
+
+def test_who_gets_a_jobs_data_is_printed_at_the_start(labs, capsys):
+    exchange_between(labs["lab-s"], labs["lab-t"], 3, job="printed")
+    printed = "".join(capsys.readouterr())
+    assert "generator:0 is at lab-t" in printed
+    assert "discriminator is at lab-s" in printed
+
+
+def test_a_lab_is_revoked_where_the_authority_is_another_users(labs, tmp_path):
+    """The last of all, since the lab does not come back."""
+    away = labs["lab-s"].folder.path.parent / "ca"
+    made = nebula_command.run("revoke", "lab-t", "--federation", away)
+    assert made.status == 0, made
+    lines = labs["lab-s"].switch.state.lines
+    two_labs.wait_until(lambda: "lab-t" not in lines)
