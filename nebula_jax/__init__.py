@@ -7,7 +7,6 @@ These names are public, and stay; everything else may change with any version:
     main         the command of a script: starts its clusters, here or on real machines
     Run          one cluster's part in a run, where flags are not wanted
     cut          a model in parts that train as one: front, middle, back
-    local_steps  a copy of a model in every cluster, which meet every H steps
     state        parameters and optimizer as one value
     codecs       what makes tensors small on the line, by name and to write
     errors       the class of every error that the library raises on purpose

@@ -54,6 +54,9 @@ def main(
 ) -> None:
     """Runs the cluster that --cluster names, or all of them here; then exits.
 
+        if __name__ == "__main__":
+            nebula.main({"front": train_front, "back": train_back})
+
     Args:
       roles: name -> function of a Run, which trains to the end; in a chain from the
         first part to the last. A name such as `replica:*` stands for replica:0,

@@ -42,6 +42,10 @@ class Misuse(errors.SettingsError):
 class Run:
     """A cluster's part in a run.
 
+        with nebula.Run("back", ("front", "back"), steps=100, workdir="runs/x",
+                        listen="127.0.0.1:7070", tls="off") as run:
+            train_back(run)
+
     cluster: its name; index: what stands behind the colon, as in `replica:2`, else 0.
     clusters: names of all.
     key: of jax.random, the same in all clusters.

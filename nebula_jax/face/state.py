@@ -60,6 +60,10 @@ def state(
 ) -> State:
     """Makes a state at step 0.
 
+    >>> state = nebula.state({"w": jnp.ones(2)}, optax.sgd(0.5))
+    >>> state.apply({"w": jnp.ones(2)}).params["w"].tolist()
+    [0.5, 0.5]
+
     Args:
       params: any pytree of arrays: of Flax, an `nnx.State`, plain dicts.
       optimizer: of those that train.

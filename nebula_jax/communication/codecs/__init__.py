@@ -2,6 +2,10 @@
 
 A codec is to a tensor on the wire what an optax transformation is to a gradient.
 `chain` applies several; `from_string` reads one from a flag, also one of your own.
+
+    codec = codecs.chain(codecs.svd(0.6), codecs.fp16())
+    codec = codecs.from_string("svd(0.6)|fp16")        # the same
+    payload, state = codec.encode(h, codec.init(h))    # arrays, on the device
 """
 
 from nebula_jax.communication.codec import (
