@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import optax
 import pdoc
 import pdoc.doc
+import pytest
 
 import nebula_jax as nebula
 from nebula_jax.face import state
@@ -42,10 +43,8 @@ def test_the_examples_run():
 
 
 def test_a_name_that_is_not_public_is_named():
-    try:
+    with pytest.raises(AttributeError, match="no public name 'bridge'"):
         nebula.bridge  # noqa: B018
-    except AttributeError as error:
-        assert "no public name 'bridge'" in str(error)
 
 
 def test_importing_it_imports_no_jax():
