@@ -20,9 +20,9 @@ FOLDERS = ("experiments", "scripts")
 def main() -> int | None:
     """Runs the module that the first argument names, as `python -m` would."""
     arguments = sys.argv[1:]
-    folder, _, name = (arguments or [""])[0].partition(".")
+    folder = (arguments or [""])[0].partition(".")[0]
     module = "scripts.nebula"
-    if name and folder in FOLDERS:
+    if folder in FOLDERS:
         module = arguments.pop(0)
         if not (installed.FOLDER / f"{module.replace('.', '/')}.py").is_file():
             known = " ".join(_commands())

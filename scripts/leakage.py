@@ -31,7 +31,7 @@ from scripts.tables import compression_rows, config
 from scripts.tables import runs as table_runs
 
 FLAGFILE = "abnet_table5_tiny"
-TABLE5 = config.FOLDER / "results" / "table5_tiny.json"
+TABLE5 = config.RESULTS / "table5_tiny.json"
 SEEDS = 3
 PLAIN, FEW_BITS = "identity", "pack_tokens|hadamard|int4(64)"
 DEEPER = (PLAIN, "svd(0.6)|fp16", "svd(0.2)|fp16")

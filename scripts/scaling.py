@@ -209,7 +209,7 @@ def markdown(result: Mapping[str, Any]) -> str:
 def main() -> int:
     """Computes, draws, writes and prints."""
     begin = time.monotonic()
-    out = flags.FLAGS["out"].value or table_runs.config.FOLDER / "results/scaling.json"
+    out = flags.FLAGS["out"].value or table_runs.config.RESULTS / "scaling.json"
     values = {"m3": of_m3(), "abnet": of_abnet()}
     result = report.provenance(time.monotonic() - begin) | values
     draw(result, pathlib.Path(out).with_suffix(".png"))

@@ -17,13 +17,14 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
+from nebula_jax import installed
 from nebula_jax.runtime.records import report
 
 flags.DEFINE_integer(
     "rounds", 5, "Rounds that a figure is the median of.", lower_bound=1
 )
 
-ROOT = pathlib.Path(__file__).parents[2]
+ROOT = installed.FOLDER
 
 
 def time_runs(

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from absl import flags
 
-from nebula_jax import errors
+from nebula_jax import errors, installed
 
 flags.DEFINE_string(
     "scale", "", "Size of the runs; a table names its sizes in an error at any other."
@@ -44,7 +44,9 @@ FLAGS = (
 """Flags of a table; one with sizes has --scale as well."""
 PARTIAL = ("stages", "results_dir")
 """Flags of a command that does some of a table's runs."""
-FOLDER = pathlib.Path(__file__).parents[2] / "experiments"
+FOLDER = installed.FOLDER / "experiments"
+RESULTS = pathlib.Path() if installed.IS_WHEEL else FOLDER / "results"
+"""The folder of records: a checkout's, else the working directory."""
 BESIDE = FOLDER.parents[1] / "shared" / "data"
 MOST_SEEDS = 100
 
@@ -106,7 +108,7 @@ def from_flags(
         seeds=seed_list(given["seeds"], seeds),
         workdir=workdir,
         results=pathlib.Path(given["results_dir"] or workdir / "results"),
-        out=pathlib.Path(given["out"] or FOLDER / "results" / f"{name}.json"),
+        out=pathlib.Path(given["out"] or RESULTS / f"{name}.json"),
         data_dir=data_dir(given["data_dir"]) if needs_text else "",
         prepared_dir=given["prepared_dir"],
         pretrained_dir=given["pretrained_dir"],

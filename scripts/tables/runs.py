@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, files
+from nebula_jax import errors, files, installed
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from scripts.tables import config
@@ -278,7 +278,8 @@ def write(result: Mapping[str, Any], markdown: str, out: pathlib.Path) -> None:
     """Writes a table's record to its file, and prints its Markdown."""
     report.write(out, result)
     report.show(markdown)
-    print(f"report: {out}; python -m scripts.make_tables puts it into its page")
+    page = "; python -m scripts.make_tables puts it into its page"
+    print(f"report: {out}" + ("" if installed.IS_WHEEL else page))
 
 
 def _all(machines: Sequence[Mapping[str, Any]], name: str) -> Any:
