@@ -70,8 +70,18 @@ def _help(text: str) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
-    given = parser().parse_args(argv)
+    given = parser().parse_args(_command_first(sys.argv[1:] if argv is None else argv))
     return process.guarded(lambda: _run(given))
+
+
+def _command_first(argv: Sequence[str]) -> list[str]:
+    """Returns the arguments with --federation behind the command, if it came before."""
+    count = 0
+    if argv and argv[0].startswith("--federation"):
+        count = 1 if "=" in argv[0] else 2
+    words = 2 if argv[count : count + 1] and argv[count] in GROUPS else 1
+    command, more = argv[count : count + words], argv[count + words :]
+    return [*command, *argv[:count], *more]
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -16,7 +16,6 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
-from nebula_jax.security import audit
 from nebula_jax.security.membership import (
     authority,
     invitations,
@@ -111,11 +110,12 @@ def answer(
 def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None:
     """Joins a federation: makes keys, and has them certified.
 
-    A lab that was off until its certificates expired comes back so: it gets others, and
-    keeps all else that is in its folder.
+    A lab that was revoked, or was off for too long, comes back so: it gets other
+    certificates, and keeps all else that is in its folder: accounts, log, what it
+    has witnessed, and its incarnations.
 
     Args:
-      folder: of this lab, made here; or with its expired certificates.
+      folder: of this lab, made here; or that it had before.
       invitation: for it.
 
     Raises:
@@ -141,20 +141,15 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
 
 
 def _is_back(folder: site_folder.Folder, invitation: invitations.Invitation) -> bool:
-    """Returns True if the invited lab is here, and needs other credentials.
+    """Returns True if the lab is here already: then it gets other credentials.
 
-    It was off until they expired, or was stopped while it joined, perhaps when it had
-    no accounts and no audit log yet. Not if it is the authority's, which makes its own.
+    It was off for too long, was revoked, or was stopped while it joined. Not if it is
+    the authority's, which makes its own.
     """
-    have = [folder.credentials(role).exists() for role in site_folder.ROLES]
-    if not any(have):
+    if not any(folder.credentials(role).exists() for role in site_folder.ROLES):
         return False
-    here = folder.load()
-    wanted = invitation.lab, invitation.fingerprint
-    if not here.authority or (here.name, here.fingerprint) != wanted:
-        return False
-    have += [folder.identity.exists(), audit.paths(folder.audit).key.exists()]
-    return not all(have) or member.have_expired(folder)
+    here, wanted = folder.load(), (invitation.lab, invitation.fingerprint)
+    return bool(here.authority) and (here.name, here.fingerprint) == wanted
 
 
 def fetch_list(folder: site_folder.Folder) -> None:

@@ -154,7 +154,12 @@ class _Request(NamedTuple):
         reasons = []  # of every lab that does not have the trainer
         for each in [lab] if lab else sorted(switch.lines):
             if each not in switch.lines:
-                reasons.append(f"no line to {each}")
+                if each in switch.gone:
+                    raise inner.Refused(switch.gone[each])
+                reasons.append(
+                    f"no line to {each}: one of both switches needs --listen, and the"
+                    " other its address as --peer"
+                )
                 continue
             there = about(each)
             try:
@@ -166,6 +171,10 @@ class _Request(NamedTuple):
             self.answer(lab=each)
             await switch.carry(there, account.name, self.asker, end, is_listener=False)
             return
+        if not switch.lines and switch.gone:  # which none of them comes back from
+            raise inner.Refused("; ".join(switch.gone.values()))
+        for where, text in switch.no_line.items():
+            reasons.append(f"no line to {where}: {text}")
         why = "; ".join(reasons) or "no other lab is connected"
         raise inner.Absent(f"{listener} of job {job} is at no lab at present ({why})")
 
@@ -247,6 +256,7 @@ def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:
             {"job": job, "cluster": cluster, "why": why}
             for (job, cluster), why in sorted(switch.refusals.items())
         ],
+        "no_lines": dict(switch.no_line) | dict(switch.gone),
         "usage": dict(switch.used),
         "revocations": kept.revocations.number,
     }

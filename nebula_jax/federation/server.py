@@ -33,6 +33,10 @@ from nebula_jax.security.tls import between_labs
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 REASON_CHARACTERS = 500  # of another switch's
 TOLD_MODE = 0o640
+REVOKED = (
+    "the certificate of this lab was revoked; `nebula join` with another invitation, in"
+    " the same folder, replaces it"
+)
 
 
 class Switch:
@@ -139,7 +143,7 @@ class Switch:
         While there is another line to the lab at that address, dialed by that lab or to
         another of its addresses, none is made.
         """
-        pause, logged = 0.0, ""
+        pause, logged, where = 0.0, "", endpoints.written(address)
         made: line.Line | None = None
         while True:
             while made is not None and (other := self._standing(made)) is not None:
@@ -147,7 +151,7 @@ class Switch:
             try:
                 connection = await outside.dial(self.state.folder, address)
             except (errors.NebulaError, OSError, EOFError) as error:
-                reason = f"no line to {endpoints.written(address)}: {error}"
+                reason = f"no line to {where}: {error}"
                 if reason != logged:  # the same reason again is no news
                     self.state.log(f"{reason}; trying again")
                     self._record("fault", event=between_labs.reason_of(error))
@@ -156,6 +160,7 @@ class Switch:
                     await self._mend("revocation list", joining.fetch_list)
                 elif _is_own_expired(error):
                     await self._mend("certificate of this switch", joining.renew)
+                self.state.no_line[where] = str(error)
                 pause = _longer(pause)
             else:
                 began, logged = time.monotonic(), ""
@@ -169,13 +174,39 @@ class Switch:
                 # A line that ends at once is an entry in two logs: dial less and less
                 # often. The successor of one that still runs is dialed at once.
                 has_lasted = time.monotonic() - began > LONGEST_PAUSE
-                pause = 0.0 if has_lasted or not running.done() else _longer(pause)
+                if has_lasted or not running.done():
+                    pause = 0.0
+                    self.state.no_line.pop(where, None)
+                elif await self._is_revoked():
+                    self.state.no_line[where] = REVOKED
+                    while self._has_revoked_certificate():
+                        await asyncio.sleep(LONGEST_PAUSE)
+                    pause = 0.0
+                else:
+                    pause = _longer(pause)
             await asyncio.sleep(pause)
 
     def _standing(self, made: line.Line) -> line.Line | None:
         """Returns the line to the same lab that stands beside one, if there is any."""
         other = self.state.lines.get(made.lab)
         return None if other is made or other is None or other.is_closed else other
+
+    async def _is_revoked(self) -> bool:
+        """Finds out if a line ended at once because this lab was revoked.
+
+        No line tells it, so the list is fetched.
+        """
+        await self._mend("revocation list", joining.fetch_list)
+        if not self._has_revoked_certificate():
+            return False
+        if REVOKED not in self.state.no_line.values():
+            self.state.log(REVOKED)
+        return True
+
+    def _has_revoked_certificate(self) -> bool:
+        with contextlib.suppress(errors.NebulaError):
+            return self.upkeep.is_revoked
+        return False
 
     async def _mend(self, what: str, get: Callable[[site_folder.Folder], None]) -> None:
         """Gets from the authority what no line brings, if it is at another lab."""
@@ -207,6 +238,7 @@ class Switch:
         )
         try:
             self.state.lines[lab] = made
+            self.state.gone.pop(lab, None)
             if former is not None:
                 former.close("another line took its place")
             self.upkeep.met(made)

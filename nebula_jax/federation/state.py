@@ -83,6 +83,10 @@ class State:
         self.barred = accounts.barred(self.identity.listing())
         """Account -> why nothing more of it may pass: its quota is used up until it has
         a larger one, or it could not be charged until it is."""
+        self.gone: dict[str, str] = {}
+        """Lab -> why no line to it can come back: its certificate was revoked."""
+        self.no_line: dict[str, str] = {}
+        """Address that this switch dials -> why there is no line to it."""
         self.sessions = meter.read_sessions(folder.path)
         self.rules = policy.load(folder.path / policy.FILE)
         self._tasks: set[asyncio.Task[Any]] = set()

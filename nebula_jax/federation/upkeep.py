@@ -167,7 +167,15 @@ class Upkeep:
                 self.state.record(
                     "certificate", self.state.lab, event="revoked", lab=lab
                 )
-                each.close(f"the certificate of {lab} was revoked")
+                self.state.gone[lab] = f"the certificate of {lab} was revoked"
+                each.close(self.state.gone[lab])
+
+    @property
+    def is_revoked(self) -> bool:
+        """True if the certificate of this switch is revoked."""
+        pem = (self.state.folder.switch / "cert.pem").read_bytes()
+        own = x509.load_pem_x509_certificate(pem)
+        return self.revocations.is_revoked(own.serial_number)
 
     # Renewal.
 

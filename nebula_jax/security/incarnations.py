@@ -3,13 +3,15 @@
 Both sides of a connection exchange their numbers. A number that goes back means that a
 machine was restored from an older copy, or that there are two of one trainer: either
 could send frames of a state that its peer has left behind. So numbers are kept on disk,
-and one that goes back is refused. No clock has a part in it.
+and one that goes back is refused. Who has lost them begins at the seconds of a clock,
+which are more than any count of starts; no clock has another part in it.
 """
 
 import fcntl
 import json
 import os
 import pathlib
+import time
 from typing import Any
 
 from nebula_jax import errors, files, printable
@@ -89,7 +91,7 @@ class Incarnations:
             ):
                 return kept
         except FileNotFoundError:
-            return {"own": 0, "peers": {}}
+            return {"own": int(time.time()), "peers": {}}
         except (OSError, ValueError, TypeError, AttributeError):
             pass
         raise IncarnationError(

@@ -106,6 +106,13 @@ def folder(arguments: argparse.Namespace) -> site_folder.Folder:
     return site_folder.Folder(arguments.federation)
 
 
+def again(arguments: argparse.Namespace, command: str) -> str:
+    """Returns a command line to print, for the same folder."""
+    place = arguments.federation
+    more = "" if str(place) == DEFAULT_FOLDER else f" --federation={place}"
+    return f"scripts/run nebula {command}{more}"
+
+
 @contextlib.contextmanager
 def opened(
     arguments: argparse.Namespace,

@@ -77,7 +77,9 @@ def running(folder: site_folder.Folder) -> list[Check]:
         waiting = len(each["waiting"])
         text = f"for {since}, {each['streams']} streams, {waiting} of them wait"
         checks.append(Check(f"line to {each['lab']}", FINE, text))
-    if not status["lines"]:
+    for where, why in status["no_lines"].items():
+        checks.append(Check(f"line to {where}", WRONG, f"none: {why}"))
+    if not status["lines"] and not status["no_lines"]:
         checks.append(_no_line(folder))
     for each in status["refusals"]:
         what = f"{each['cluster']} of job {each['job']}"

@@ -7,7 +7,7 @@ import sys
 
 from nebula_jax.federation import issuer as issuer_lib
 from nebula_jax.federation import joining
-from nebula_jax.security import accounts
+from nebula_jax.security import accounts, private_files
 from nebula_jax.security.accounts import identity
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, invitations, revocation
@@ -28,8 +28,9 @@ def init(given: argparse.Namespace) -> int:
     _begin(folder, given.name, "founded", fingerprint=issuer.fingerprint)
     print(f"{folder.path}: {given.name} has founded a federation.")
     print(f"fingerprint of its authority: {issuer.fingerprint}")
-    print(f"next: nebula switch --listen 0.0.0.0:{PORT}")
-    print("      nebula invite lab-t > invitation    (for another lab)")
+    print(f"next: {arguments.again(given, f'switch --listen 0.0.0.0:{PORT}')}")
+    invite = arguments.again(given, "invite lab-t --out invitation")
+    print(f"      {invite}    (for another lab)")
     return 0
 
 
@@ -42,6 +43,7 @@ def init(given: argparse.Namespace) -> int:
         metavar="HOST:PORT",
         help=f"of this lab's switch, as others reach it (default: HOSTNAME:{PORT})",
     ),
+    arguments.file_option("--out", "to write it to, for this user alone"),
 )
 def invite(given: argparse.Namespace) -> int:
     """Invites a lab: prints an invitation, for one use within an hour."""
@@ -50,7 +52,10 @@ def invite(given: argparse.Namespace) -> int:
     issuer = authority.LocalAuthority(folder)
     text = issuer.invite(given.lab, address)
     _record(folder, "federation", event="invited", lab=given.lab)
-    print(text)
+    if given.out is None:
+        print(text)
+    else:
+        private_files.write(given.out, text + "\n")
     return 0
 
 
@@ -73,7 +78,7 @@ def join(given: argparse.Namespace) -> int:
     joining.join(folder, invitation)
     _begin(folder, given.name, "joined", authority=given.address)
     print(f"{folder.path}: {given.name} has joined the federation.")
-    print(f"next: nebula switch --peer {given.address}")
+    print(f"next: {arguments.again(given, f'switch --peer {given.address}')}")
     return 0
 
 

@@ -113,7 +113,9 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
                 f"    {len(each['waiting'])} of them wait for a trainer of"
                 f" {each['lab']} to take what was sent"
             )
-    if not found["lines"]:
+    for where, why in found["no_lines"].items():
+        lines.append(f"  no line to {where}: {why}")
+    if not found["lines"] and not found["no_lines"]:
         lines.append("  no line to another lab: is its switch running?")
     for each in found["served"]:
         users = [

@@ -512,8 +512,6 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
             kept = log.verifier
         token = (folder.path / "owner.token").read_text()
         invitation = invitations.parse(issuer.invite("lab-t", where))
-        with pytest.raises(errors.NebulaError, match="lab lab-t is here already"):
-            joining.join(folder, invitation)
         expire(folder, issuer)
         with pytest.raises(
             member.CredentialsRefused, match="a running `nebula switch`"
@@ -557,6 +555,54 @@ def test_a_lab_whose_certificates_have_expired_renews_them_by_its_own_keys(tmp_p
     finally:
         t.stop()
         s.stop()
+
+
+def reach(lab, to):
+    """Dials a trainer of a lab; what the switch says."""
+    about = {"job": "m3", "from": "generator:0", "to": "discriminator", "lab": to}
+    token = tokens_lib.read(lab.folder, "")
+    with pytest.raises((inner.Refused, inner.Absent)) as error:
+        inner.request(lab.folder, 20.0, "dial", account=token, **about)
+    return error.value
+
+
+def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        exchange(labs.s, labs.t, 3)
+        issuer = authority.LocalAuthority(labs.s.folder)
+        issuer.revoke("lab-t")
+        listed = revocation.RevocationList(labs.s.folder)
+        listed.accept(issuer.revocation_list())
+        where = endpoints.written(labs.s.address)
+        told = labs.t.switch.state.no_line
+        wait_until(lambda: told.get(where) == server.REVOKED)
+        assert "revoked" in str(reach(labs.t, "lab-s"))
+        for to in ("lab-t", ""):
+            error = reach(labs.s, to)
+            assert isinstance(error, inner.Refused)  # it is not tried again
+            assert "the certificate of lab-t was revoked" in str(error)
+        for lab, words in ((labs.s, "of lab-t was"), (labs.t, "of this lab was")):
+            found = requests.status(lab.switch.state, lab.switch.upkeep)["no_lines"]
+            assert words in str(found)
+        log = [each for each in labs.t.lines if "connected with" in each]
+        time.sleep(3 * server.FIRST_PAUSE)  # it dials no more
+        assert log == [each for each in labs.t.lines if "connected with" in each]
+        text = issuer.invite("lab-t", where)
+        joining.join(labs.t.folder, invitations.parse(text))
+        labs.t.wait_for_line("lab-s")
+        assert not labs.s.switch.state.gone
+        exchange(labs.s, labs.t, 3)
+
+
+def test_a_trainer_from_an_older_copy_ends_at_once_with_the_reason(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        exchange(labs.s, labs.t, 3)
+        (path,) = labs.t.folder.epochs.rglob("generator-0.json")
+        kept = json.loads(path.read_text())
+        path.write_text(json.dumps(kept | {"own": kept["own"] - 2}))
+        tokens, failed = run(labs.s, labs.t, 3, connect_timeout=30.0, seconds=60)
+        assert not tokens
+        assert any("incarnation" in str(each) for each in failed)
 
 
 def test_a_revoked_lab_renews_nothing(tmp_path):

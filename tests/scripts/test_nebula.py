@@ -10,7 +10,7 @@ import sys
 import nebula_command
 import pytest
 
-from nebula_jax.security.membership import authority, revocation
+from nebula_jax.security.membership import authority, invitations, revocation
 from scripts import nebula
 
 SECRET = re.compile(r"password|token|secret|invitation|key")
@@ -105,9 +105,10 @@ def test_without_a_lab_each_command_names_the_way_to_one(tmp_path):
 
 def test_init_makes_a_folder_for_this_user_alone(tmp_path):
     path = tmp_path / "s"
-    found = nebula_command.run("init", "--name", "lab-s", "--federation", path)
+    where = f"--federation={path}"
+    found = nebula_command.run(where, "init", "--name", "lab-s")  # before or behind
     assert found.status == 0
-    assert "next: nebula switch" in found.out
+    assert f"next: scripts/run nebula switch --listen 0.0.0.0:7070 {where}" in found.out
     assert re.search(r"fingerprint of its authority: [0-9a-f]{64}", found.out)
     for each in [path, *path.rglob("*")]:
         if each.is_dir() and not each.is_symlink():
@@ -122,6 +123,14 @@ def test_init_makes_a_folder_for_this_user_alone(tmp_path):
     again = nebula_command.run("init", "--name", "lab-x", "--federation", path)
     assert again.status == 1
     assert again.err.count("\n") == 1
+
+
+def test_an_invitation_is_written_for_this_user_alone(lab, tmp_path):
+    path = tmp_path / "invitation"
+    found = lab("invite", "lab-t", "--out", path)
+    assert not found.out
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert invitations.parse(path.read_text()).lab == "lab-t"
 
 
 def test_init_refuses_a_name_that_no_lab_has(tmp_path):

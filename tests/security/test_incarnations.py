@@ -10,10 +10,23 @@ def begin(folder, cluster="generator:0"):
 
 
 def test_each_start_is_one_more(tmp_path):
+    first = begin(tmp_path)
+    first.close()
     for number in (1, 2, 3):
         made = begin(tmp_path)
-        assert made.own == number
+        assert made.own == first.own + number
         made.close()
+
+
+def test_who_has_lost_its_numbers_is_no_older_copy(tmp_path):
+    """It has joined again, in another folder: its peers have seen few starts."""
+    for path in (tmp_path / "first", tmp_path / "first", tmp_path / "other"):
+        made = begin(path)
+        made.close()
+    peer = incarnations.Incarnations(tmp_path / "peer", "m3", "discriminator")
+    peer.admit("generator:0 of lab-t", 1000)
+    peer.admit("generator:0 of lab-t", made.own)
+    peer.close()
 
 
 def test_a_trainer_that_runs_already_is_refused(tmp_path):

@@ -10,6 +10,7 @@ import socket
 import ssl
 from collections.abc import Callable
 
+from nebula_jax import errors
 from nebula_jax.communication.wire import greeting, integrity, states
 from nebula_jax.security import seal
 from nebula_jax.security import tls as tls_lib
@@ -41,7 +42,13 @@ def finish(
         peer = seal.Side(seal.read_offer(data), certificate)
         if peer.offer.secret == ours.offer.secret:
             raise credentials.CredentialsError("the peer sends back what it gets")
-        admit(peer.offer, certificate)
+        refusal: errors.NebulaError | None = None
+        try:
+            admit(peer.offer, certificate)
+        except errors.NebulaError as error:
+            if role is states.Role.CONNECTOR:
+                raise
+            refusal = error  # the peer ends when it reads it, and does not come back
         yield from greeting.when_ready(selectors.EVENT_READ, sock.unwrap)
         plain = socket.socket(fileno=sock.detach())
         plain.setblocking(False)
@@ -51,6 +58,10 @@ def finish(
             received, sent = seal.seals(peer, ours)
         tags = integrity.Both(sent, received)
         owner, clusters = ", ".join(sorted(names)), {label(peer.offer.cluster)}
-        return greeting.Connected(plain, tags, owner, frozenset(clusters))
+        made = greeting.Connected(plain, tags, owner, frozenset(clusters))
+        if refusal is not None:
+            yield from greeting.refuse(made, str(refusal))
+            raise refusal
+        return made
 
     return steps

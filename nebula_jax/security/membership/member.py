@@ -260,21 +260,6 @@ def _sign(key: Any, data: bytes) -> bytes:
     return bytes(key.sign(data, ec.ECDSA(hashes.SHA256())))
 
 
-def have_expired(folder: site_folder.Folder) -> bool:
-    """Returns True if credentials of this lab serve no more, by their age alone.
-
-    Raises:
-      site_folder.FederationError: if there are none, or others can read a key.
-    """
-    for role in site_folder.ROLES:
-        try:
-            load(folder, role)
-        except CredentialsRefused as error:
-            if error.reason == "expired":
-                return True
-    return False
-
-
 def pinned_authority(folder: site_folder.Folder) -> x509.Certificate:
     """Reads the authority's certificate, as its fingerprint in federation.json has it.
 
