@@ -10,7 +10,6 @@ checked against its channel's format.
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ from nebula_jax.communication.wire import frames, session
 
 LEAVES_SHOWN = 1000  # of a channel, in a Welcome; a digest covers the others
 TREE_SHOWN = 200  # characters of a tree's structure
-NO_LEAF = "no such leaf"
 
 Description = Mapping[str, Any]  # of a channel; JSON, see `describe`
 
@@ -128,7 +126,8 @@ def format_of(
     """Returns the format of a channel with these settings.
 
     Raises:
-      errors.SettingsError: if the codec has more shapes than a frame can name.
+      errors.SettingsError: if the codec has more shapes than a frame can name, or does
+        not give back what it is given; at a spec without arrays.
     """
     variants = selector.variants(codec)
     if len(variants) > frames.MAX_OPTIONS:
@@ -136,8 +135,13 @@ def format_of(
             f"channel {name}: its codec has {len(variants)} shapes, of which at most"
             f" {frames.MAX_OPTIONS} can be"
         )
-    payloads = [codec_lib.payload_spec(each, spec) for each in variants]
-    return Format(name, codec.name, codec.zstd, spec, tuple(payloads))
+    what = f"channel {name}"
+    if not jax.tree.leaves(spec):
+        raise errors.SettingsError(f"{what}: there is no array in what is to cross")
+    payloads = selector.fitted(what, codec, spec)
+    if codec != codec_lib.identity() and codec.zstd is None:
+        codec_lib.warn_unless_smaller(what, codec.name, spec, payloads)
+    return Format(name, codec.name, codec.zstd, spec, payloads)
 
 
 def describe(made: Format) -> Description:
@@ -147,8 +151,11 @@ def describe(made: Format) -> Description:
       name, codec, zstd, tree and leaves, of which the latter two may be cut; and a
       digest of the whole format.
     """
-    tree, leaves = _tree(made.spec), _leaves(made.spec)
-    payloads = [(_tree(each), _leaves(each)) for each in made.payloads]
+    tree, leaves = codec_lib.tree_text(made.spec), codec_lib.leaf_texts(made.spec)
+    payloads = [
+        (codec_lib.tree_text(each), codec_lib.leaf_texts(each))
+        for each in made.payloads
+    ]
     whole = repr((made.name, made.codec, made.zstd, tree, leaves, payloads))
     return {
         "name": made.name,
@@ -233,7 +240,7 @@ def _difference(here: Description, there: Description, sender: str, other: str) 
             )
     for pair in itertools.zip_longest(here["leaves"], there["leaves"]):
         if pair[0] != pair[1]:
-            one, two = (printable.line(each or NO_LEAF) for each in pair)
+            one, two = (printable.line(each or codec_lib.NO_LEAF) for each in pair)
             return f"{sender} has {one}, {other} has {two}"
     if here["tree"] != there["tree"]:
         return (
@@ -258,12 +265,9 @@ def _check(what: str, spec: Any, arrays: Any) -> None:
     is_alike = bool(structure == found)  # type: ignore[operator]
     if is_alike and all(map(_is_like, expected, got)):
         return
-    for one, two in itertools.zip_longest(_leaves(spec), _leaves(arrays)):
-        if one != two:
-            raise FormatError(
-                f"{what}: expected {one or NO_LEAF}, got {two or NO_LEAF}"
-            )
-    trees = [printable.line(_tree(each)) for each in (spec, arrays)]
+    if differing := codec_lib.difference(spec, arrays):
+        raise FormatError(f"{what}: expected {differing[0]}, got {differing[1]}")
+    trees = [printable.line(codec_lib.tree_text(each)) for each in (spec, arrays)]
     raise FormatError(f"{what}: expected the tree {trees[0]}, got {trees[1]}")
 
 
@@ -272,22 +276,3 @@ def _is_like(spec: Any, leaf: Any) -> bool:
         getattr(leaf, "shape", None) == spec.shape
         and getattr(leaf, "dtype", None) == spec.dtype
     )
-
-
-def _leaves(tree: Any) -> list[str]:
-    """Returns `['hidden'] float32[4, 16]` and so on."""
-    return [
-        f"{jax.tree_util.keystr(path)} {_leaf(leaf)}".strip()
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-
-
-def _leaf(leaf: Any) -> str:
-    if not hasattr(leaf, "dtype"):
-        return type(leaf).__name__
-    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
-
-
-def _tree(tree: Any) -> str:
-    """Returns a tree's structure, without addresses, which no two processes share."""
-    return re.sub(r" at 0x[0-9a-f]+", "", str(jax.tree.structure(tree)))

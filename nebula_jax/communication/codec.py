@@ -12,12 +12,16 @@ Where the contents decide the shape, or the step, a `selector.Selector` chooses 
 codecs of one shape each.
 """
 
+import itertools
 import math
+import re
+import warnings
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 
+from nebula_jax import errors, printable
 from nebula_jax.communication.wire import zstd as zstd_lib
 
 Arrays = Any  # pytree of arrays
@@ -26,6 +30,12 @@ Spec = Any  # pytree of jax.ShapeDtypeStruct
 State = Any  # pytree of arrays
 
 UNNAMED = "unnamed"
+NO_LEAF = "no such leaf"
+WORTH_SAVING = 1024  # bytes: a codec that saves none of fewer is not worth a word
+
+
+class CodecWarning(UserWarning):
+    """A codec that does less on these arrays than its name promises."""
 
 
 class Codec(NamedTuple):
@@ -148,3 +158,101 @@ def ratio(codec: Codec, spec: Spec) -> float:
     What zstd saves depends on the contents and is not counted.
     """
     return nbytes(payload_spec(codec, spec)) / nbytes(spec)
+
+
+def fitted(what: str, codec: Codec, spec: Spec) -> Payload:
+    """Returns what `payload_spec` does, of a codec that gives back what it is given.
+
+    Args:
+      what: a name for the arrays, for errors.
+      codec: to be tried, without computing anything.
+      spec: of the arrays.
+
+    Raises:
+      errors.SettingsError: at arrays that are none, or if what is decoded differs from
+        the spec, or a state from the one before it.
+    """
+    check_arrays(what, spec)
+    state = jax.eval_shape(lambda: codec.init(spec))
+    payload, sender = jax.eval_shape(codec.encode, spec, state)
+    arrays, receiver = jax.eval_shape(codec.decode, payload, state)
+    if found := difference(spec, arrays):
+        raise errors.SettingsError(
+            f"{what}: codec {codec.name} was given {found[0]} and decodes {found[1]};"
+            " decode must return the shapes and dtypes that encode was given"
+        )
+    for after in (sender, receiver):
+        if found := difference(state, after):
+            raise errors.SettingsError(
+                f"{what}: the state of codec {codec.name} begins with {found[0]} and"
+                f" goes on with {found[1]}; it must keep its shapes and dtypes"
+            )
+    return payload
+
+
+def warn_unless_smaller(what: str, name: str, spec: Spec, payloads: Payload) -> None:
+    """Warns, once, of a codec whose smallest payload saves nothing."""
+    before, after = nbytes(spec), min(map(nbytes, payloads))
+    if after >= before >= WORTH_SAVING:
+        warnings.warn(
+            f"{what}: codec {name} saves nothing: it makes {after:,} bytes of"
+            f" {before:,}",
+            CodecWarning,
+            stacklevel=2,
+        )
+
+
+def check_arrays(what: str, tree: Any) -> None:
+    """Checks that every leaf of a tree is an array, or the spec of one.
+
+    Args:
+      what: a name for the tree, for errors.
+      tree: any pytree.
+
+    Raises:
+      errors.SettingsError: with the leaf's path and type, and what to do.
+    """
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):
+            continue
+        if isinstance(leaf, bool | int | float | complex):
+            remedy = f"write jnp.asarray({leaf})"
+        else:
+            remedy = (
+                "leave out what is no array, as eqx.partition(model, eqx.is_array) and"
+                " nnx.split(model) do"
+            )
+        raise errors.SettingsError(
+            f"{what}{jax.tree_util.keystr(path)} is no array but"
+            f" {printable.line(repr(leaf), 60)}, of type {type(leaf).__name__}:"
+            f" {remedy}"
+        )
+
+
+def difference(one: Any, two: Any) -> tuple[str, str] | None:
+    """Returns the first difference of two trees of arrays, as texts; None without."""
+    for here, there in itertools.zip_longest(leaf_texts(one), leaf_texts(two)):
+        if here != there:
+            return here or NO_LEAF, there or NO_LEAF
+    if (trees := (tree_text(one), tree_text(two)))[0] != trees[1]:
+        return f"the tree {printable.line(trees[0])}", printable.line(trees[1])
+    return None
+
+
+def leaf_texts(tree: Any) -> list[str]:
+    """Returns `['hidden'] float32[4, 16]` and so on."""
+    return [
+        f"{jax.tree_util.keystr(path)} {_leaf_text(leaf)}".strip()
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _leaf_text(leaf: Any) -> str:
+    if not hasattr(leaf, "dtype"):
+        return type(leaf).__name__
+    return f"{leaf.dtype}[{', '.join(map(str, leaf.shape))}]"
+
+
+def tree_text(tree: Any) -> str:
+    """Returns a tree's structure, without addresses, which no two processes share."""
+    return re.sub(r" at 0x[0-9a-f]+", "", str(jax.tree.structure(tree)))

@@ -88,6 +88,13 @@ def variants(codec: CodecOrSelector) -> tuple[codec_lib.Codec, ...]:
     return as_selector(codec).codecs
 
 
+def fitted(
+    what: str, codec: CodecOrSelector, spec: codec_lib.Spec
+) -> tuple[codec_lib.Payload, ...]:
+    """Returns the payload's spec of each variant; see `codec.fitted`."""
+    return tuple(codec_lib.fitted(what, each, spec) for each in variants(codec))
+
+
 def by_step(codecs: Sequence[CodecOrSelector], which: Callable[[int], int]) -> Selector:
     """Uses one of several codecs in each step, each with a state of its own.
 

@@ -40,7 +40,7 @@ the new one). Whoever trains holds it beside the codecs' states, in WithAux:
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -174,7 +174,7 @@ def front(
         _forward(run, send, is_trained, has_aux),
         _backward(receive, has_aux),
         spec,
-        functools.partial(_init_codecs, send, receive),
+        functools.partial(init_codecs, send, receive),
         functools.partial(zero_grads, is_trained=is_trained),
     )
 
@@ -323,7 +323,7 @@ def back(
 
     return Back(
         _step(run_step, decode_before, encode_after, has_aux),
-        functools.partial(_init_codecs, send, receive),
+        functools.partial(init_codecs, send, receive),
         functools.partial(zero_grads, is_trained=is_trained),
     )
 
@@ -351,8 +351,8 @@ def _back_fn(
             hidden = leaves.with_floats(received, activations)
             params = partition.merge(trained, frozen)
             out, new_aux = run_fn(params, aux, hidden, batch, rng)
-            loss, metrics = out if isinstance(out, tuple) else (out, {})
-            return loss, ({"loss": loss} | metrics, new_aux)
+            loss, metrics = _loss_and_metrics(out)
+            return loss, ({"loss": loss, **metrics}, new_aux)
 
         differentiate = jax.grad(run, (0, 1), has_aux=True)
         (new, errors), (metrics, new_aux) = differentiate(trained, activations)
@@ -414,8 +414,22 @@ def with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     return checked
 
 
+def _loss_and_metrics(out: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Returns what the back half's function returned, with metrics if it had none."""
+    if not isinstance(out, tuple):
+        return out, {}
+    if len(out) != 2 or not isinstance(out[1], Mapping):
+        given = ", ".join(type(each).__name__ for each in out)
+        raise TypeError(
+            "a back half returns the loss, or (loss, dict of metrics) as"
+            f' loss, {{"accuracy": hits}}; not ({given})'
+        )
+    return out
+
+
 def activations_of(hidden: Any) -> list[Any]:
     """Returns the leaves of h that get a gradient."""
+    codec_lib.check_arrays("h", hidden)
     activations = leaves.floats(hidden)
     if not activations:
         raise TypeError(
@@ -426,6 +440,7 @@ def activations_of(hidden: Any) -> list[Any]:
 
 
 def _types(tree: Any) -> str:
+    codec_lib.check_arrays("auxiliary state", tree)
     return str(jax.tree.map(lambda leaf: leaf.dtype.name + str(leaf.shape), tree))
 
 
@@ -445,11 +460,18 @@ def together(codecs: Any, aux: Any, has_aux: bool) -> Any:
     return WithAux(codecs, aux) if has_aux else codecs
 
 
-def _init_codecs(
+def init_codecs(
     send: selector.CodecOrSelector,
     receive: selector.CodecOrSelector,
     spec: codec_lib.Spec,
 ) -> CodecStates:
+    """Makes the states of two codecs of the same arrays.
+
+    Raises:
+      errors.SettingsError: if one does not give back what it is given.
+    """
+    for each in (send, receive):
+        selector.fitted("h", each, spec)
     return CodecStates(send.init(spec), receive.init(spec))
 
 

@@ -108,8 +108,8 @@ def middle(
 
     def init_codecs(h: codec_lib.Spec, h2: codec_lib.Spec) -> BothStates:
         return BothStates(
-            cut.CodecStates(reply.init(h), receive.init(h)),
-            cut.CodecStates(send.init(h2), answer.init(h2)),
+            cut.init_codecs(reply, receive, h),
+            cut.init_codecs(send, answer, h2),
         )
 
     return Middle(

@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 
+from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.codecs import leaves
 
 Params = Any  # pytree of arrays
@@ -30,7 +31,11 @@ def split(params: Params, is_trained: IsTrained) -> tuple[Params, Params]:
 
     What is in the other part is left out of a dict; elsewhere None is in its place.
     Integers are frozen in any case.
+
+    Raises:
+      errors.SettingsError: at a leaf that is no array.
     """
+    codec_lib.check_arrays("params", params)
     return _split(params, is_trained, ())
 
 

@@ -19,9 +19,11 @@ from nebula_jax.communication.codec import (
 from nebula_jax.communication.codecs.bits import bits_for
 from nebula_jax.communication.codecs.block_floats import e3m0
 from nebula_jax.communication.codecs.block_sparse import sparse_loco
+from nebula_jax.communication.codecs.conformance import Report, check
 from nebula_jax.communication.codecs.differences import delta
 from nebula_jax.communication.codecs.floats import bf16, fp8, fp16
 from nebula_jax.communication.codecs.integers import int4, int8
+from nebula_jax.communication.codecs.leaves import per_leaf
 from nebula_jax.communication.codecs.low_rank import subspace, svd
 from nebula_jax.communication.codecs.packing import pack_ids, pack_tokens
 from nebula_jax.communication.codecs.parser import NAMES, CodecError, from_string
@@ -35,11 +37,13 @@ __all__ = [
     "UNNAMED",
     "Codec",
     "CodecError",
+    "Report",
     "Selector",
     "bf16",
     "bits_for",
     "by_step",
     "chain",
+    "check",
     "delta",
     "e3m0",
     "error_feedback",
@@ -53,6 +57,7 @@ __all__ = [
     "int8",
     "pack_ids",
     "pack_tokens",
+    "per_leaf",
     "ratio",
     "sparse_loco",
     "stateless",

@@ -5,6 +5,7 @@ b: size of a block of the last axis.
 
 import functools
 import math
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from nebula_jax.communication import codec
 from nebula_jax.communication.codecs import leaves
 
 MAX_BLOCK = 4096  # its matrix takes 64 MB
+USEFUL = 8  # values in a block: an outlier among fewer hardly spreads
 
 
 @struct.dataclass
@@ -33,9 +35,10 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
     rounding; it is meant before a quantizer: `hadamard|int4(64)`, since a block with
     one outlier would otherwise be quantized in units of that outlier.
     Payload: per leaf its shape, float32. Wire: 4 n bytes for n values.
-    A block that holds NaN or Inf decodes as NaN. What `int4(64)|bf16` and the like have
-    made of it is added up without rounding, so that devices which add in another order
-    decode the same, unless scales of the block are more than 2^5 apart.
+    Blocks of fewer than 8 hardly spread anything: a width that 8 does not divide gets a
+    CodecWarning. A block that holds NaN or Inf decodes as NaN. What `int4(64)|bf16` and
+    the like have made of it is added up without rounding, so that devices which add in
+    another order decode the same, unless scales of the block are more than 2^5 apart.
 
     >>> x = jnp.zeros((1, 4)).at[0, 0].set(2.0)
     >>> payload, _ = hadamard().encode(x, ())
@@ -60,6 +63,7 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
         return _rotation(size, seed)
 
     def encode_leaf(leaf: jax.Array) -> Rotated:
+        _warn_if_useless(leaf, block)
         return Rotated(_times(leaf.astype(jnp.float32), matrix(leaf)), str(leaf.dtype))
 
     def decode_leaf(node: Rotated) -> jax.Array:
@@ -69,6 +73,19 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
 
     name = f"hadamard({block}, {seed})"
     return leaves.codec_of(Rotated, encode_leaf, decode_leaf, name)
+
+
+def _warn_if_useless(leaf: jax.Array, block: int) -> None:
+    useful = min(USEFUL, 1 << (block.bit_length() - 1))
+    if leaf.ndim and leaf.shape[-1] % useful and leaf.size >= codec.WORTH_SAVING:
+        width = leaf.shape[-1]
+        warnings.warn(
+            f"hadamard does next to nothing to {width} columns: it rotates blocks of"
+            f" {math.gcd(width, useful)}, the largest power of two that divides them;"
+            f" widths that {useful} divides work, such as {width - width % -useful}",
+            codec.CodecWarning,
+            stacklevel=2,
+        )
 
 
 @functools.cache
