@@ -199,7 +199,9 @@ def test_a_description_has_a_bounded_size_and_still_shows_every_difference(monke
 
 def test_a_description_is_the_same_in_every_process():
     def codec():
-        return codec_lib.stateless(lambda x: {"x": (x, codec_lib.UNNAMED)[:1]}, id)
+        return codec_lib.stateless(
+            lambda x: {"x": (x,)}, lambda payload: payload["x"][0]
+        )
 
     one, two = (
         agreement.encode([agreement.format_of("h", Batch(*TREE.values()), codec())], [])
