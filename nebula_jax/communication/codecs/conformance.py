@@ -23,7 +23,7 @@ LOST = 0.1  # of what a codec loses: one value more or less that rounds the othe
 
 @dataclasses.dataclass(frozen=True)
 class Report:
-    """What `check` found.
+    """The findings of `check`.
 
     codec: its name.
     broken: a sentence for each rule that it breaks.
@@ -137,7 +137,7 @@ class _Subject:
 
 
 class _Line:
-    """Both ends of a channel."""
+    """The two ends of a channel."""
 
     def __init__(self, subject: _Subject, eager: bool = False) -> None:
         self._subject, self._codec = subject, subject.codec
