@@ -491,7 +491,7 @@ def test_an_invitation_serves_once_for_its_lab_within_its_hour(tmp_path):
 def expire(folder, issuer):
     """Replaces the certificates of a lab with others, of two days ago."""
     past = site_folder.utc_now() - datetime.timedelta(days=2)
-    with issuer._store.transaction() as connection:  # it has been a member since
+    with issuer._store.writing() as connection:  # it has been a member since
         connection.execute("UPDATE labs SET since = ?", (int(past.timestamp()),))
     for role in site_folder.ROLES:
         request = member.new_request()

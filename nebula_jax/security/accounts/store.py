@@ -1,4 +1,4 @@
-"""The file of a lab's accounts and grants: its tables, and transactions on it.
+"""The files of a lab's accounts and grants, and of an authority: transactions on them.
 
 One SQLite file, which several processes use at once. A transaction that writes begins
 as one (BEGIN IMMEDIATE), so that what it reads stays so until it commits; a commit is
@@ -12,7 +12,7 @@ import pathlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from nebula_jax import errors, files, printable
 from nebula_jax.security import private_files
@@ -25,10 +25,23 @@ Record = Callable[..., object]
 """Called as `record(kind, who, **what)` in the transaction of a change, before its
 commit: a change that cannot be recorded is not made. No secret is among the values."""
 
-_APPLICATION = 0x6E62616A  # "nbaj", which marks the file as ours
 
-_VERSION = 2
-_TABLES = """
+class Kind(NamedTuple):
+    """A kind of file."""
+
+    what: str
+    """It is a file of, for errors."""
+    application: int
+    """Marks a file as ours; see PRAGMA application_id."""
+    version: int
+    tables: str
+
+
+ACCOUNTS = Kind(
+    "accounts",
+    application=0x6E62616A,  # "nbaj"
+    version=2,
+    tables="""
 CREATE TABLE accounts (
   name TEXT PRIMARY KEY,
   role TEXT NOT NULL CHECK (role IN ('owner', 'operator', 'researcher', 'auditor')),
@@ -77,7 +90,8 @@ CREATE TABLE grants (
 CREATE UNIQUE INDEX one_active_grant ON grants (subject, handle)
   WHERE state = 'active';
 CREATE INDEX grants_of_subject ON grants (subject, handle, number);
-"""
+""",
+)
 
 _DAMAGED = "the file is damaged: put a copy of it back"
 _ADVICE = {
@@ -93,15 +107,15 @@ _ADVICE = {
 
 
 class StoreError(errors.NebulaError):
-    """A file of accounts that cannot be used; one line names it and what to do."""
+    """A file that cannot be used; one line names it and what to do."""
 
 
 def unrecorded(kind: str, who: str, **what: Any) -> None:
     """Records nothing: a `Record` for those who keep no audit log."""
 
 
-def create(path: pathlib.Path) -> None:
-    """Makes a file without accounts, in a private folder, unless it is there.
+def create(path: pathlib.Path, kind: Kind = ACCOUNTS) -> None:
+    """Makes a file without rows, in a private folder, unless it is there.
 
     Raises:
       StoreError: if the disk does not take it.
@@ -114,22 +128,27 @@ def create(path: pathlib.Path) -> None:
             os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with contextlib.closing(_connect(partial)) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute(f"PRAGMA application_id = {_APPLICATION}")
-                connection.execute(f"PRAGMA user_version = {_VERSION}")
-                connection.executescript(_TABLES)
+                connection.execute(f"PRAGMA application_id = {kind.application}")
+                connection.execute(f"PRAGMA user_version = {kind.version}")
+                connection.executescript(kind.tables)
     except OSError as error:
         raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
 
 
 class Store:
-    """An open file of accounts. Threads may share one; processes open their own.
+    """An open file. Threads may share one; processes open their own.
 
     Attributes:
       path: of the file.
       record: is called for each change, in its transaction.
     """
 
-    def __init__(self, path: pathlib.Path, record: Record = unrecorded) -> None:
+    def __init__(
+        self,
+        path: pathlib.Path,
+        record: Record = unrecorded,
+        kind: Kind = ACCOUNTS,
+    ) -> None:
         """Opens a file that `create` has made.
 
         Raises:
@@ -146,7 +165,7 @@ class Store:
         with _translated(path):
             self._connection = _connect(path)
             try:
-                _check_version(self._connection, path)
+                _check_version(self._connection, path, kind)
             except BaseException:
                 self._connection.close()
                 raise
@@ -209,14 +228,16 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
     return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
-def _check_version(connection: sqlite3.Connection, path: pathlib.Path) -> None:
+def _check_version(
+    connection: sqlite3.Connection, path: pathlib.Path, kind: Kind
+) -> None:
     version = _number(connection, "user_version")
-    if _number(connection, "application_id") != _APPLICATION:
-        raise StoreError(f"{path}: is no file of accounts: put a copy of it back")
-    if version != _VERSION:
+    if _number(connection, "application_id") != kind.application:
+        raise StoreError(f"{path}: is no file of {kind.what}: put a copy of it back")
+    if version != kind.version:
         raise StoreError(
-            f"{path}: has version {version}, and this Nebula reads {_VERSION}: use the"
-            " one that wrote it, or found the federation anew"
+            f"{path}: has version {version}, and this Nebula reads {kind.version}: use"
+            " the one that wrote it, or found the federation anew"
         )
 
 
@@ -243,6 +264,6 @@ def _translated(path: pathlib.Path) -> Iterator[None]:
         if isinstance(error, sqlite3.ProgrammingError):
             raise
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        advice = _ADVICE.get(code, "is it a file of accounts?")
+        advice = _ADVICE.get(code, "is it a file of ours?")
         why = printable.line(" ".join(str(error).split()))
         raise StoreError(f"{path}: {advice} ({why})") from None

@@ -19,8 +19,8 @@ from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from nebula_jax import files
+from nebula_jax.security.accounts import store as store_lib
 from nebula_jax.security.membership import (
-    authority_store,
     invitations,
     issuing,
     member,
@@ -41,6 +41,42 @@ MOST_REQUEST_BYTES = 1 << 14  # a request for P-256 has 350
 GRACE = datetime.timedelta(days=14)
 """A lab that was off, or could not reach the authority, may renew certificates that
 expired so long ago, unless it was revoked."""
+
+DATABASE = store_lib.Kind(
+    "an authority",
+    application=0,
+    version=0,
+    tables="""
+CREATE TABLE invitations (
+  digest BLOB PRIMARY KEY CHECK (length(digest) = 32),
+  lab TEXT NOT NULL,
+  expires INTEGER NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('open', 'used', 'withdrawn'))
+) STRICT;
+CREATE TABLE labs (
+  name TEXT PRIMARY KEY,
+  state TEXT NOT NULL CHECK (state IN ('member', 'revoked')),
+  since INTEGER NOT NULL
+) STRICT;
+CREATE TABLE issued (
+  serial TEXT PRIMARY KEY,
+  lab TEXT NOT NULL,
+  role TEXT NOT NULL,
+  not_after INTEGER NOT NULL
+) STRICT;
+CREATE TABLE revoked (
+  serial TEXT PRIMARY KEY REFERENCES issued (serial),
+  since INTEGER NOT NULL
+) STRICT;
+CREATE TABLE revocation_list (
+  id INTEGER PRIMARY KEY CHECK (id = 1),
+  number INTEGER NOT NULL,
+  signed INTEGER NOT NULL,
+  pem BLOB NOT NULL
+) STRICT;
+""",
+)
+"""Of a secret it has the SHA-256. Serial numbers (to 160 bits) are hexadecimal."""
 
 
 class RequestRefused(site_folder.Refusal):
@@ -91,7 +127,9 @@ class LocalAuthority:
             )
         self._signer = certificates.Authority(certificate, key)
         self.fingerprint = site_folder.fingerprint(certificate)
-        self._store = authority_store.Store(folder.authority_database)
+        path = folder.authority_database
+        store_lib.create(path, DATABASE)
+        self._store = store_lib.Store(path, kind=DATABASE)
         if self.lab not in self.members():
             self.admit(self.lab)
 
@@ -159,7 +197,7 @@ class LocalAuthority:
             raise FederationError(
                 f"{address[:80]!r} is not host:port, as in lab-s.example:7070"
             )
-        with self._store.transaction() as connection:
+        with self._store.writing() as connection:
             made = invitations.invite(connection, lab, address, self.fingerprint, now)
         return made.text()
 
@@ -183,7 +221,7 @@ class LocalAuthority:
             `invitations.REASONS`.
         """
         now = now or site_folder.utc_now()
-        with self._store.transaction() as connection:
+        with self._store.writing() as connection:
             reason = invitations.redeem(connection, claim, lab, requests, now)
         if reason:  # not in the transaction, which would forget the guess
             text = (
@@ -194,14 +232,14 @@ class LocalAuthority:
     def admit(self, lab: str) -> None:
         """Makes a lab a member without an invitation, as the authority's own is."""
         site_folder.check_lab(lab)
-        with self._store.transaction() as connection:
+        with self._store.writing() as connection:
             now = site_folder.utc_now()
             invitations.set_state(connection, lab, "member", now)
 
     def members(self) -> list[str]:
         """Returns the labs that are members, sorted."""
         query = "SELECT name FROM labs WHERE state = 'member' ORDER BY name"
-        with self._store.transaction() as connection:
+        with self._store.writing() as connection:
             return [name for (name,) in connection.execute(query)]
 
     def renew(
@@ -243,7 +281,7 @@ class LocalAuthority:
                 " ago; another invitation replaces it",
             )
         issued = former.not_valid_before_utc + issuing.BACKDATED
-        with self._store.transaction() as connection:
+        with self._store.writing() as connection:
             since = invitations.member_since(connection, lab)
         if since is not None and int(issued.timestamp()) < since:
             raise RequestRefused(
@@ -272,13 +310,13 @@ class LocalAuthority:
         Raises:
           RequestRefused: if the request does not serve, or the lab is no
             member or has MOST_CERTIFICATES, or there is no such role.
-          FederationError: if the database does not serve.
+          store.StoreError: if the database does not serve.
         """
         now = now or site_folder.utc_now()
         if role not in site_folder.ROLES:
             raise RequestRefused("wrong_role", f"no lab has a {role[:80]!r}")
         key = requested_key(csr_pem)
-        with self._store.transaction() as connection:
+        with self._store.writing() as connection:
             if invitations.state(connection, lab) != "member":
                 raise RequestRefused(
                     "no_member",
@@ -328,7 +366,7 @@ class LocalAuthority:
             )
         seconds = int(now.timestamp())
         listed = revocation.RevocationList(self._folder)
-        with self._store.transaction() as connection:
+        with self._store.writing() as connection:
             withdrawn = invitations.withdraw(connection, lab)
             has_come = invitations.state(connection, lab) is not None
             if not withdrawn and not has_come:
@@ -356,7 +394,7 @@ class LocalAuthority:
         """
         now = now or site_folder.utc_now()
         listed = revocation.RevocationList(self._folder)
-        with self._store.transaction() as connection:
+        with self._store.writing() as connection:
             query = "SELECT number, signed, pem FROM revocation_list"
             row = connection.execute(query).fetchone()
             age = now.timestamp() - row[1] if row else math.inf

@@ -5,7 +5,7 @@ once, for an hour and for one lab's name. It carries the fingerprint of the auth
 so that the lab that joins trusts no other, and a secret, of which the authority keeps
 only a digest. The secret itself crosses no network: who joins sends a MAC over its
 requests, so that no switch on the way puts in others. Functions of a `connection` are
-parts of a transaction of the authority's database (`authority_store.py`).
+parts of a transaction of the authority's database.
 """
 
 import base64

@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
+from nebula_jax.security.accounts import store
 from nebula_jax.security.membership import (
     authority,
     invitations,
@@ -225,7 +226,7 @@ def test_a_revoked_lab_is_on_the_list_and_gets_no_other_certificate(issuer):
 
 def issuer_folder(issuer):
     """Where an authority lies, by its database."""
-    return site_folder.Folder(issuer._store._path.parents[1])
+    return site_folder.Folder(issuer._store.path.parents[1])
 
 
 def renewal_of(folder, role="trainer"):
@@ -409,7 +410,7 @@ def test_key_and_database_are_for_this_user_alone(issuer):
 
 
 def test_a_committed_transaction_is_on_the_disk(issuer):
-    with issuer._store.transaction() as connection:
+    with issuer._store.writing() as connection:
         get = lambda name: connection.execute(f"PRAGMA {name}").fetchone()[0]  # noqa: E731
         assert (get("journal_mode"), get("synchronous")) == ("wal", 2)
         with pytest.raises(sqlite3.IntegrityError, match="cannot store TEXT"):
@@ -440,9 +441,7 @@ def test_an_authority_is_made_once_and_its_files_are_named_when_damaged(tmp_path
             authority.LocalAuthority(folder)
     folder.authority_key.write_bytes(key)
     folder.authority_database.write_bytes(b"no database" * 100)
-    with pytest.raises(
-        site_folder.FederationError, match=r"authority\.sqlite: file is"
-    ):
+    with pytest.raises(store.StoreError, match=r"authority\.sqlite: the file is dam"):
         authority.LocalAuthority(folder)
 
 

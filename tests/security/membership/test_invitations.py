@@ -15,6 +15,7 @@ import lab_folders
 import pytest
 from lab_folders import redeem
 
+from nebula_jax.security.accounts import store
 from nebula_jax.security.membership import authority, invitations, site_folder
 
 NOW = datetime.datetime(2026, 5, 4, 12, 0, 0, 250_000, tzinfo=datetime.UTC)
@@ -69,7 +70,7 @@ def test_an_invitation_is_used_once(issuer, line):
 
 
 def _folder(issuer):
-    return issuer._store._path.parents[1]
+    return issuer._store.path.parents[1]
 
 
 def test_an_invitation_lasts_an_hour(issuer, line):
@@ -257,25 +258,25 @@ def test_of_two_processes_with_one_invitation_one_joins(issuer):
 
 
 def test_a_redemption_that_fails_is_undone(issuer, line):
-    with issuer._store.transaction() as connection:
+    with issuer._store.writing() as connection:
         connection.execute(
             "CREATE TRIGGER full BEFORE INSERT ON labs"
             " BEGIN SELECT RAISE(ABORT, 'no space'); END"
         )
-    with pytest.raises(site_folder.FederationError, match="no space"):
+    with pytest.raises(store.StoreError, match="no space"):
         redeem(issuer, secret_of(line), "lab-t", NOW)
-    with issuer._store.transaction() as connection:
+    with issuer._store.writing() as connection:
         connection.execute("DROP TRIGGER full")
     redeem(issuer, secret_of(line), "lab-t", NOW)
 
 
 def test_a_database_that_another_process_holds_is_named(issuer, line, monkeypatch):
-    path = issuer._store._path
+    path = issuer._store.path
     with issuer._store._lock:
         issuer._store._connection.execute("PRAGMA busy_timeout = 50")
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(site_folder.FederationError, match="database is locked"):
+    with pytest.raises(store.StoreError, match="database is locked"):
         redeem(issuer, secret_of(line), "lab-t", NOW)
     other.execute("ROLLBACK")
     other.close()
