@@ -186,15 +186,12 @@ class Listener:
         while (oldest := self._pending.oldest) and oldest.deadline <= now:
             self._drop(oldest, f"no session within {greeting.PENDING_SECONDS:g} s")
         self._advance_all(ready, now)
-        self._dropped.tick(now)
-        self._refused.tick(now)
 
     def _sleep(self) -> float:
         oldest = self._pending.oldest
-        until = min(self._dropped.deadline, self._refused.deadline)
-        if oldest is not None:
-            until = min(until, oldest.deadline)
-        return max(0.0, min(LONGEST_SLEEP, until - time.monotonic()))
+        if oldest is None:
+            return LONGEST_SLEEP
+        return max(0.0, min(LONGEST_SLEEP, oldest.deadline - time.monotonic()))
 
     def _advance_all(
         self, ready: list[pending_connections.Pending], now: float

@@ -16,8 +16,7 @@ from nebula_jax.communication.wire import greeting
 MOST = 1024  # at a time; fewer where a process may not have so many files
 KEPT = 8  # places of each known peer's address that no other address takes
 SUBNET_BITS = 64  # of an IPv6 address: the rest is the owner's to choose
-LOG_PERIOD_SECONDS = 60.0
-LOG_LINES = 20  # a period: what anybody can cause shall not fill the disk
+LOG_BURST, LOG_SECONDS = 20, 3.0  # lines that need not wait; between the others
 
 
 @dataclasses.dataclass(eq=False)
@@ -158,35 +157,44 @@ def group(host: str) -> str:
 class RejectedLog:
     """The log of connections that came to nothing: a line each, or one for very many.
 
-    Time is an argument, as above.
+    What anybody can cause must not fill a disk. After the first few there is a line in
+    a while, with how many others it stands for. Time is an argument, as above.
     """
 
-    def __init__(self, log: Callable[[str], None]) -> None:
-        """Starts with nothing counted; `log` is called with a line."""
-        self._log = log
-        self._lines = self._unlogged = 0
-        self.deadline = float("inf")
-        """The time at which `tick` has something to do."""
+    def __init__(
+        self,
+        log: Callable[[str], None],
+        burst: int = LOG_BURST,
+        period: float = LOG_SECONDS,
+    ) -> None:
+        """Starts with nothing counted.
 
-    def add(self, line: str, now: float) -> None:
-        """Logs a line, or counts it."""
-        self.tick(now)
-        if not self._lines:
-            self.deadline = now + LOG_PERIOD_SECONDS
-        if self._lines == LOG_LINES:
-            self._unlogged += 1
-            return
-        self._lines += 1
-        self._log(line)
+        Args:
+          log: called with a line.
+          burst: lines that need not wait.
+          period: seconds to wait for each of the others.
+        """
+        self._log, self._burst, self._period = log, burst, period
+        self._left, self._now, self._others = float(burst), 0.0, 0
 
-    def tick(self, now: float) -> None:
-        """Ends the period if it is over."""
-        if now >= self.deadline:
-            self.flush()
+    def add(self, line: str, now: float) -> int | None:
+        """Logs a line, or counts it.
+
+        Returns:
+          The number of lines before it that it stands for; None if it was only counted.
+        """
+        refilled = self._left + (now - self._now) / self._period
+        self._left, self._now = min(self._burst, refilled), now
+        if self._left < 1:
+            self._others += 1
+            return None
+        self._left -= 1
+        others, self._others = self._others, 0
+        self._log(f"{line} (and {others} others before it)" if others else line)
+        return others
 
     def flush(self) -> None:
-        """Logs the count of what was not logged, and begins a new period."""
-        if self._unlogged:
-            self._log(f"and {self._unlogged} more connections like these")
-        self._lines = self._unlogged = 0
-        self.deadline = float("inf")
+        """Logs the count of what was not logged."""
+        if self._others:
+            self._log(f"and {self._others} more connections like these")
+        self._others = 0

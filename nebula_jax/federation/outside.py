@@ -31,7 +31,7 @@ MOST_PENDING = 128  # each may cost 256 KiB of TLS
 PENDING_SECONDS = 15.0  # for handshake, request and end of one
 PAUSE = 0.1  # seconds, where the system has no more sockets
 REFUSAL_BURST = 20  # entries that need not wait
-REFUSALS_PER_SECOND = 1.0
+REFUSAL_SECONDS = 1.0  # between the others
 
 
 async def accepted(
@@ -134,16 +134,14 @@ def _checked(
 
 
 class Refusals:
-    """The refusals of one switch: each an entry in its log, or one for very many.
-
-    A log that anybody can fill is soon no log. So after the first few there is an entry
-    a second at most, with how many others it stands for.
-    """
+    """The refusals of one switch: each an entry in its log, or one for very many."""
 
     def __init__(self, made: state.State) -> None:
         """Starts without any."""
         self._state = made
-        self._left, self._now, self._others = float(REFUSAL_BURST), 0.0, 0
+        self._lines = pending_connections.RejectedLog(
+            made.log, REFUSAL_BURST, REFUSAL_SECONDS
+        )
 
     def add_error(self, host: str, error: BaseException) -> None:
         """Takes the refusal of a host, or of its lab, that an error is."""
@@ -151,17 +149,11 @@ class Refusals:
 
     def add(self, host: str, reason: str, text: str, now: float) -> None:
         """Takes a refusal: its reason in a word and in full, and the seconds by now."""
-        refilled = self._left + (now - self._now) * REFUSALS_PER_SECOND
-        self._left, self._now = min(REFUSAL_BURST, refilled), now
-        if self._left < 1:
-            self._others += 1
-            return
-        self._left -= 1
-        others, self._others = self._others, 0
-        more = f" (and {others} others before it)" if others else ""
-        self._state.log(f"refused a connection from {host}: {reason}: {text}{more}")
-        about = {"others": others} if others else {}
-        self._state.record("refusal", host, reason=reason, **about)
+        line = f"refused a connection from {host}: {reason}: {text}"
+        others = self._lines.add(line, now)
+        if others is not None:
+            about = {"others": others} if others else {}
+            self._state.record("refusal", host, reason=reason, **about)
 
 
 class Entrance:

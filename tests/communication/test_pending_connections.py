@@ -91,25 +91,28 @@ def test_an_owner_of_many_addresses_is_one(hosts, is_one):
 
 
 def test_many_lines_become_one_with_their_count():
-    said = []
+    said, burst = [], pending_connections.LOG_BURST
     log = pending_connections.RejectedLog(said.append)
     for number in range(1000):
         log.add(f"line {number}", now=5.0)
-    assert said == [f"line {number}" for number in range(pending_connections.LOG_LINES)]
-    log.tick(log.deadline)
-    assert said[pending_connections.LOG_LINES :] == [
-        f"and {1000 - pending_connections.LOG_LINES} more connections like these"
-    ]
-    log.add("another", now=70.0)
-    assert said[-1] == "another"
+    assert said == [f"line {number}" for number in range(burst)]
+    assert log.add("another", now=70.0) == 1000 - burst
+    assert said[-1] == f"another (and {1000 - burst} others before it)"
+
+
+def test_what_is_not_logged_at_the_end_is_counted():
+    said = []
+    log = pending_connections.RejectedLog(said.append, burst=1)
+    for number in range(3):
+        log.add(f"line {number}", now=5.0)
+    log.flush()
+    log.flush()
+    assert said == ["line 0", "and 2 more connections like these"]
 
 
 def test_few_lines_are_logged_alone():
     said = []
     log = pending_connections.RejectedLog(said.append)
     log.add("one", now=0.0)
-    log.tick(59.0)
-    log.tick(60.0)
     log.flush()
     assert said == ["one"]
-    assert log.deadline == float("inf")
