@@ -15,7 +15,11 @@ These names are public, and stay; everything else may change with any version:
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from nebula_jax import xla_flags
+
 __version__ = "0.3.0"
+
+xla_flags.mend()  # before JAX starts
 
 if TYPE_CHECKING:
     from nebula_jax import errors as errors
