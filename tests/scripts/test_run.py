@@ -58,15 +58,105 @@ def test_without_a_command_it_says_how_to_use_it(project):
     assert done.stderr.startswith("usage: scripts/run CMD")
 
 
-def test_an_old_python_is_named(project, tmp_path):
+@pytest.mark.parametrize("chosen", ["", "python3"])
+def test_an_old_python_is_named(chosen, project, tmp_path):
     old = program(tmp_path / "old", "python3", 'echo "Python 3.8.1"; exit 1')
     for name in ("python3.11", "python3.12", "python3.13"):
         program(tmp_path / "old", name, "exit 1")
     path = f"{old.parent}:/usr/bin:/bin"
-    done = run(project, "true", PATH=path, PYTHON="python3")
+    done = run(project, "true", PATH=path, PYTHON=chosen, PYENV_ROOT=str(tmp_path))
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
     assert "Python 3.11 or newer is needed, but python3 is Python 3.8.1" in line
+
+
+def stand_in(folder, name, status="0"):
+    """A program that starts as a Python, and whose environments say what made them.
+
+    It answers questions about itself with a status, and installs nothing.
+    """
+    made = """for last; do true; done
+case "$*" in
+  *"-m venv"*)
+    rm -rf "$last"; mkdir -p "$last/bin"; cp "$0" "$last/bin/python"
+    echo "$last" > "$last/bin/activate"; cp "$0" "$last/made-by";;
+esac
+"""
+    return program(
+        folder,
+        name,
+        f"# {folder.parent.name} {name}\n[ $1 != -c ] || exit {status}\n{made}",
+    )
+
+
+def made_by(root):
+    """The Python of a project's environment."""
+    return (root / ".venv" / "made-by").read_text().splitlines()[1].split()
+
+
+@pytest.mark.parametrize(
+    ("there", "taken"),
+    [
+        ({"python3.13": "0", "python3.11": "0"}, "python3.13"),
+        # A shim of pyenv: it is there and does not start.
+        ({"python3.13": "127", "python3.12": "127", "python3.11": "0"}, "python3.11"),
+        # Debian's without python3-venv comes after one that has what it takes.
+        ({"python3.13": "3", "python3.12": "0"}, "python3.12"),
+        ({"python3.13": "127", "python3.12": "127", "python3.11": "3"}, "python3.11"),
+    ],
+)
+def test_the_newest_python_that_starts_is_taken(there, taken, project, tmp_path):
+    for name in ("python3", "python3.11", "python3.12", "python3.13"):
+        stand_in(tmp_path / "path" / "bin", name, there.get(name, "127"))
+    path = f"{tmp_path / 'path' / 'bin'}:/usr/bin:/bin"
+    done = run(project, "true", PATH=path, PYTHON="", PYENV_ROOT=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert made_by(project) == ["#", "path", taken]
+
+
+def test_pyenvs_own_folders_are_looked_into(project, tmp_path):
+    versions = tmp_path / "versions"
+    for version in ("3.13.9", "3.13.10", "3.14.0", "3.12.1"):
+        stand_in(versions / version / "bin", f"python{version[:4]}")
+    stand_in(tmp_path / "path" / "bin", "python3.13", "127")
+    path = f"{tmp_path / 'path' / 'bin'}:/usr/bin:/bin"
+    done = run(project, "true", PATH=path, PYTHON="", PYENV_ROOT=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    assert made_by(project) == ["#", "3.13.10", "python3.13"]
+
+
+def test_an_update_leaves_what_the_user_installed(project, tmp_path):
+    python = stand_in(tmp_path / "first" / "bin", "python3")
+    assert run(project, "true", PYTHON=str(python)).returncode == 0
+    own = project / ".venv" / "the user's own"
+    own.touch()
+    (project / "requirements.txt").write_text("# another\n")
+    for environment in ({"PYTHON": ""}, {"PYTHON": str(python)}):
+        done = run(project, "true", **environment)
+        assert done.returncode == 0, done.stderr
+        assert own.exists()
+    assert "up to date" not in done.stderr  # the second time nothing is left to do
+
+
+@pytest.mark.parametrize("change", ["moved", "gone", "another"])
+def test_an_environment_whose_python_is_gone_or_another_is_made_anew(
+    change, project, tmp_path
+):
+    python = stand_in(tmp_path / "first" / "bin", "python3")
+    assert run(project, "true", PYTHON=str(python)).returncode == 0
+    (project / ".venv" / "the user's own").touch()
+    if change == "moved":
+        project = project.rename(tmp_path / "elsewhere")
+    elif change == "gone":
+        (project / ".venv" / "bin" / "python").unlink()
+    else:
+        python = stand_in(tmp_path / "second" / "bin", "python3")
+        python.write_text(
+            python.read_text().replace("|| exit 0", "|| { echo 3.12; exit 0; }")
+        )
+    done = run(project, "true", PYTHON=str(python))
+    assert done.returncode == 0, done.stderr
+    assert not (project / ".venv" / "the user's own").exists()
 
 
 def test_an_unreachable_registry_is_said(project, tmp_path):
