@@ -3,13 +3,17 @@
 Settings are environment variables, so that the processes that tests start have them.
 """
 
+import gc
 import os
 import pathlib
 import shutil
+from importlib.metadata import version
 
 import hypothesis
 import pytest
 
+# XLA ends the process at a flag that it does not know: this one is gone since JAX 0.11.
+OLD_FLAGS = ["--xla_cpu_use_fusion_emitters=false"] * version("jax").startswith("0.10.")
 os.environ["XLA_FLAGS"] = " ".join(
     [
         os.environ.get("XLA_FLAGS", ""),
@@ -17,7 +21,7 @@ os.environ["XLA_FLAGS"] = " ".join(
         # Most of a test's time is compilation of programs that run a few times.
         "--xla_backend_optimization_level=0",
         "--xla_llvm_disable_expensive_passes=true",
-        "--xla_cpu_use_fusion_emitters=false",
+        *OLD_FLAGS,
         "--xla_cpu_parallel_codegen_split_count=1",
     ]
 )
@@ -75,6 +79,24 @@ def pytest_collection_modifyitems(items):
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW_SECONDS))
+
+
+_MOST_MAPS = 30_000  # of the kernel's 65,530 (vm.max_map_count)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def compiled_programs_do_not_pile_up():
+    """Forgets them when a process has very many, before XLA crashes.
+
+    XLA maps each kernel of a program into memory for itself, some 150 times a training
+    step; where the kernel allows no more it dies by SIGSEGV.
+    """
+    yield
+    if len(pathlib.Path("/proc/self/maps").read_bytes().splitlines()) > _MOST_MAPS:
+        import jax
+
+        jax.clear_caches()
+        gc.collect()
 
 
 RANDOM = ("training", "models", "evaluation")  # folders of code that draws

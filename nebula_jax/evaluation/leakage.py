@@ -71,7 +71,7 @@ def chance(own: np.ndarray, labels: np.ndarray, size: int) -> Chance:
     counts = np.bincount(own, minlength=size)
     best = np.argsort(-counts, kind="stable")[:GUESSES]
     guesses = np.broadcast_to(best, (len(labels), len(best)))
-    unigram = (counts / max(1, counts.sum()))[labels].mean()
+    unigram = (counts / max(1, int(counts.sum())))[labels].mean()
     return Chance(recovery(guesses, labels), float(unigram))
 
 
@@ -299,6 +299,8 @@ def span_test(gradient: jax.Array, tables: jax.Array, present: np.ndarray) -> Sp
         inputs=int(present.sum()),
         rank=int(rank),
         recall=float(found / present.sum()),
-        precision=float(found / max(1, accepted.sum())),
-        pieces=float((anywhere & present.any(axis=0)).sum() / max(1, anywhere.sum())),
+        precision=float(found / max(1, int(accepted.sum()))),
+        pieces=float(
+            (anywhere & present.any(axis=0)).sum() / max(1, int(anywhere.sum()))
+        ),
     )

@@ -49,7 +49,7 @@ def fp16() -> codec.Codec:
     >>> payload.data.tolist()
     [1.0, 65504.0, inf]
     """
-    return _cast(jnp.float16, "fp16")
+    return _cast(jnp.dtype(jnp.float16), "fp16")
 
 
 def bf16() -> codec.Codec:
@@ -62,7 +62,7 @@ def bf16() -> codec.Codec:
     >>> codec.ratio(bf16(), jax.ShapeDtypeStruct((4, 8), jnp.float32))
     0.5
     """
-    return _cast(jnp.bfloat16, "bf16")
+    return _cast(jnp.dtype(jnp.bfloat16), "bf16")
 
 
 def _cast(dtype: jnp.dtype, name: str) -> codec.Codec:
