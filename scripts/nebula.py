@@ -1,7 +1,7 @@
 """The command `nebula`: a federation of labs, its switches, people, data and audit.
 
     nebula init --name lab-s                       # the first lab, once
-    nebula invite lab-t > invitation
+    nebula invite lab-t --out invitation
     nebula switch --listen 0.0.0.0:7070
 
     nebula join lab-s.example:7070 --name lab-t    # another lab, once

@@ -9,6 +9,7 @@ invitation's secret. The switch passes requests on to the authority, and changes
 import asyncio
 import socket
 import ssl
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
@@ -79,7 +80,7 @@ def answer(
     """
     op = json_lines.field(fields, "op", str)
     if op == "authority":
-        return {"authority": issuer.certificate().decode()}
+        return {"authority": issuer.certificate().decode(), "time": time.time()}
     if op == "list":  # signed by the authority, and for everybody
         pem = issuer.revocation_list()
         known = fields.get("number") == revocation.number_of(pem)
@@ -185,6 +186,23 @@ def renew(folder: site_folder.Folder) -> None:
     member.install(folder, "switch", request.key, _text(answer, "pem"), ca)
 
 
+def clock_ahead(address: str) -> float:
+    """Returns the seconds by which this machine's clock is ahead of the authority's.
+
+    Nothing is verified, since a wrong clock lets nothing be: it is for a person.
+
+    Args:
+      address: of the switch of the authority's lab, host:port.
+
+    Raises:
+      JoinError: if it does not answer.
+    """
+    context = between_labs.unverified_context()
+    began = time.time()
+    answer = _request(address, {"op": "authority"}, context, None)
+    return (began + time.time()) / 2 - float(json_lines.field(answer, "time", float))
+
+
 def _text(answer: Mapping[str, Any], name: str) -> bytes:
     return str(json_lines.field(answer, name, str)).encode()
 
@@ -211,9 +229,12 @@ def _request(
             secure.sendall(json_lines.encode(fields))
             answer = json_lines.read(secure)
     except ssl.SSLCertVerificationError as error:
+        clock = ""
+        if between_labs.reason_of(error) in ("expired", "not_yet_valid"):
+            clock = f"; here it is {site_folder.utc_now():%Y-%m-%d %H:%M} UTC: is it?"
         raise JoinError(
             f"{address}: not the switch of {lab}, which issued the invitation:"
-            f" {error.verify_message}"
+            f" {error.verify_message}{clock}"
         ) from None
     except (OSError, EOFError) as error:
         reason = getattr(error, "strerror", None) or error

@@ -14,6 +14,7 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
+from nebula_jax.federation import joining
 from nebula_jax.security.membership import checkup, member, site_folder
 from nebula_jax.security.membership.checkup import FINE, UNCLEAR, WRONG, Check
 from nebula_jax.security.tls import between_labs
@@ -106,11 +107,26 @@ def reach(folder: site_folder.Folder, address: tuple[str, int]) -> list[Check]:
     connected = time.monotonic() - began
     with sock:
         checks = [Check(what, FINE, f"answers after {1e3 * connected:.1f} ms (TCP)")]
+        if what == folder.load().authority:
+            checks += _clock(what)
         try:
             checks.append(_handshake(folder, what, sock))
         except (errors.NebulaError, OSError) as error:
             checks.append(Check(what, WRONG, _no_handshake(error)))
     return checks
+
+
+def _clock(what: str) -> list[Check]:
+    """Compares this machine's clock with the authority's."""
+    try:
+        ahead = joining.clock_ahead(what)
+    except (errors.NebulaError, OSError):
+        return []  # the handshake shows what is wrong
+    span = checkup.duration(datetime.timedelta(seconds=abs(ahead)))
+    text = f"this machine's is {span} {'ahead of' if ahead > 0 else 'behind'} that one"
+    if abs(ahead) <= checkup.MOST_CLOCK_SECONDS:
+        return [Check("clocks", FINE, text)]
+    return [Check("clocks", WRONG, f"{text}: set the wrong one by a time server (NTP)")]
 
 
 def _unreachable(error: OSError) -> str:

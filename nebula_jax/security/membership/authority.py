@@ -197,6 +197,8 @@ class LocalAuthority:
             raise FederationError(
                 f"{address[:80]!r} is not host:port, as in lab-s.example:7070"
             )
+        if lab == self.lab:
+            raise FederationError(f"{lab} is this lab, and has the authority")
         with self._store.writing() as connection:
             made = invitations.invite(connection, lab, address, self.fingerprint, now)
         return made.text()
@@ -210,6 +212,9 @@ class LocalAuthority:
     ) -> None:
         """Uses an invitation up, and admits the lab. Of two attempts at once one wins.
 
+        A lab that is a member already gets other certificates: those that it had are
+        revoked, since who invited it anew may know that others have their keys.
+
         Args:
           claim: made with the secret of the invitation, see `invitations.claim`.
           lab: the name under which its bearer wants to join.
@@ -221,8 +226,13 @@ class LocalAuthority:
             `invitations.REASONS`.
         """
         now = now or site_folder.utc_now()
+        listed = revocation.RevocationList(self._folder)
         with self._store.writing() as connection:
+            is_member = invitations.state(connection, lab) == "member"
             reason = invitations.redeem(connection, claim, lab, requests, now)
+            if is_member and not reason:
+                self._revoke_certificates(connection, lab, now)
+                self._sign_list(connection, listed, now)
         if reason:  # not in the transaction, which would forget the guess
             text = (
                 f"{invitations.REASONS[reason]}; the authority's lab can make another"
@@ -364,7 +374,6 @@ class LocalAuthority:
                 f"{lab} has the authority and cannot be revoked; `nebula rotate` gives"
                 " it new keys"
             )
-        seconds = int(now.timestamp())
         listed = revocation.RevocationList(self._folder)
         with self._store.writing() as connection:
             withdrawn = invitations.withdraw(connection, lab)
@@ -375,13 +384,19 @@ class LocalAuthority:
                 )
             if has_come:
                 invitations.set_state(connection, lab, "revoked", now)
-            connection.execute(
-                "INSERT OR IGNORE INTO revoked SELECT serial, ? FROM issued"
-                " WHERE lab = ? AND not_after >= ?",
-                (seconds, lab, seconds - int(LIST_MEMORY.total_seconds())),
-            )
+            self._revoke_certificates(connection, lab, now)
             number, _ = self._sign_list(connection, listed, now)
         return number
+
+    def _revoke_certificates(
+        self, connection: sqlite3.Connection, lab: str, now: datetime.datetime
+    ) -> None:
+        seconds = int(now.timestamp())
+        connection.execute(
+            "INSERT OR IGNORE INTO revoked SELECT serial, ? FROM issued"
+            " WHERE lab = ? AND not_after >= ?",
+            (seconds, lab, seconds - int(LIST_MEMORY.total_seconds())),
+        )
 
     def revocation_list(self, now: datetime.datetime | None = None) -> bytes:
         """Returns the newest revocation list (PEM).

@@ -181,6 +181,8 @@ class Folder:
                 " another folder"
             )
         self.prepare()
+        with files.writing(self.path / ".gitignore") as partial:
+            partial.write_text("*\n")  # no key of it in a repository
         text = json.dumps(dataclasses.asdict(settings), indent=2)
         with files.writing(self.settings) as partial:
             partial.write_text(text + "\n", "utf-8")

@@ -2,11 +2,15 @@
 
 import socket
 import threading
+import time
+import types
 
 import nebula_command
 import pytest
 import two_labs
 
+from nebula_jax.federation import joining
+from nebula_jax.security.tls import between_labs
 from scripts.federation import doctor
 
 
@@ -70,6 +74,28 @@ def test_two_labs_that_are_connected_are_in_order(labs):
     assert state.lines["lab-s"] is line
     assert not line.is_closed
     assert labs.s.switch.state.lines["lab-t"].is_closed is False
+
+
+@pytest.mark.parametrize("hours", [25, -25])
+def test_a_clock_that_is_a_day_off_is_named(labs, monkeypatch, hours):
+    """Every certificate would be too old, or too new, for no reason of its own."""
+    clock = types.SimpleNamespace(time=lambda: time.time() + 3600 * hours)
+    monkeypatch.setattr(doctor.joining, "clock_ahead", clock_by(clock))
+    found = examined(labs.t)
+    way = "ahead of" if hours > 0 else "behind"
+    assert f"wrong  clocks: this machine's is 1.0 d {way} that one" in found.out
+    assert found.status == 1
+
+
+def clock_by(clock):
+    """The comparison with a clock that is not the switch's."""
+
+    def ahead(address):
+        context = between_labs.unverified_context()
+        answer = joining._request(address, {"op": "authority"}, context, None)
+        return clock.time() - answer["time"]
+
+    return ahead
 
 
 def test_no_token_is_printed(labs):

@@ -317,6 +317,22 @@ def test_no_lab_makes_the_revocation_list_too_long(issuer, monkeypatch):
     assert len(listed(issuer, NOW + 2.5 * DAY)[1]) == 3
 
 
+def test_a_member_that_joins_again_has_its_former_certificates_revoked(issuer):
+    old = certify(issuer)
+    line = issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
+    assert not listed(issuer)[1]
+    secret = invitations.parse(line, NOW).secret
+    lab_folders.redeem(issuer, secret, "lab-t", NOW)
+    new = certify(issuer)
+    assert listed(issuer)[1] == {old.serial_number}
+    assert new.serial_number != old.serial_number
+
+
+def test_the_lab_of_the_authority_is_not_invited(issuer):
+    with pytest.raises(site_folder.FederationError, match="lab-s is this lab"):
+        issuer.invite("lab-s", lab_folders.ADDRESS, NOW)
+
+
 def test_a_lab_that_never_came_is_revoked_by_its_invitation(issuer):
     line = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
     issuer.revoke("lab-u", NOW)
