@@ -37,6 +37,9 @@ PLAIN = bert.Config(
 )
 
 
+BY_TIME = dataclasses.replace(PLAIN, logits="masked", by_time=True)
+
+
 def text(step):
     """A batch of which a model soon learns something: few words are frequent."""
     random = np.random.RandomState(step)
@@ -52,12 +55,21 @@ def with_encoder(config, **fields):
     )
 
 
+@functools.cache
+def drawn():
+    """Parameters that all trainers begin with: each would compile the drawing."""
+    return jax.device_get(jax.jit(lambda: bert.init(PLAIN, 0)[0].params)())
+
+
 class Trainer:
     """A compiled step: (state, batch, its number) -> (state, metrics)."""
 
     def __init__(self, config, devices=1, rows=B):
         mesh = mesh_lib.make_mesh(jax.devices()[:devices])
-        plan = mesh_lib.sharded_init(mesh, lambda: bert.init(config, 0)[0])
+        params = drawn()
+        plan = mesh_lib.sharded_init_from_arrays(
+            mesh, lambda: bert.init(config, 0, params)[0]
+        )
         self.config, self.groups, self.init = config, mesh_lib.replicas(mesh), plan.init
         self.is_joined = config.layout == "joined"
         jitted = mesh_lib.jit_step(
@@ -107,10 +119,8 @@ trained = functools.cache(train)
 
 MICRO = {"micro_batches": 2}
 RUNGS = {
-    "masked logits": (1, {"logits": "masked"}, {}),
     "fused attention": (1, {}, {"attention": "fused"}),
     "joined": (1, {"logits": "masked", "layout": "joined"}, {}),
-    "accumulation": (1, MICRO, {}),
     "each": (2, MICRO, {}),
     "once": (2, {"all_reduce": "once", **MICRO}, {}),
     "overlapped": (4, {"all_reduce": "overlapped", **MICRO}, {}),
@@ -211,7 +221,7 @@ def by_hand(config, params, rng, ids):
 
 
 def test_the_loss_is_the_mean_over_masked_tokens():
-    step = trainer(*changed("masked logits"))
+    step = trainer(BY_TIME)
     state = step.init()
     for number in range(STEPS - 1):  # until some are predicted
         state, _ = step(state, text(number), number)
@@ -266,9 +276,9 @@ def test_clusters_with_parts_of_a_batch_have_its_gradient():
     )
 
 
-@pytest.mark.parametrize("name", optimizers.BY_NAME)
+@pytest.mark.parametrize("name", ["adamw", "lamb", "muon"])  # for sgd see the rungs
 def test_every_optimizer_descends(name):
-    rate = {"sgd": 0.5, "lamb": 0.05}.get(name, 0.02)
+    rate = {"lamb": 0.05}.get(name, 0.02)
     config = bert.Config(ENCODER, 30, optimizer=name, learning_rate=rate)
     losses, _, _ = train(config, steps=30)
     assert np.mean(losses[-5:]) < np.mean(losses[:2]) - 0.7
@@ -276,14 +286,13 @@ def test_every_optimizer_descends(name):
 
 def test_by_time_the_rate_is_that_of_the_progress_passed():
     """Time that passes evenly is steps; at its end nothing moves any more."""
-    config = dataclasses.replace(PLAIN, logits="masked", by_time=True)
-    losses, _, params = train(config)
+    losses, _, params = train(BY_TIME)
     want, _, wanted_params = trained(PLAIN)
     np.testing.assert_allclose(losses, want, atol=1e-5)
     jax.tree.map(
         lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, wanted_params
     )
-    step = trainer(config)
+    step = trainer(BY_TIME)
     fresh = jax.device_get(step.init().params)
     moved, _ = step(step.init(), text(0), STEPS / 2)  # by steps it would be 0
     before = jax.device_get(moved.params)

@@ -41,16 +41,12 @@ PLAIN = m3.Config(
     learning_rate=2e-3,
     warmup_steps=20,
 )
-UNDROPPED = dataclasses.replace(
-    CONFIG, generator=PLAIN.generator, discriminator=PLAIN.discriminator
-)
 WEIGHTED = dataclasses.replace(PLAIN, rtd_weight=7.0, clm_weight=3.0)
 
-# Jitted once for all tests: most of their time is compilation. All configurations here
-# begin with the same states.
-init_generator = jax.jit(functools.partial(m3.init_generator, CONFIG))
-init_discriminator = jax.jit(functools.partial(m3.init_discriminator, CONFIG))
-generator_loss = jax.jit(m3.generator_loss, static_argnums=0)
+# Jitted once for all tests: most of their time is compilation. All configurations but
+# WARM begin with the states of CONFIG.
+init_generator = jax.jit(m3.init_generator, static_argnums=0)
+init_discriminator = jax.jit(m3.init_discriminator, static_argnums=0)
 generator_step = jax.jit(m3_steps.generator_step, static_argnums=0)
 discriminator_step = jax.jit(m3_steps.discriminator_step, static_argnums=0)
 discriminator_loss = jax.jit(m3.discriminator_loss, static_argnums=0)
@@ -78,12 +74,12 @@ def text(seed):
 
 @pytest.fixture(scope="module")
 def generator():
-    return init_generator(0, 0)
+    return init_generator(CONFIG, 0, 0)
 
 
 @pytest.fixture(scope="module")
 def discriminator():
-    return init_discriminator(0)
+    return init_discriminator(CONFIG, 0)
 
 
 @jax.jit
@@ -125,7 +121,8 @@ def test_a_cold_generator_says_its_best_word_and_a_hot_one_guesses(generator):
 
 
 WARM = dataclasses.replace(
-    CONFIG,
+    PLAIN,
+    **{"steps": 20, "learning_rate": 1e-3, "warmup_steps": 2},
     start=warm_start.Config(
         head_warmup_steps=2,
         head_learning_rate=2e-3,
@@ -140,10 +137,8 @@ WARM = dataclasses.replace(
 def test_the_split_run_equals_the_whole_model(config):
     """Two generators and a discriminator that exchange packed bytes, against one
     gradient of eq. 11 in all parameters: equal after 5 steps."""
-    make = jax.jit(m3.init_generator, static_argnums=(0, 2))
-    generators = [make(config, 0, k) for k in range(2)]
-    make = jax.jit(m3.init_discriminator, static_argnums=0)
-    discriminator = first = make(config, 0)
+    generators = [init_generator(config, 0, k) for k in range(2)]
+    discriminator = first = init_discriminator(config, 0)
     whole = (tuple(generators), discriminator)
     pack = codecs.pack_ids(V)
     spec = m3.tokens_spec(config, B)
@@ -180,11 +175,13 @@ def test_micro_batches_take_the_step_of_the_batch():
     """Without dropout, whose bits are a micro-batch's own."""
     states = []
     for micro_batches in (1, 2):
-        config = dataclasses.replace(UNDROPPED, micro_batches=micro_batches)
-        state, tokens, measured = generator_step(config, init_generator(0, 0), text(0))
-        given = corrupted(init_generator(0, 0))
+        config = dataclasses.replace(PLAIN, micro_batches=micro_batches)
+        state, tokens, measured = generator_step(
+            config, init_generator(CONFIG, 0, 0), text(0)
+        )
+        given = corrupted(init_generator(CONFIG, 0, 0))
         other, measured_too = discriminator_step(
-            config, init_discriminator(0), [given, given]
+            config, init_discriminator(CONFIG, 0), [given, given]
         )
         losses = measured["loss"], measured_too["loss"], measured_too["clm_loss"]
         masked = tokens.masked, tokens.originals
@@ -279,15 +276,11 @@ def test_a_training_step_has_dropout(generator, discriminator):
     tokens = corrupted(generator)
 
     def losses_with(config):
-        of_generator, _ = generator_loss(
-            config, generator.params, jax.random.key(0), text(0)
-        )
-        of_discriminator, _ = discriminator_loss(
-            config, discriminator.params, jax.random.key(0), tokens
-        )
-        return np.asarray([of_generator, of_discriminator])
+        *_, of_generator = generator_step(config, generator, text(0))
+        _, of_discriminator = discriminator_step(config, discriminator, [tokens] * 2)
+        return np.asarray([of_generator["loss"], of_discriminator["loss"]])
 
-    assert (np.abs(losses_with(CONFIG) - losses_with(UNDROPPED)) > 1e-4).all()
+    assert (np.abs(losses_with(CONFIG) - losses_with(PLAIN)) > 1e-4).all()
 
 
 def test_a_batch_is_the_concatenation_of_the_generators_micro_batches(
@@ -305,8 +298,8 @@ def test_a_batch_is_the_concatenation_of_the_generators_micro_batches(
 
 
 def test_generators_start_different_and_share_nothing_with_the_discriminator():
-    first, second = (init_generator(0, k).params for k in range(2))
-    discriminator = init_discriminator(0).params
+    first, second = (init_generator(CONFIG, 0, k).params for k in range(2))
+    discriminator = init_discriminator(CONFIG, 0).params
     tables = [
         tree["embeddings"]["word_embeddings"]["embedding"]
         for tree in (first, second, discriminator)
@@ -326,7 +319,10 @@ def test_steps_draw_fresh_masks_and_depend_on_step_and_seed_alone(generator):
 
 def test_training_learns_to_tell_replaced_tokens():
     """On text where each token is the one before plus one, fakes are easy to see."""
-    generator, discriminator = init_generator(0, 0), init_discriminator(0)
+    generator, discriminator = (
+        init_generator(CONFIG, 0, 0),
+        init_discriminator(CONFIG, 0),
+    )
     random = np.random.RandomState(0)
     history = []
     for _ in range(PLAIN.steps):
@@ -350,7 +346,7 @@ def test_corrective_modeling_learns_from_the_context():
     config = dataclasses.replace(
         PLAIN, rtd_weight=0.0, learning_rate=2e-2, warmup_steps=5
     )
-    discriminator, random = init_discriminator(0), np.random.RandomState(0)
+    discriminator, random = init_discriminator(CONFIG, 0), np.random.RandomState(0)
     history = []
     for _ in range(60):
         token = random.randint(10, 18, (16, 1)).astype(np.int32)

@@ -39,15 +39,14 @@ def test_gradients_are_those_of_each_term_by_itself(discriminator):
         discriminator.params, [batch]
     )
     assert len(found) == 4
-    for term, other in (("rtd", "clm_weight"), ("clm", "rtd_weight")):
-        alone = dataclasses.replace(CONFIG, **{other: 0.0})
-        grads = jax.jit(
-            jax.grad(
-                lambda params, alone=alone: m3.discriminator_loss(
-                    alone, params, jax.random.key(1), batch
-                )[0]
-            )
-        )(discriminator.params)
+
+    def loss(params, rtd, clm):
+        alone = dataclasses.replace(CONFIG, rtd_weight=rtd, clm_weight=clm)
+        return m3.discriminator_loss(alone, params, jax.random.key(1), batch)[0]
+
+    gradient = jax.jit(jax.grad(loss))
+    for term, *weights in (("rtd", 7.0, 0.0), ("clm", 0.0, 3.0)):
+        grads = gradient(discriminator.params, *weights)
         heads = [grads[name] for name in ("rtd_head", "clm_head")]
         rest = [grads[name] for name in ("embeddings", "encoder")]
         expected = optax.tree.norm(heads), optax.tree.norm(rest)
