@@ -54,6 +54,10 @@ _MEMORY, _LEAST_BYTES = pathlib.Path("/dev/shm"), 4 * 2**30
 if os.access(_MEMORY, os.W_OK) and shutil.disk_usage(_MEMORY).free > _LEAST_BYTES:
     os.environ.setdefault("PYTEST_DEBUG_TEMPROOT", str(_MEMORY))
 
+# JAX makes many objects that live on: for every 700 of them, Python's threshold, the
+# collector and JAX's own would look through what there is.
+gc.set_threshold(50_000, 20, 100)
+
 # Of an example: a busy machine may have other work for longer than 200 ms.
 hypothesis.settings.register_profile("suite", deadline=None)
 hypothesis.settings.load_profile("suite")

@@ -18,7 +18,7 @@ import tiny_translations
 
 ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 60
-RUN = {"steps": 8, "checkpoint_every": 8}
+RUN = {"steps": 5, "checkpoint_every": 5}  # programs of test_pretrain_m3
 
 
 ADDRESSES = "10.78.0.1", "10.78.0.2"
@@ -160,17 +160,20 @@ def command_lines():
 def test_pretrain_m3_over_two_switches_ends_with_the_parameters_of_one_without(
     labs, runs
 ):
+    """Each generator has the text of its own languages, the discriminator has none."""
     s, t = labs
-    status, output = runs.run(workdir="plain", **RUN)
+    status, output = runs.run(workdir="plain", cluster="whole", **RUN)
     assert status == 0, output
     given = (runs.folder / "plain" / "run.flags").read_text().splitlines()
     vocabulary = next(each for each in given if each.startswith("--vocabulary="))
     common = RUN | {"workdir": "federated"}
     started = [
-        begin(runs, t, vocabulary, cluster="discriminator", **common),
-        begin(runs, s, vocabulary, cluster="generator:0", **common),
-        begin(runs, s, vocabulary, cluster="generator:1", **common),
+        begin(runs, t, vocabulary, cluster="discriminator", data_dir="none", **common)
     ]
+    for number, languages in enumerate((["en", "de"], ["sw"])):
+        own = {"cluster": f"generator:{number}", "data_dir": f"text{number}"}
+        runs.write_part(own["data_dir"], languages)
+        started.append(begin(runs, s, vocabulary, **own, **common))
     time.sleep(1.0)
     shown = command_lines()
     assert "pretrain_m3" in shown
@@ -180,8 +183,8 @@ def test_pretrain_m3_over_two_switches_ends_with_the_parameters_of_one_without(
     for cluster in ("discriminator", "generator-0", "generator-1"):
         jax.tree.map(
             np.testing.assert_array_equal,
-            runs.state("federated", cluster, 8),
-            runs.state("plain", cluster, 8),
+            runs.state("federated", cluster, 5),
+            runs.state("plain", cluster, 5),
         )
 
 

@@ -6,7 +6,6 @@ import functools
 import json
 import math
 import re
-import shutil
 import time
 
 import configured
@@ -308,6 +307,7 @@ def test_the_bytes_are_those_that_the_kernel_counts(split):
             assert counted == pytest.approx(line["kernel_sent"], rel=0.01, abs=100)
 
 
+@pytest.mark.slow  # in a federation: test_federation.py
 def test_clusters_started_one_by_one_meet_and_train(runs, split, vocabulary):
     """As on real clusters: three commands that share a vocabulary and an authority.
 
@@ -317,13 +317,7 @@ def test_clusters_started_one_by_one_meet_and_train(runs, split, vocabulary):
     certificates.issue_for_run(
         runs.folder / "tls", ["discriminator", "generator:0", "generator:1"]
     )
-    texts = [runs.folder / "text0", runs.folder / "text1"]
-    for text, languages in zip(texts, (["en", "de"], ["sw"]), strict=True):
-        for path in runs.text.rglob("*.t*"):
-            if path.name.split(".")[0].removeprefix("en-") in languages:
-                target = text / path.relative_to(runs.text)
-                target.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy(path, target)
+    texts = [runs.write_part("text0", ["en", "de"]), runs.write_part("text1", ["sw"])]
 
     def start(name, **flags):
         return runs.start(

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import pathlib
+import shutil
 import subprocess
 import sys
 import time
@@ -83,6 +84,15 @@ class Runs:
     def write_text(self, folder: pathlib.Path) -> pathlib.Path:
         """Writes the corpus of all runs; its folder."""
         return write_text(folder)
+
+    def write_part(self, name: str, languages: Iterable[str]) -> pathlib.Path:
+        """Copies the text of some languages into a folder of that name."""
+        for path in self.text.rglob("*.t*"):
+            if path.name.split(".")[0].removeprefix("en-") in languages:
+                target = self.folder / name / path.relative_to(self.text)
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy(path, target)
+        return self.folder / name
 
     def flags(self) -> dict:
         """What a run is given unless a test says otherwise."""

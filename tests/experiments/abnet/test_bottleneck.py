@@ -1,6 +1,4 @@
-"""A run with a bottleneck: over clusters, in one process, resumed."""
-
-import shutil
+"""A run with a bottleneck: over clusters and in one process; resumed: test_control."""
 
 import numpy as np
 import pytest
@@ -52,17 +50,6 @@ def test_a_run_over_two_clusters_is_that_in_one_process_and_trains_the_neck(
     )
     assert params.shape == (16, WIDTH)
     assert np.abs(params - first).max() > 1e-4
-
-
-def test_a_run_over_two_clusters_resumes_with_the_same_bits(runs, split):
-    before = runs.sides("split", STEPS)
-    shutil.copytree(split, runs.folder / "resumed")
-    for side in ("source", "target"):
-        last = runs.folder / "resumed" / side / "checkpoints" / f"{STEPS:08d}"
-        shutil.rmtree(last)
-    status, output = runs.run(workdir="resumed", **RUN)
-    assert status == 0, output
-    tiny_translations.assert_same(runs.sides("resumed", STEPS), before)
 
 
 def test_more_columns_than_there_are_are_refused_before_anything_starts(runs):

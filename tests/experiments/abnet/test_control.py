@@ -13,7 +13,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
 from nebula_jax.parallel import codec_control
 
-STEPS, EVERY, SAVED = 24, 2, 12
+STEPS, EVERY, SAVED = 16, 2, 8
 RUN = {
     **tiny_translations.ALIKE,
     "steps": STEPS,
@@ -80,7 +80,10 @@ def test_only_what_the_rungs_send_crosses(split):
 
 
 def test_a_run_that_goes_on_takes_what_clocks_measured_from_the_tape(runs, split):
-    """And ends with the same parameters, bit for bit, whatever they would measure."""
+    """And ends with the same parameters, bit for bit, whatever they would measure.
+
+    The bottleneck and its moments are among them.
+    """
     resumed = runs.folder / "resumed"
     shutil.copytree(split, resumed)
     for side in ("source", "target"):

@@ -12,8 +12,8 @@ import tiny_runs
 from nebula_jax.models import pretrained
 from nebula_jax.training import diloco, metrics
 
-STEPS, EVERY = 26, 6
-SAVED = [7, 13, 19, 25, STEPS]  # a checkpoint waits for the round that is under way
+STEPS, EVERY = 20, 6
+SAVED = [7, 13, 19, STEPS]  # a checkpoint waits for the round that is under way
 CLUSTERS = ("cluster-0", "cluster-1")
 
 
@@ -90,9 +90,9 @@ def test_a_run_leaves_an_encoder_and_its_figures(runs, whole):
     records = [
         each for each in metrics.read(whole / "whole") if "held_out_mlm_loss" in each
     ]
-    assert [each["step"] for each in records] == [0, 20, STEPS]
+    assert [each["step"] for each in records] == [0, STEPS]
     assert set(records[0]["held_out_mlm_loss"]) == {"en", "de"}
-    first, last = (sum(each["held_out_mlm_loss"].values()) for each in records[::2])
+    first, last = (sum(each["held_out_mlm_loss"].values()) for each in records)
     assert last < first
 
 
