@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import jax
 
-from nebula_jax import errors, printable
+from nebula_jax import errors, printable, strict_json
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import selector
 from nebula_jax.communication.wire import frames, session
@@ -189,7 +189,7 @@ def decode(data: bytes) -> tuple[list[Description], list[Description]]:
       Malformed: if it is something else.
     """
     try:
-        sent, received = json.loads(data)
+        sent, received = strict_json.loads(data)
         for each in (*sent, *received):
             texts = [each[key] for key in ("name", "codec", "tree", "digest")]
             texts += each["leaves"]
@@ -198,7 +198,7 @@ def decode(data: bytes) -> tuple[list[Description], list[Description]]:
             if each["zstd"] is not None and type(each["zstd"]) is not int:
                 raise TypeError
         return list(sent), list(received)
-    except (ValueError, KeyError, TypeError, RecursionError):
+    except (ValueError, KeyError, TypeError):
         raise Malformed(
             "sent a description of its channels that cannot be read"
         ) from None

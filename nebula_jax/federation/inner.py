@@ -16,7 +16,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import disk, errors, files
+from nebula_jax import disk, errors, files, strict_json
 from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.security.membership import site_folder
@@ -88,7 +88,7 @@ def read(folder: site_folder.Folder) -> Address:
       NoSwitch: if none has written one.
     """
     try:
-        fields = json.loads(folder.running_switch.read_text())
+        fields = strict_json.loads(folder.running_switch.read_bytes())
         found = Address(**fields)
     except FileNotFoundError:
         raise NoSwitch(

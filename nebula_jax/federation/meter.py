@@ -13,7 +13,7 @@ import pathlib
 import struct
 from collections.abc import Callable
 
-from nebula_jax import errors, files, printable
+from nebula_jax import errors, files, printable, strict_json
 from nebula_jax.communication.wire import frames, schema
 from nebula_jax.security import policy, seal
 from nebula_jax.security.audit import entries
@@ -67,9 +67,11 @@ class Names:
     def learn(self, welcome: bytes) -> None:
         """Takes the names from the payload of a listener's Welcome."""
         try:
-            sides = [[each["name"] for each in side] for side in json.loads(welcome)]
+            sides = [
+                [each["name"] for each in side] for side in strict_json.loads(welcome)
+            ]
             sent, received = sides
-        except (ValueError, KeyError, TypeError, RecursionError):
+        except (ValueError, KeyError, TypeError):
             raise Unreadable("a Welcome that cannot be read") from None
         self._known.pop(self._session, None)
         while len(self._known) >= MOST_SESSIONS:
@@ -94,7 +96,7 @@ class Names:
 def read_sessions(folder: pathlib.Path) -> Known:
     """Reads the names; those of a damaged file are lost, and sessions begin anew."""
     try:
-        found = json.loads((folder / SESSIONS_FILE).read_text())
+        found = strict_json.loads((folder / SESSIONS_FILE).read_bytes())
     except (OSError, ValueError):
         return {}
     if not isinstance(found, dict):

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, files
+from nebula_jax import errors, files, strict_json
 from nebula_jax.federation import inner, joining, line, meter, streams
 from nebula_jax.security import accounts, audit, policy
 from nebula_jax.security.accounts import Account, identity
@@ -257,7 +257,7 @@ def read_usage(folder: pathlib.Path) -> dict[str, int]:
     """Reads the counts of jobs; raises errors.SettingsError if they are damaged."""
     path = folder / USAGE_FILE
     try:
-        found = json.loads(path.read_text())
+        found = strict_json.loads(path.read_bytes())
     except FileNotFoundError:
         return {}
     except (OSError, ValueError) as error:

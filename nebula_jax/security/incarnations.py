@@ -14,7 +14,7 @@ import pathlib
 import time
 from typing import Any
 
-from nebula_jax import errors, files, printable
+from nebula_jax import errors, files, printable, strict_json
 from nebula_jax.security import names
 
 
@@ -85,7 +85,7 @@ class Incarnations:
 
     def _read(self) -> dict[str, Any]:
         try:
-            kept = json.loads(self._path.read_text())
+            kept = strict_json.loads(self._path.read_bytes())
             if set(kept) == {"own", "peers"} and all(
                 type(number) is int for number in (kept["own"], *kept["peers"].values())
             ):

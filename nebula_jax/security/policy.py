@@ -12,12 +12,11 @@ that may be a cluster (any lab if missing). Beside `jobs` there may be `tls`, th
 version of TLS that this lab takes: "1.3" if missing, or "1.2".
 """
 
-import json
 import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-from nebula_jax import errors
+from nebula_jax import errors, strict_json
 
 FILE = "policy.json"
 STEERING = frozenset(
@@ -87,7 +86,7 @@ def load(path: pathlib.Path) -> Policy:
       PolicyError: if it cannot be read: then nothing may cross.
     """
     try:
-        found = json.loads(path.read_text())
+        found = strict_json.loads(path.read_bytes())
     except FileNotFoundError:
         return Policy({})
     except (OSError, ValueError) as error:

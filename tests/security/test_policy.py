@@ -51,9 +51,17 @@ def test_rules_that_cannot_be_meant_are_refused(tmp_path, jobs):
 
 
 def test_a_file_that_cannot_be_read_lets_nothing_cross(tmp_path):
-    (tmp_path / policy.FILE).write_text("{")
-    with pytest.raises(policy.PolicyError, match="cannot be read"):
-        policy.load(tmp_path / policy.FILE)
+    path = tmp_path / policy.FILE
+    for text in (
+        "{",
+        '{"jobs": {"*": {"bytes": NaN}}}',
+        '{"jobs": {"*": {"bytes": 1e999}}}',
+        '{"jobs": {"*": {"bytes": 5, "bytes": 5e9}}}',
+        '{"jobs": ' * 100_000,
+    ):
+        path.write_text(text)
+        with pytest.raises(policy.PolicyError, match="cannot be read"):
+            policy.load(path)
 
 
 def test_the_oldest_version_of_tls_is_1_3_unless_the_policy_takes_1_2(tmp_path):

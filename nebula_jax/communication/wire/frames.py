@@ -37,7 +37,7 @@ import struct
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, printable
+from nebula_jax import errors, printable, strict_json
 from nebula_jax.communication.wire.activity import Activity
 from nebula_jax.communication.wire.integrity import CHECKSUMS, Integrity
 from nebula_jax.security import names
@@ -50,8 +50,11 @@ MAX_HELLO_BYTES = 1 << 16  # settings of a run are a few KiB
 MAX_REASON_BYTES = 1 << 12  # of an error
 REASON_SHOWN = 1000  # characters of a peer's
 MAX_WELCOME_BYTES = 1 << 20  # 10,000 arrays in one channel, or 5,000 channels
-MAX_OPTIONS = 1 << 8  # shapes of a channel: a frame has one byte for their number
+MAX_OPTIONS = 255  # shapes of a channel: a frame has one byte for their number
+STEP_END = 255  # the option of a frame that ends a step, see `Tensor.is_end`
+IDENTITY_BYTES = 8  # all that such a frame carries
 MAX_STEP = 1 << 32  # no run takes as many, and what counts them has 32 bits or more
+TLS_RECORDS = (b"\x16\x03", b"\x15\x03")  # a handshake's begin, and an alert's
 JOINED_BYTES = 1 << 12  # a payload up to this size leaves in one piece with its head
 
 
@@ -124,6 +127,15 @@ class Tensor(NamedTuple):
     buffers: Sequence[Any]
     option: int = 0
     """The number of the shape, of those that the channel's codec offers."""
+
+    @property
+    def is_end(self) -> bool:
+        """True if this is no tensor but the end of the channel's tensors of a step.
+
+        `micro_batch` is then their number, and the only buffer an identity of the batch
+        (`channels.identity_bytes`), by which both sides compare what they train on.
+        """
+        return self.option == STEP_END
 
 
 @dataclasses.dataclass(frozen=True)
@@ -275,6 +287,8 @@ def header_bytes(data: bytes | bytearray, tags: Integrity = CHECKSUMS) -> int:
       Damaged: if they cannot be a head of this version.
     """
     magic, version, number, length = _FIELDS.unpack_from(data)[:4]
+    if magic.startswith(TLS_RECORDS):
+        raise Damaged(f"{magic!r} begins TLS: it is on there, and off here (tls)")
     if magic != tags.magic:
         raise Damaged(f"{magic!r} begins no frame")
     if version != VERSION:
@@ -374,7 +388,7 @@ def _hello_bytes(message: Hello) -> bytes:
 
 def _hello(data: bytes) -> Hello:
     try:
-        fields = json.loads(data)
+        fields = strict_json.loads(data)
         hello = Hello(
             fields["cluster"],
             fields["version"],
@@ -382,10 +396,8 @@ def _hello(data: bytes) -> Hello:
             tuple(fields["checkpoints"]),
             fields["details"],
         )
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+    except (ValueError, KeyError, TypeError, AttributeError):
         raise FrameError("sent a Hello that cannot be read") from None
-    except errors.SettingsError as error:  # NaN
-        raise FrameError(f"sent a Hello in which {error}") from None
     typed = (
         isinstance(hello.cluster, str)
         and names.is_cluster(hello.cluster)

@@ -9,7 +9,7 @@ import socket
 from collections.abc import Mapping
 from typing import Any
 
-from nebula_jax import errors
+from nebula_jax import errors, strict_json
 
 MOST_BYTES = 1 << 20  # of a line
 
@@ -30,8 +30,8 @@ def decode(data: bytes | bytearray) -> dict[str, Any]:
       Malformed: if it is none.
     """
     try:
-        fields = json.loads(data)
-    except (ValueError, RecursionError):
+        fields = strict_json.loads(data)
+    except ValueError:
         fields = None
     if not isinstance(fields, dict):
         raise Malformed("a message that is no JSON object")

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from nebula_jax import errors, printable
+from nebula_jax import errors, printable, strict_json
 from nebula_jax.communication import channels, codec, codecs
 from nebula_jax.security import names
 from nebula_jax.security.accounts import tokens
@@ -197,7 +197,7 @@ def read_pages(pages: Sequence[np.ndarray]) -> list[Part]:
     """
     data = b"".join(page.tobytes() for page in pages).rstrip(b"\0")
     try:
-        described = json.loads(data)
+        described = strict_json.loads(data)
         found = [Part(*fields) for fields in described]
         types = (str, str, str, int)
         is_sound = isinstance(described, list) and all(
@@ -206,7 +206,7 @@ def read_pages(pages: Sequence[np.ndarray]) -> list[Part]:
             and all(printable.line(text, 256) == text for text in part[:3])
             for part in found
         )
-    except (ValueError, TypeError, RecursionError):
+    except (ValueError, TypeError):
         is_sound = False
     if not is_sound or sum(part.rows for part in found) > MOST_ROWS:
         raise DataError("what serves the data describes it in a way that cannot be")

@@ -33,7 +33,7 @@ from typing import NamedTuple
 from cryptography import exceptions
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from nebula_jax import printable
+from nebula_jax import printable, strict_json
 from nebula_jax.security import audit, names
 from nebula_jax.security.audit import AuditError, merkle
 
@@ -290,8 +290,8 @@ def note_of(line: bytes) -> Note:
       AuditError: if there is none.
     """
     try:
-        return read(json.loads(line)["note"])
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return read(strict_json.loads(line)["note"])
+    except (ValueError, TypeError, KeyError, AttributeError):
         raise AuditError("is no signed checkpoint") from None
     except NoteError as error:
         raise AuditError(f"is no signed checkpoint: {error}") from None

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from nebula_jax import printable
+from nebula_jax import printable, strict_json
 from nebula_jax.security import audit, private_files
 from nebula_jax.security.audit import AuditError, checkpoint_note, merkle
 
@@ -94,7 +94,7 @@ class Witness:
         if not path.exists():
             return None
         try:
-            value = json.loads(private_files.read(path))
+            value = strict_json.loads(private_files.read(path))
             key = base64.b64decode(value["key"], validate=True)
             verifier = checkpoint_note.read_verifier(value["verifier"])
             note = checkpoint_note.read(value["note"])

@@ -11,7 +11,7 @@ import sqlite3
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, printable
+from nebula_jax import errors, printable, strict_json
 from nebula_jax.security.accounts import Account, identity, roles
 from nebula_jax.security.accounts import store as store_lib
 
@@ -144,7 +144,7 @@ class Handles:
                 raise DataError(f"handle {name} is {found.state}: its data are gone")
             row = _row(connection, name)
         try:
-            settings: dict[str, Any] = json.loads(row["provider"] if row else "")
+            settings: dict[str, Any] = strict_json.loads(row["provider"] if row else "")
         except ValueError:
             raise DataError(f"the settings of {name} are damaged") from None
         return settings

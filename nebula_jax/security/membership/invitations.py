@@ -20,6 +20,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from nebula_jax import strict_json
 from nebula_jax.security.membership import site_folder
 
 LIFETIME = datetime.timedelta(hours=1)
@@ -101,7 +102,7 @@ def parse(text: str, now: datetime.datetime | None = None) -> Invitation:
         body, check = body[:-_CHECK_BYTES], body[-_CHECK_BYTES:]
         if check != _check_bytes(body):
             raise ValueError
-        found = json.loads(body)
+        found = strict_json.loads(body)
         invitation = Invitation(
             found["address"],
             found["fingerprint"],
@@ -117,7 +118,7 @@ def parse(text: str, now: datetime.datetime | None = None) -> Invitation:
         )
     except (
         *(binascii.Error, ValueError, TypeError, KeyError, OverflowError),
-        *(AttributeError, RecursionError, OSError),
+        *(AttributeError, OSError),
     ):
         whole = False
     if not whole:

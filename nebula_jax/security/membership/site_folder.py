@@ -32,7 +32,7 @@ from collections.abc import Iterator, Sequence
 from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import hashes
 
-from nebula_jax import errors, files
+from nebula_jax import errors, files, strict_json
 from nebula_jax.security import accounts, names
 
 ROLES = ("switch", "trainer")
@@ -196,13 +196,13 @@ class Folder:
         """
         self.check()
         try:
-            found = json.loads(self.settings.read_bytes())
+            found = strict_json.loads(self.settings.read_bytes())
         except FileNotFoundError:
             raise FederationError(
                 f"{self.path}: no lab of a federation is here: it has no"
                 " federation.json; begin with `nebula init` or `nebula join`"
             ) from None
-        except (OSError, ValueError, RecursionError) as error:
+        except (OSError, ValueError) as error:
             raise FederationError(f"{self.settings}: {error}") from None
         fields = {each.name for each in dataclasses.fields(Settings)}
         if not isinstance(found, dict) or set(found) != fields:
