@@ -13,6 +13,7 @@ the devices of all (`ranks`).
 """
 
 import functools
+import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -129,6 +130,20 @@ class Sender:
                 buffers = self._compressor.compress(buffers)
             tag = self._channel, step, micro_batch
             self._transport.put_tensor(frames.Tensor(*tag, buffers, selected.option))
+
+    def end_step(self, step: int, micro_batches: int, identity: Any = None) -> None:
+        """Ends the micro-batches of a step: the receiver compares how many there were.
+
+        Args:
+          step: as in `send`.
+          micro_batches: that were sent in this step.
+          identity: of the batch, see `identity_bytes`.
+        """
+        if ranks.is_root():
+            tag, buffers = (self._channel, step), [identity_bytes(identity)]
+            self._transport.put_tensor(
+                frames.Tensor(*tag, micro_batches, buffers, frames.STEP_END)
+            )
 
     @property
     def trace(self) -> trace_lib.Trace:
@@ -251,6 +266,49 @@ class Receiver:
         """
         return self._recv_payloads(step, [micro_batch])[0]
 
+    def recv_end(self, step: int, micro_batches: int, identity: Any = None) -> None:
+        """Waits for the end of a step, and compares the batch with the sender's.
+
+        Args:
+          step, micro_batches, identity: as in `Sender.end_step`, of this side.
+
+        Raises:
+          session.RemoteProtocolError: if the sender has more or fewer micro-batches, or
+            both have an identity and these differ.
+        """
+        if not ranks.is_root():
+            return
+        what = f"the end of {self.name} of step {step}"
+        message = self._transport.take_tensor(self._channel, what)
+        tag = message.step, message.micro_batch, message.is_end
+        if tag != (step, micro_batches, True):
+            raise self._miscounted(message, step, str(micro_batches))
+        theirs, ours = bytes(message.buffers[0]), identity_bytes(identity)
+        if identity_bytes(None) not in (theirs, ours) and theirs != ours:
+            raise session.RemoteProtocolError(
+                f"{self._transport.peer.cluster} has another batch in step {step} than"
+                f" this side (identities {theirs.hex()} and {ours.hex()}): draw batches"
+                " by step, with the same seed on both sides"
+            )
+
+    def _miscounted(
+        self, message: frames.Tensor, step: int, here: str
+    ) -> session.RemoteProtocolError:
+        """Returns the error of a step with another number of micro-batches there.
+
+        Args:
+          message: of the sender.
+          step: that this side is at.
+          here: micro-batches of this side, in words.
+        """
+        count = message.micro_batch
+        there = str(count) if message.is_end else f"at least {count + 1}"
+        return session.RemoteProtocolError(
+            f"{self._transport.peer.cluster} has {there} micro-batches in step"
+            f" {message.step}, this side {here} in step {step}: cut a batch into as"
+            " many on both sides"
+        )
+
     def _recv_payloads(
         self, step: int, micro_batches: Sequence[int]
     ) -> list[selector.Selected]:
@@ -270,6 +328,8 @@ class Receiver:
     def _receive(self, step: int, micro_batch: int) -> selector.Selected:
         what = f"{self.name} of step {step}, micro-batch {micro_batch}"
         message = self._transport.take_tensor(self._channel, what)
+        if message.is_end:
+            raise self._miscounted(message, step, f"at least {micro_batch + 1}")
         if (message.step, message.micro_batch) != (step, micro_batch):
             raise session.RemoteProtocolError(
                 f"{self._transport.peer.cluster} sent {self.name} for step"
@@ -349,3 +409,23 @@ class Carrier(Protocol):
 def as_bytes(leaf: jax.Array) -> np.ndarray:
     """Views an array of any dtype and shape as its bytes, [n] uint8, without a copy."""
     return np.ascontiguousarray(leaf).reshape(-1).view(np.uint8)
+
+
+def identity_bytes(identity: Any) -> bytes:
+    """Returns a digest by which two clusters compare their batches of a step.
+
+    >>> identity_bytes(np.int32([7, 8])) == identity_bytes([7, 8])
+    True
+
+    Args:
+      identity: what both clusters know the batch by: its number, the numbers of its
+        examples, or a text; None if they know it by nothing, and all compares equal.
+
+    Returns:
+      [8] bytes; zeros for None.
+    """
+    if identity is None:
+        return bytes(frames.IDENTITY_BYTES)
+    is_text = isinstance(identity, str)
+    data = identity.encode() if is_text else np.asarray(identity, np.int64).tobytes()
+    return hashlib.blake2b(data, digest_size=frames.IDENTITY_BYTES).digest()

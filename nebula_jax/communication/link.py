@@ -285,6 +285,9 @@ class Link:
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor; blocks while too much is not acknowledged."""
         self._session.check_open()
+        if message.is_end:  # so small that it need not wait for room
+            self._driver.enqueue(message, frames.IDENTITY_BYTES)
+            return
         if self._formats.sent[message.channel].zstd is not None:
             message = message._replace(buffers=zstd_lib.with_table(message.buffers))
         window, size = self._session.window, frames.tensor_bytes(message)

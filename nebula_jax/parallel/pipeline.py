@@ -79,6 +79,7 @@ def front_step(
     *,
     ahead: int,
     grads: cut.Params | None = None,
+    identity: Any = None,
 ) -> tuple[cut.Params, cut.States, jax.Array]:
     """Takes one batch through the front half, each backward pass once it is possible.
 
@@ -94,6 +95,8 @@ def front_step(
       states: of the half, with the codecs of these two channels; used up.
       ahead: micro-batches that may be in flight, at least 1: each keeps its residuals.
       grads: to add to, and used up; zeros if not given.
+      identity: of the batch, such as its number: the back compares it with its own, if
+        both have one, and the number of micro-batches (`channels.identity_bytes`).
 
     Returns:
       The batch's gradient, the half's states, and the sum of its own losses in this
@@ -122,6 +125,7 @@ def front_step(
         waiting.append(_Sent(number, batch, key, kept))
         del kept  # else its residuals would stay until the next ones are there
         losses.append(loss)
+    hidden.end_step(step, len(losses), identity)
     while waiting:
         grads, states = _finish(
             half, params, step, waiting.popleft(), gradient, states, grads
@@ -159,12 +163,13 @@ def back_step(
     states: cut.States,
     *,
     grads: cut.Params | None = None,
+    identity: Any = None,
 ) -> tuple[cut.Params, cut.States, Metrics]:
     """Takes one batch through the back half, micro-batch by micro-batch as they come.
 
     Args:
       half: of the model.
-      params, micro_batches, rng, step, states, grads: as in `front_step`.
+      params, micro_batches, rng, step, states, grads, identity: as in `front_step`.
       hidden: channel of h.
       gradient: channel of the gradient in h.
 
@@ -173,7 +178,8 @@ def back_step(
       metrics, the loss among them.
 
     Raises:
-      session.RemoteProtocolError: if another tensor comes than the one due.
+      session.RemoteProtocolError: if another tensor comes than the one due, or the
+        front has another number of micro-batches, or another batch.
     """
     if grads is None:
         grads = half.zero_grads(params)
@@ -184,6 +190,7 @@ def back_step(
             half, params, batch, key, (step, number), hidden, gradient, states, grads
         )
         metrics.append(measured)
+    hidden.recv_end(step, len(metrics), identity)
     return grads, states, _sum(metrics)
 
 

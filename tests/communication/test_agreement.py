@@ -285,16 +285,16 @@ def test_a_sender_refuses_a_payload_of_another_codec():
 
 @pytest.mark.parametrize("kind", ["sender", "receiver"])
 def test_a_codec_of_more_shapes_than_a_frame_can_name_opens_no_channel(kind):
-    """A frame has one byte for them."""
+    """A frame has one byte for them, of which one number ends a step."""
     most = frames.LAYOUTS[frames.Tensor].pack(0, 1, 0, frames.MAX_OPTIONS - 1)
-    assert frames.LAYOUTS[frames.Tensor].unpack(most)[-1] == 255
+    assert frames.LAYOUTS[frames.Tensor].unpack(most)[-1] == frames.STEP_END - 1
     with pytest.raises(struct.error):
-        frames.LAYOUTS[frames.Tensor].pack(0, 1, 0, frames.MAX_OPTIONS)
-    full = selector.by_step([codecs.fp16()] * 256, lambda step: 255)
+        frames.LAYOUTS[frames.Tensor].pack(0, 1, 0, frames.STEP_END + 1)
+    full = selector.by_step([codecs.fp16()] * 255, lambda step: 254)
     end = getattr(loopback.Loopback(), kind)
     end("h", array(4), full)
-    more = selector.by_step([codecs.fp16()] * 257, lambda step: 0)
-    words = "channel k: its codec has 257 shapes, of which at most 256"
+    more = selector.by_step([codecs.fp16()] * 256, lambda step: 0)
+    words = "channel k: its codec has 256 shapes, of which at most 255"
     with pytest.raises(errors.SettingsError, match=words):
         end("k", array(4), more)
 

@@ -226,7 +226,8 @@ def test_nothing_crosses_but_hidden_states_gradients_and_lengths(split):
     # Buckets of the source's rows; two buckets of hidden states; dev, test, held out.
     assert sent.keys() == {"buckets", "hidden[8]", "hidden[16]", "evaluation"}
     assert sent["buckets"][0] == 1
-    assert sent["hidden[8]"][0] + sent["hidden[16]"][0] == 2 * STEPS
+    # Two tensors a step, and its end.
+    assert sent["hidden[8]"][0] + sent["hidden[16]"][0] == 3 * STEPS
     assert sent["evaluation"][0] == 3
     # Lengths, once; two buckets of gradients.
     assert back.keys() == {"lengths", "gradient[8]", "gradient[16]"}
@@ -236,8 +237,10 @@ def test_nothing_crosses_but_hidden_states_gradients_and_lengths(split):
     lengths = head + int(np.ceil(examples * bits / 8))
     assert back["lengths"] == [1, lengths]
     frame = head + 4 * 8 * 16 * 4 + 4 * 8 + 4 * 4  # hidden, mask, numbers of a bucket 8
-    for count, size in (sent["hidden[8]"], back["gradient[8]"]):
-        assert size == count * frame
+    count, size = back["gradient[8]"]
+    assert size == count * frame
+    count, size = sent["hidden[8]"]
+    assert size == count // 3 * (2 * frame + head + frames.IDENTITY_BYTES)
 
 
 @pytest.mark.slow
@@ -282,8 +285,10 @@ def test_with_ar_no_label_goes_back_and_with_pack_tokens_no_padding_crosses(runs
     tokens = 4 * 7  # a micro-batch of sentences of seven tokens, in rows of eight
     rest = 4 * 8 // 8 + 4 * 4  # which places are real, a bit each; the numbers
     head = frames.head_bytes() + frames.LAYOUTS[frames.Tensor].size
-    for kind, item in (("sent hidden[8]", 2), ("received gradient[8]", 4)):
-        assert ledger[kind] == [6, 6 * (head + tokens * 16 * item + rest)]
+    ends = 3 * (head + frames.IDENTITY_BYTES)
+    size = 6 * (head + tokens * 16 * 2 + rest) + ends
+    assert ledger["sent hidden[8]"] == [9, size]
+    assert ledger["received gradient[8]"] == [6, 6 * (head + tokens * 16 * 4 + rest)]
 
 
 def test_each_side_has_its_own_language_alone(runs, split):

@@ -86,9 +86,9 @@ def trained_in_process(forward, backward, steps):
     return trained(two_halves.init(), states, step_of, steps)
 
 
-def front_step_of(front, ends, ahead=3, **more):
+def front_step_of(front, ends, ahead=3, count=COUNT, **more):
     def step_of(params, states, step):
-        pieces = two_halves.pieces(two_halves.batch(step), COUNT)
+        pieces = two_halves.pieces(two_halves.batch(step), COUNT)[:count]
         batches, rng = (piece[0] for piece in pieces), two_halves.rngs()[0]
         return pipeline.front_step(
             front, params, batches, rng, step, *ends, states, ahead=ahead, **more
@@ -97,12 +97,12 @@ def front_step_of(front, ends, ahead=3, **more):
     return step_of
 
 
-def back_step_of(back, ends, offset=0):
+def back_step_of(back, ends, offset=0, count=COUNT, **more):
     def step_of(params, states, step):
-        pieces = two_halves.pieces(two_halves.batch(step), COUNT)
+        pieces = two_halves.pieces(two_halves.batch(step), COUNT)[:count]
         batches, rng = [piece[1] for piece in pieces], two_halves.rngs()[1]
         return pipeline.back_step(
-            back, params, batches, rng, step + offset, *ends, states
+            back, params, batches, rng, step + offset, *ends, states, **more
         )
 
     return step_of
@@ -175,24 +175,53 @@ def test_the_ledger_counts_what_was_planned_and_nothing_else():
     ledger = trained_over_a_bridge(forward, backward, steps=3)[2]
     spec = spec_of(halves(forward, backward)[0])
     kinds = {"received hidden": forward, "sent gradient": backward}
+    end = frames.Tensor(0, 1, COUNT, [bytes(8)], frames.STEP_END)
+    ends = 3 * sum(map(len, frames.encode(end, 1, 1)))
+    ledger["received hidden"] = np.subtract(ledger["received hidden"], (3, ends))
     for kind, each in kinds.items():
         payload = jax.tree.leaves(codec.payload_spec(each, spec))
         buffers = [bytes(codec.nbytes(leaf)) for leaf in payload]
         frame = frames.encode(frames.Tensor(0, 1, 0, buffers), 1, 1)
         count = 3 * COUNT
         size = sum(memoryview(part).nbytes for part in frame)
-        assert ledger[kind] == [count, count * size]
+        assert list(ledger[kind]) == [count, count * size]
         assert size - codec.nbytes(payload) < 50 + 8 * len(payload)
     tensors = {kind for kind in ledger if kind.split()[1].islower()}
     assert tensors == kinds.keys()
 
 
-def test_halves_that_are_not_at_the_same_step_stop_with_an_error():
+@pytest.mark.parametrize(
+    ("of_front", "of_back", "words"),
+    [
+        (
+            {},
+            {"offset": 1},
+            "front sent hidden for step 1, micro-batch 0; expected step 2,"
+            " micro-batch 0",
+        ),
+        (
+            {"count": 3},
+            {},
+            "front has 3 micro-batches in step 1, this side at least 4 in step 1",
+        ),
+        (
+            {},
+            {"count": 3},
+            "front has at least 4 micro-batches in step 1, this side 3 in step 1",
+        ),
+        (
+            {"identity": 7},
+            {"identity": 8},
+            "front has another batch in step 1 than this side .* same seed",
+        ),
+    ],
+)
+def test_halves_that_are_not_at_the_same_batch_stop_with_an_error(
+    of_front, of_back, words
+):
+    """At once, before any parameter changes: both wait for each other after that."""
     front, back = halves(PLAIN, PLAIN)
     spec, params = spec_of(front), two_halves.init()
-    words = (
-        "front sent hidden for step 1, micro-batch 0; expected step 2, micro-batch 0"
-    )
     with two_halves.met() as (front_link, back_link):
 
         def run_front():
@@ -200,19 +229,41 @@ def test_halves_that_are_not_at_the_same_step_stop_with_an_error():
                 ends = front_ends(front_link, spec, PLAIN, PLAIN)
                 front_link.wait_for_welcome(10.0)
                 states = front.init_codecs(spec)
-                front_step_of(front, ends)(params[0], states, 1)
+                front_step_of(front, ends, **of_front)(params[0], states, 1)
+                front_link.wait_for_step(1)
 
         def run_back():
             with back_link:
                 ends = back_ends(back_link, spec, PLAIN, PLAIN)
                 back_link.welcome(0)
                 states = back.init_codecs(spec)
-                back_step_of(back, ends, offset=1)(params[1], states, 1)
+                back_step_of(back, ends, **of_back)(params[1], states, 1)
 
         two_halves.both(
             lambda: fails(run_front, session.PeerAborted, words),
             lambda: fails(run_back, session.RemoteProtocolError, words),
         )
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [(None, 7), (7, None), ([7, 8], np.int32([7, 8])), ("a", "a")]
+)
+def test_batches_of_the_same_identity_or_of_none_are_taken(ours, theirs):
+    def send(link):
+        hidden = link.sender("hidden", np.zeros(1), codecs.identity())
+        link.wait_for_welcome(10.0)
+        hidden.end_step(1, 0, theirs)
+        link.close()
+
+    with two_halves.met() as (there, here):
+        hidden = here.receiver("hidden", np.zeros(1), codecs.identity())
+
+        def receive():
+            here.welcome(0)
+            hidden.recv_end(1, 0, ours)
+            here.close()
+
+        two_halves.both(lambda: send(there), receive)
 
 
 def fails(function, kind, words):
@@ -260,6 +311,7 @@ def test_no_more_than_ahead_micro_batches_are_in_flight(ahead, arrive, calls):
     half, sent = Half(), []
     hidden = types.SimpleNamespace(
         send_payload=lambda step, selected, *tag: sent.append(selected),
+        end_step=lambda *about: None,
         trace=trace_lib.OFF,
     )
     gradient = types.SimpleNamespace(
@@ -319,6 +371,9 @@ def test_a_micro_batch_is_made_when_it_is_due():
         def send_payload(self, *message):
             log.append("sent")
 
+        def end_step(self, *about):
+            log.append("end")
+
         def recv_payload(self, *tag):
             log.append("gradient")
             return selector.Selected(())
@@ -338,7 +393,7 @@ def test_a_micro_batch_is_made_when_it_is_due():
     pipeline.front_step(half, {}, batches(), None, 1, End(), End(), None, ahead=1)
     assert log == [
         *("made", "sent", "made", "gradient", "sent"),
-        *("made", "gradient", "sent", "gradient"),
+        *("made", "gradient", "sent", "end", "gradient"),
     ]
 
 
