@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge
 from nebula_jax.communication import link as link_lib
-from nebula_jax.communication.wire import frames, greeting
+from nebula_jax.communication.wire import frames, greeting, session
 from nebula_jax.security import names as names_lib
 
 
@@ -69,19 +69,24 @@ class Rules:
     ) -> None:
         cluster = peer.cluster
         anew = f"{cluster} was started anew"
-        lost = f"{anew}, without what its session was about"
+        newest = max(peer.checkpoints, default=0)
+        has = f"step {newest}" if newest else "none"
+        again = f"{session.START_AGAIN} ({cluster} has saved {has})"
         if self.may_return:
             try:  # before who is there loses its place to one that cannot take part
                 bridge.check_agreement(self.hello, peer)
             except bridge.Mismatch as error:
                 raise Refused(str(error)) from None
-            link.give_up(lost)
+            link.give_up(f"{anew}, without its session")
         elif not link.is_away:
             raise Refused(f"{cluster} is here already")
         elif not link.has_begun:
             link.abort(anew)
         elif not connected.owner:  # anybody could end a run whose line breaks
-            raise Refused(f"{cluster} is expected back, not anew")
+            raise Refused(
+                f"{cluster} is expected back, not anew; if its process has ended, end"
+                f" the others too and {again}"
+            )
         else:  # both start again, and go on from what is saved
-            link.give_up(lost)
-            raise Refused(f"the session that {cluster} had is over now")
+            link.give_up(f"{anew}, so its session cannot go on: {again}")
+            raise Refused(f"the session that {cluster} had is over now: {again}")

@@ -30,6 +30,7 @@ from nebula_jax.communication.wire import (
     states,
 )
 from nebula_jax.security import names as names_lib
+from nebula_jax.security import tls as tls_lib
 
 RETRY_SECONDS = 0.2  # between attempts to connect
 SHOWN = 80  # characters of a setting's name or value
@@ -235,7 +236,7 @@ def _attempt(
 def _explain(error: Exception, peer: str) -> tuple[str, str]:
     """Returns what there is not, and why."""
     if _is_tls(error):
-        return f"no TLS with {peer}", str(error)
+        return f"no TLS with {peer}", tls_lib.in_words(error)
     if isinstance(error, OSError):
         return NOBODY, error.strerror or str(error)
     return f"no session with {peer}", str(error)
@@ -287,7 +288,11 @@ def _dial(
             yield from greeting.shake_hands(secure)
             return (yield from finish(secure))
 
-        return greeting.run(steps(), sock, deadline, SILENT_SECONDS)
+        try:
+            return greeting.run(steps(), sock, deadline, SILENT_SECONDS)
+        except (ssl.SSLEOFError, ConnectionResetError) as error:
+            text = f"it closed the connection in the handshake ({error})"
+            raise session.PeerGone(f"{text}; is tls off there?") from None
     except BaseException:
         sock.close()
         raise

@@ -34,6 +34,7 @@ from nebula_jax.communication.wire import (
     states,
     wakeups,
 )
+from nebula_jax.security import tls as tls_lib
 
 MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
 MAX_ENDED = 64  # sessions remembered, so that a peer who comes back gets the reason
@@ -41,6 +42,8 @@ MAX_ACCEPTED = 64  # at a time, before those that are there go on
 TURN_SECONDS = 0.05  # of work before pending connections are put in order again
 RETRY_SECONDS = 0.2  # after the system refused a connection
 LONGEST_SLEEP = 60.0  # seconds
+REFUSED = (admission.Refused, session.SessionOver, greeting.PlainPeer)
+"""Errors whose reason a peer is sent."""
 OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
@@ -245,15 +248,18 @@ class Listener:
         try:
             try:
                 events = next(pending.steps)
-            except (admission.Refused, session.SessionOver) as error:
+            except REFUSED as error:
                 pending.steps = greeting.refuse(pending.connected, str(error))
                 line = f"refused a connection from {pending.host}: {error}"
-                self._refused.add(line, time.monotonic())
+                # Anybody can send a frame without TLS: it hides no other refusal.
+                is_plain = isinstance(error, greeting.PlainPeer)
+                log = self._dropped if is_plain else self._refused
+                log.add(line, time.monotonic())
                 events = next(pending.steps)
         except StopIteration:
             self._forget(pending)
         except Exception as error:  # whatever one connection raises, others may come
-            self._drop(pending, str(error))
+            self._drop(pending, tls_lib.in_words(error))
         else:
             self._selector.modify(pending.fd, events, pending)
 
@@ -332,7 +338,7 @@ class Listener:
             if link is None:
                 raise session.SessionOver(
                     f"{self._hello.cluster} does not have this session: was it"
-                    " restarted?"
+                    f" restarted? Then {session.START_AGAIN}"
                 )
         elif link is not None and link.was_lost:  # before the peer had our Hello:
             return None  # it begins again, and may take the same number

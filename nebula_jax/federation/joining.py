@@ -17,6 +17,7 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
+from nebula_jax.security import tls
 from nebula_jax.security.membership import (
     authority,
     invitations,
@@ -237,7 +238,9 @@ def _request(
             f" {error.verify_message}{clock}"
         ) from None
     except (OSError, EOFError) as error:
-        reason = getattr(error, "strerror", None) or error
+        reason = tls.in_words(error)
+        if not isinstance(error, ssl.SSLError):
+            reason = getattr(error, "strerror", None) or reason
         raise JoinError(
             f"{address}: no switch answers there: {reason}; is `nebula"
             " switch` running at the lab that invited?"

@@ -21,7 +21,6 @@ import contextlib
 import itertools
 import json
 import socket
-import ssl
 import struct
 import time
 from collections.abc import Callable, Mapping
@@ -30,6 +29,7 @@ from typing import Any, NamedTuple
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import shares
+from nebula_jax.security import tls
 
 CONTROL, DATA, CREDIT, CLOSE = 1, 2, 3, 4
 HEAD = struct.Struct("!II")
@@ -406,6 +406,4 @@ def _words(error: BaseException) -> str:
         return "the other switch closed the line"
     if isinstance(error, TimeoutError):
         return f"nothing came for {SILENCE_SECONDS:.0f} s"
-    if isinstance(error, ssl.SSLError):
-        return f"TLS: {error.reason or error}"
-    return str(error) or type(error).__name__
+    return tls.in_words(error) or type(error).__name__

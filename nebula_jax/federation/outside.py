@@ -18,7 +18,7 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints, pending_connections
 from nebula_jax.communication.wire import greeting
 from nebula_jax.federation import joining, line, state, streams
-from nebula_jax.security import policy
+from nebula_jax.security import policy, tls
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs
 
@@ -145,7 +145,9 @@ class Refusals:
 
     def add_error(self, host: str, error: BaseException) -> None:
         """Takes the refusal of a host, or of its lab, that an error is."""
-        self.add(host, between_labs.reason_of(error), str(error), time.monotonic())
+        self.add(
+            host, between_labs.reason_of(error), tls.in_words(error), time.monotonic()
+        )
 
     def add(self, host: str, reason: str, text: str, now: float) -> None:
         """Takes a refusal: its reason in a word and in full, and the seconds by now."""

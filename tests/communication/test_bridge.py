@@ -1,5 +1,6 @@
 import concurrent.futures
 import contextlib
+import re
 import socket
 import time
 
@@ -482,7 +483,7 @@ def test_a_stranger_with_another_authority_gets_nowhere(tmp_path, pool):
 def refused(listening, pool, client, name, words):
     """A peer is refused with a reason, and another one still gets in."""
     coming = pool.submit(links.dial, listening.address, name, **client)
-    with pytest.raises(session.PeerAborted, match=words):
+    with pytest.raises(session.PeerAborted, match=re.escape(words)):
         coming.result(5)
     with pytest.raises(bridge.ConnectError, match="nobody came"):
         listening.accept(0.1)
@@ -512,6 +513,23 @@ def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
     server = tls.server_contexts(tmp_path / "discriminator")
     with links.listening(tls=server) as listening:
         refused(listening, pool, client, "generator:0", "for nobody's DNS name")
+
+
+@pytest.mark.parametrize("on", ["listener", "connector"])
+def test_tls_on_one_side_alone_is_said_on_both(tmp_path, on):
+    server, client = credentials(tmp_path, encrypted=True)
+    said = []
+    if on == "listener":
+        client, words = {}, "refused this cluster: it sent a frame without TLS: that is"
+        told = "it sent a frame without TLS: that is on here, and off there (tls)"
+    else:
+        server, words = {}, "closed the connection in the handshake .* is tls off there"
+        told = "begins TLS: it is on there, and off here (tls)"
+    with links.listening(OURS, log=said.append, **server) as listening:
+        kinds = session.PeerAborted, bridge.NobodyThere
+        with pytest.raises(kinds, match=words):
+            links.dial(listening.address, connect_timeout=0.5, **client)
+    assert any(told in line for line in said)
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
@@ -566,9 +584,13 @@ def test_a_run_whose_cluster_was_started_anew_ends_soon_so_that_all_start_again(
         while not here.is_away:
             time.sleep(0.01)
         if encrypted:
-            words = "the session that generator:0 had is over now"
+            again = session.START_AGAIN + " (generator:0 has saved none)"
+            words = f"the session that generator:0 had is over now: {again}"
             refused(listening, pool, client, "generator:0", words)
-            with pytest.raises(session.PeerGone, match="generator:0 was started anew"):
+            words = (
+                f"generator:0 was started anew, so its session cannot go on: {again}"
+            )
+            with pytest.raises(session.PeerGone, match=re.escape(words)):
                 here.wait_for_step(4)
         else:
             words = "generator:0 is expected back, not anew"

@@ -18,6 +18,7 @@ from nebula_jax.communication.wire import (
     socket_io,
     wakeups,
 )
+from nebula_jax.security import tls
 
 GOODBYE_SECONDS = 5.0  # to deliver an Abort, or for the acknowledgement of our End
 
@@ -73,6 +74,7 @@ class Connection:
         self.io = socket_io.SocketIO(sock, self._shaper, self._waker)
         self._next_tick = 0.0
         self._note_recovery()
+        self._note_end_of_silence()
         self._notify()  # the peer has acknowledged something
         self._waker.wake()
 
@@ -132,12 +134,18 @@ class Connection:
             self.is_over = True
 
     def _tick(self, now: float) -> None:
-        if self.session.liveness.timed_out(now):
+        live = self.session.liveness
+        if live.is_late(now) or live.timed_out(now):
             if self.can_read():  # what came while this side was slow
                 self._read(now)
             else:  # the silence is this side's own
-                self.session.liveness.received(now)
+                live.received(now)
         self.session.tick(now)
+        if live.is_late(now):
+            live.is_noted = True
+            self._log(
+                f"no sign of {self.session.peer} for {live.silence(now):.0f} s; waiting"
+            )
         # What crosses from now on only makes it later, once both have sent Open.
         is_running = self.session.is_running
         self._next_tick = now + self.session.next_tick(now) if is_running else 0.0
@@ -176,6 +184,11 @@ class Connection:
                 self._notify()
         if self.reconnect.is_lost:
             self._note_recovery()
+        self._note_end_of_silence()
+
+    def _note_end_of_silence(self) -> None:
+        if seconds := self.session.liveness.ended():
+            self._log(f"{self.session.peer} is there again, after {seconds:.1f} s")
 
     def deliver(self) -> None:
         """Hands over the messages that have come.
@@ -251,4 +264,4 @@ def as_error(error: Exception, peer: str) -> errors.NebulaError:
     """Returns an error that names the peer."""
     if isinstance(error, errors.NebulaError):
         return error
-    return session.PeerGone(f"lost the connection to {peer}: {error}")
+    return session.PeerGone(f"lost the connection to {peer}: {tls.in_words(error)}")

@@ -26,6 +26,7 @@ from nebula_jax.communication.wire import (
     socket_io,
     wakeups,
 )
+from nebula_jax.security import tls
 
 INLINE_BYTES = 1 << 16  # a message up to this size is written by the one who sends it
 LONGEST_SLEEP = 3600.0  # seconds: polls refuse a few weeks
@@ -304,7 +305,7 @@ class Driver:
         try:
             connected = self._dial(self._connection.deadline())
         except (errors.NebulaError, OSError) as error:
-            policy.failed(str(error))
+            policy.failed(tls.in_words(error))
             return
         with self._mutex:
             self._session.begin(time.monotonic(), connected.tags)

@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable, Generator
 from typing import Any, NamedTuple, TypeVar
 
+from nebula_jax import errors
 from nebula_jax.communication.wire import frames, integrity, reader, session
 from nebula_jax.security import tls as tls_lib
 from nebula_jax.security.tls import credentials
@@ -43,6 +44,10 @@ class Connected(NamedTuple):
     """The DNS names of the peer's certificate; empty without TLS."""
     clusters: frozenset[str] | None = None
     """The labels of the clusters that the peer may be; None for any."""
+
+
+class PlainPeer(errors.NebulaError):
+    """A peer that sends a frame where TLS has to begin."""
 
 
 Finish = Callable[[ssl.SSLSocket], Steps[Connected]]
@@ -91,9 +96,14 @@ def client_hello(sock: socket.socket) -> Steps[bytes]:
       The record.
 
     Raises:
+      PlainPeer: if a frame comes.
       ConnectionError: if something else comes, or the end.
     """
     head = yield from _peek(sock, TLS_HEAD)
+    if head.startswith(integrity.CHECKSUMS.magic):
+        raise PlainPeer(
+            "it sent a frame without TLS: that is on here, and off there (tls)"
+        )
     if not head.startswith(TLS_HANDSHAKE):
         raise ConnectionError(f"it sent {head!r}, which begins no TLS")
     length = int.from_bytes(head[3:])

@@ -37,6 +37,12 @@ from nebula_jax.communication.wire import (
 from nebula_jax.communication.wire.integrity import PLAIN, Both
 from nebula_jax.communication.wire.liveness import PeerGone as PeerGone
 
+START_AGAIN = (
+    "start the commands of all clusters again: they go on after the newest step that"
+    " all have saved"
+)
+"""The remedy where a process has lost its session."""
+
 
 class LocalProtocolError(errors.NebulaError):
     """A request of this side that the protocol does not allow now."""
@@ -197,6 +203,7 @@ class Session:
     def lost(self) -> None:
         """Ends the connection; half a frame of it is no frame."""
         self._phase = states.Phase.NONE
+        self.liveness.lost()
         self.window.note_waiting()
         self._forget_connection()
 

@@ -6,6 +6,7 @@ with `key.pem` of this cluster. The certificate's DNS name is the cluster's, suc
 """
 
 import pathlib
+import re
 import socket
 import ssl
 from collections.abc import Callable
@@ -66,6 +67,32 @@ def certificate_names(sock: socket.socket) -> set[str] | None:
     certificate: Any = sock.getpeercert()  # each key has values of another type
     names = certificate.get("subjectAltName", ())
     return {value for kind, value in names if kind == "DNS"}
+
+
+_MEANINGS = {
+    "CERTIFICATE_VERIFY_FAILED": "this side does not trust the peer's certificate",
+    "ALERT.*CERTIFICATE|UNKNOWN_CA": "the peer does not trust this side's certificate",
+    "BAD_RECORD_MAC|DECRYPT|DIGEST": "bytes were changed on their way",
+    "EOF": "the peer, or the line, closed the connection in the middle of TLS",
+    "WRONG_VERSION|HTTP_REQUEST": "what came is no TLS: is tls off at the peer?",
+    "PROTOCOL": "the two sides have no version of TLS in common",
+}
+"""A pattern in OpenSSL's words -> what they mean; the first that fits counts."""
+
+
+def in_words(error: BaseException) -> str:
+    """Returns an error's text, with a sentence before the words of OpenSSL.
+
+    >>> in_words(ssl.SSLError(1, "[SSL: SSLV3_ALERT_BAD_RECORD_MAC] (_ssl.c:2590)"))
+    'bytes were changed on their way ([SSL: SSLV3_ALERT_BAD_RECORD_MAC] (_ssl.c:2590))'
+    """
+    if not isinstance(error, ssl.SSLError):
+        return str(error) or type(error).__name__
+    text = error.strerror or str(error)
+    for pattern, meaning in _MEANINGS.items():
+        if re.search(pattern, text):
+            return f"{meaning} ({text})"
+    return f"TLS failed ({text})"
 
 
 def _contexts(
