@@ -109,15 +109,15 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
         raise errors.NebulaError(f"there is no page {page}")
     rewrite(page.read_text("utf-8"), name, "")  # an error without markers
     if not (run / "summary.json").is_file():
-        raise errors.NebulaError(f"--collect={run}: no summary.json, so not finished")
+        raise errors.SettingsError(f"--collect={run}: no summary.json, so not finished")
     summary = report.read_summary(run)
     if any(each["first_step"] != 1 for each in summary.get("clusters", ())):
-        raise errors.NebulaError(
+        raise errors.SettingsError(
             f"--collect={run}: was resumed, so its times are partial"
         )
     commits = summary["commit"].split(", ")  # more than one if it was resumed
     if not all(each.isalnum() and each != "unknown" for each in commits):
-        raise errors.NebulaError(
+        raise errors.SettingsError(
             f"--collect={run}: ran on commit {summary['commit']}, not a clean checkout"
         )
     results.mkdir(exist_ok=True)

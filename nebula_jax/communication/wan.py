@@ -65,7 +65,7 @@ def from_string(text: str) -> Lines:
     one that is not named is not emulated.
 
     Raises:
-      errors.NebulaError: naming the part that cannot be read.
+      errors.SettingsError: naming the part that cannot be read.
     """
     lines = {}
     for part in filter(None, text.split(";")):
@@ -74,13 +74,13 @@ def from_string(text: str) -> Lines:
             direction, rest = "both", part
         known = {"up": ("up",), "down": ("down",), "both": ("up", "down")}
         if direction not in known:
-            raise errors.NebulaError(
+            raise errors.SettingsError(
                 f"wan={text}: cannot read {direction!r}; directions are up (to the"
                 " one who listens) and down"
             )
         for name in known[direction]:
             if name in lines:
-                raise errors.NebulaError(f"wan={text}: names {name} twice")
+                raise errors.SettingsError(f"wan={text}: names {name} twice")
             lines[name] = _line(rest, text)
     return Lines(**lines)
 
@@ -102,24 +102,24 @@ def _line(text: str, flag: str) -> Line:
             change = (_seconds(match, 3), float(match[1]) * _UNITS[match[2].lower()])
             name, value = "changes", (*fields.pop("changes"), change)
         else:
-            raise errors.NebulaError(
+            raise errors.SettingsError(
                 f"wan={flag}: cannot read {part!r}; write a rate such as 60mbit, a"
                 " one-way delay such as 15ms, jitter=2ms, cut=5s@20s, or 10mbit@60s"
             )
         if name in fields:
-            raise errors.NebulaError(f"wan={flag}: gives the {name} twice")
+            raise errors.SettingsError(f"wan={flag}: gives the {name} twice")
         fields[name] = value
     if fields.get("jitter", 0.0) > fields.get("delay", 0.0):
-        raise errors.NebulaError(f"wan={flag}: the jitter exceeds the delay")
+        raise errors.SettingsError(f"wan={flag}: the jitter exceeds the delay")
     later = [rate for _, rate in fields["changes"]]
     if later and not all([fields.get("rate"), *later]):
-        raise errors.NebulaError(
+        raise errors.SettingsError(
             f"wan={flag}: a rate that changes needs one that it begins with, and none"
             " of them can be 0"
         )
     times = [start for start, _ in fields["changes"]]
     if len(set(times)) < len(times):
-        raise errors.NebulaError(f"wan={flag}: two rates begin at the same time")
+        raise errors.SettingsError(f"wan={flag}: two rates begin at the same time")
     return Line(**fields)
 
 

@@ -27,7 +27,7 @@ TaskWeights = Mapping[str, float]
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]{1,35}")  # part of a file's name
 
 
-class MixtureError(errors.NebulaError):
+class MixtureError(errors.SettingsError):
     """A malformed grouping of languages, or malformed task weights."""
 
 

@@ -64,7 +64,7 @@ def present(
       CorpusError: if none has, or there is no such folder.
     """
     if not data_dir.is_dir():
-        raise tsv.CorpusError(f"data_dir={data_dir}: there is no such folder")
+        raise tsv.NoCorpusError(f"data_dir={data_dir}: there is no such folder")
     found, missing = [], []
     for language in languages:
         try:
@@ -74,7 +74,7 @@ def present(
         else:
             found.append(language)
     if not found:
-        raise tsv.CorpusError(
+        raise tsv.NoCorpusError(
             f"data_dir={data_dir}: no {split} pairs in it; expected files such as"
             f" {data_dir}/nli/{split}.en.tsv.gz (see experiments/m3/README.md)"
         )

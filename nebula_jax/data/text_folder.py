@@ -36,9 +36,9 @@ class Pair(NamedTuple):
 def check_folder(data_dir: pathlib.Path) -> None:
     """Raises CorpusError unless `data_dir` looks like a text folder with text."""
     if not data_dir.is_dir():
-        raise CorpusError(f"data_dir={data_dir}: there is no such folder")
+        raise tsv.NoCorpusError(f"data_dir={data_dir}: there is no such folder")
     if not any(data_dir.glob("mono/*.train.txt*")):
-        raise CorpusError(
+        raise tsv.NoCorpusError(
             f"data_dir={data_dir}: no text in it; expected files such as"
             f" {data_dir}/mono/en.train.txt.gz (see experiments/m3/README.md)"
         )
@@ -89,7 +89,9 @@ def parallel_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.
 def _existing(path: pathlib.Path, language: str) -> pathlib.Path:
     existing = tsv.plain_or_gzip(path)
     if existing is None:
-        raise CorpusError(f"language {language!r} has no text: {path}[.gz] is missing")
+        raise tsv.NoCorpusError(
+            f"language {language!r} has no text: {path}[.gz] is missing"
+        )
     return existing
 
 
@@ -151,11 +153,11 @@ def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:
         groupings = json.loads(path.read_text("utf-8-sig"))["example_clusters"]
         found = groupings[f"K={generators}"]
     except FileNotFoundError:
-        raise CorpusError(
+        raise tsv.NoCorpusError(
             f"generators={generators}: {path} is missing;{hint}"
         ) from None
     except (KeyError, TypeError, ValueError, RecursionError):
-        raise CorpusError(
+        raise tsv.NoCorpusError(
             f"generators={generators}: {path} has no grouping K={generators};{hint}"
         ) from None
     if not _is_grouping(found, generators):

@@ -29,6 +29,10 @@ class CorpusError(errors.NebulaError):
     """A corpus that lacks a file, or a line of it that is malformed."""
 
 
+class NoCorpusError(CorpusError, errors.SettingsError):
+    """A corpus, or a language of one, that a setting names and that is not there."""
+
+
 def plain_or_gzip(path: pathlib.Path) -> pathlib.Path | None:
     """Returns `path` or `path`.gz, whichever is a file; None if neither is."""
     for candidate in (path, path.with_name(path.name + ".gz")):

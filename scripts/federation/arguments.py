@@ -38,7 +38,7 @@ COMMANDS: list[Command] = []
 """All commands whose modules were imported."""
 
 
-class InputError(errors.NebulaError):
+class InputError(errors.SettingsError):
     """An input that is missing or does not serve."""
 
 

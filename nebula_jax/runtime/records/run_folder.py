@@ -24,10 +24,17 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
     """Holds a folder, made if it is missing, for this process alone.
 
     Raises:
+      errors.SettingsError: if it is a file, or in one, or not this user's to write.
       errors.NebulaError: if another process works in it.
     """
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / ".lock").open("w") as file:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        opened = (folder / ".lock").open("w")
+    except (FileExistsError, NotADirectoryError, PermissionError) as error:
+        raise errors.SettingsError(
+            f"cannot work in {folder}: {error.strerror}; name another workdir"
+        ) from None
+    with opened as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

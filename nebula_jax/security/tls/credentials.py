@@ -30,6 +30,10 @@ class CredentialsError(errors.NebulaError):
     """An error in credentials: they are missing, or must not be used."""
 
 
+class NoCredentialsError(CredentialsError, errors.SettingsError):
+    """A folder, named by a setting, that holds no credentials."""
+
+
 class Files(NamedTuple):
     """The files of one cluster's credentials."""
 
@@ -70,7 +74,7 @@ def check(where: pathlib.Path, cluster: str | None = None) -> Files:
         mode = stat.S_IMODE(found.key.stat().st_mode)
         key = serialization.load_pem_private_key(found.key.read_bytes(), None)
     except (OSError, TypeError, ValueError) as error:
-        raise CredentialsError(
+        raise NoCredentialsError(
             f"tls={where}: needs ca.pem, cert.pem and key.pem: {_brief(error)}"
         ) from None
     for authority in authorities:

@@ -8,6 +8,18 @@ def test_a_cluster_has_a_folder_of_its_own(tmp_path):
     assert run_folder.of_cluster(tmp_path, "generator:0") == tmp_path / "generator-0"
 
 
+@pytest.mark.parametrize("below", ["", "run"])
+def test_a_file_is_no_folder_and_that_is_a_bad_setting(tmp_path, below):
+    path = tmp_path / "file"
+    path.write_text("")
+    words = "cannot work in .*file.*: (File exists|Not a directory); name another workd"
+    with (
+        pytest.raises(errors.SettingsError, match=words),
+        run_folder.lock(path / below),
+    ):
+        pass
+
+
 def test_a_folder_is_of_one_process_at_a_time(tmp_path):
     folder = tmp_path / "new" / "run"
     with run_folder.lock(folder):
