@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 from experiments import configuration
 from nebula_jax import files, installed
+from nebula_jax.commands import command_line
 from nebula_jax.communication import ranks
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.ranks import cluster
@@ -57,7 +58,9 @@ def run(
                 ended()
             return status
 
-    return cluster.run(run.local.processes(), described, part)
+    # Of several processes each reports its own errors, before `main` has them.
+    processes = run.local.processes()
+    return cluster.run(processes, described, lambda: command_line.with_flags(part))
 
 
 def _described(run: configuration.Run, settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -63,7 +63,9 @@ def main() -> int:
         return 0
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
     for line in Translator(run, command.step).translate(lines):
-        print(line)
+        # As it was read, whatever the locale: a replaced character is a wrong word.
+        sys.stdout.buffer.write(line.encode() + b"\n")
+    sys.stdout.buffer.flush()
     return 0
 
 

@@ -70,6 +70,7 @@ def _help(text: str) -> dict[str, str]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
+    process.replace_unencodable()  # before --help, which may print
     given = parser().parse_args(_command_first(sys.argv[1:] if argv is None else argv))
     return process.guarded(lambda: _run(given))
 

@@ -122,6 +122,6 @@ def evaluate(run: config.Run) -> int:
     )
     title = report.title(split, run.agreed.encoder, trained.step)
     report.show(report.results_markdown(results, title), results["warnings"])
-    print(f"report: {out}")
+    process.progress(f"report: {out}")
     restored.export(run, trained)
     return 0

@@ -142,4 +142,4 @@ def export(run: config.Run, trained: Trained) -> None:
         is_trained = models.is_trained(run)
         pretrained.save(new, trained.as_encoder(model, run.agreed.pooling, is_trained))
         tokenizers.save(new, tokenizer)
-    print(f"the encoder: {folder}")
+    process.progress(f"the encoder: {folder}")

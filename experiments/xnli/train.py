@@ -181,4 +181,4 @@ def _show(run: config.Run) -> None:
     folder = run.local.workdir
     summary = run_report.read_summary(folder)
     report.show(report.markdown(summary), summary["test"]["warnings"])
-    print(f"report: {folder / 'summary.json'}, {folder / 'predictions'}")
+    process.progress(f"report: {folder / 'summary.json'}, {folder / 'predictions'}")

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from absl import flags
 
 from nebula_jax import errors, installed
+from nebula_jax.runtime.life import memory
 
 GROUPS = {
     "command": "This command",
@@ -27,6 +28,17 @@ GROUPS = {
 """Groups of flags in --help, in their order: key -> title."""
 WIDTH, COLUMN = 88, 30
 """Columns of a terminal for --help, and the first one of a flag's description."""
+
+SMALLER = {
+    "batch_size": "a smaller",
+    "eval_batch_size": "a smaller",
+    "max_length": "a smaller",
+    "length_buckets": "smaller",
+    "micro_batches": "more",
+    "max_in_flight": "fewer",
+    "remat": "",
+}
+"""Flags of what takes memory -> which of their values take less."""
 
 _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 """Unicode's categories of control characters, surrogates and separators of lines."""
@@ -173,7 +185,44 @@ def with_flags(main: Callable[[], int]) -> int:
         if isinstance(error, errors.SettingsError):
             text = _SUBJECT.sub(flag, text)
         error.args = (text,)
+        for name, path in _paths():
+            if re.match(rf"(\w+ )?{re.escape(path)}(?=[ :])", text):
+                error.args = (f"--{name}={path}: {text}",)
+                if not pathlib.Path(path).exists():  # then no other error is as bad
+                    raise errors.SettingsError(*error.args) from None
         raise
+    except OSError as error:
+        for name, path in _paths():
+            if str(error.filename) in map(str, (path, *pathlib.Path(path).parents)):
+                text = f"--{name}={path}: {error.strerror}"
+                raise errors.SettingsError(text) from None
+        raise
+    except (RuntimeError, MemoryError) as error:
+        if found := memory.in_words(error):
+            raise memory.OutOfMemory(f"{found}; {_smaller()}") from None
+        raise
+
+
+def _paths() -> Iterator[tuple[str, str]]:
+    """Yields the flags that were given and are paths: name and value."""
+    for name in flags.FLAGS:
+        value = flags.FLAGS[name].value
+        is_path = isinstance(value, pathlib.Path) or "/" in str(value)
+        if flags.FLAGS[name].present and is_path and str(value) != ".":
+            yield name, str(value)
+
+
+def _smaller() -> str:
+    """Returns what this command's flags could be, for it to take less memory."""
+    known = flags.FLAGS.get_key_flags_for_module(sys.argv[0])
+    values = {each.name: each.value for each in known}
+    found = []
+    for name, less in SMALLER.items():
+        if name in values and not (name == "remat" and values[name]):
+            value = values[name]
+            now = ",".join(map(str, value)) if isinstance(value, list) else value
+            found.append(f"{less} --{name} (now {now})".lstrip())
+    return f"less is needed with {', '.join(found)}" if found else memory.REMEDY
 
 
 def check_known() -> None:

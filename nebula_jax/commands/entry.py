@@ -32,6 +32,8 @@ def run(
     for name in names:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 
+    process.replace_unencodable()
+
     def parsed(argv: Sequence[str]) -> list[str]:
         wanted = {each.lstrip("-") for each in argv[1:] if each.startswith("-")}
         if wanted & {"help", "helpshort", "helpfull"}:

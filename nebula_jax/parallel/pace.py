@@ -16,6 +16,8 @@ overlap, and a generator's samples never run further ahead than that.
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
+from nebula_jax.communication.wire import frames
+
 
 class FollowerLink(Protocol):
     """A follower's link to the leader; see `communication.link.Link`."""
@@ -33,6 +35,10 @@ class FollowerLink(Protocol):
 
 class LeaderLink(Protocol):
     """A leader's link to a follower; see `communication.link.Link`."""
+
+    @property
+    def peer(self) -> frames.Hello:
+        """The follower's Hello, which names it."""
 
     @property
     def stop_step(self) -> int | None:
@@ -209,11 +215,16 @@ class Lead:
         Args:
           step: whose result the followers may count on.
         """
-        is_asked = any(link.stop_step is not None for link in self._links)
-        if not self._is_stopping and (is_asked or self._stop_requested()):
+        asking = [
+            each.peer.cluster for each in self._links if each.stop_step is not None
+        ]
+        if not self._is_stopping and (asking or self._stop_requested()):
             self._is_stopping = True
             self._last = last_step_after_stop(step - 1, self._window, self._last)
-            self._log(f"stopping, all clusters save step {self._last}")
+            self._log(
+                f"stopping, all clusters save step {self._last}:"
+                f" {' and '.join(asking) or 'this cluster'} asked to stop"
+            )
             for link in self._links:
                 link.stop(self._last)
         for link in self._links:

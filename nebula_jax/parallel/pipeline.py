@@ -15,6 +15,7 @@ B examples of a micro-batch. h: any pytree of arrays [B, ...]; losses: [] float3
 """
 
 import collections
+import functools
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple, cast
 
@@ -95,8 +96,7 @@ def front_step(
       states: of the half, with the codecs of these two channels; used up.
       ahead: micro-batches that may be in flight, at least 1: each keeps its residuals.
       grads: to add to, and used up; zeros if not given.
-      identity: of the batch, such as its number: the back compares it with its own, if
-        both have one, and the number of micro-batches (`channels.identity_bytes`).
+      identity: of the batch, which the back compares (`channels.identity_bytes`).
 
     Returns:
       The batch's gradient, the half's states, and the sum of its own losses in this
@@ -110,14 +110,13 @@ def front_step(
         raise ValueError(f"ahead must be at least 1, not {ahead}")
     if grads is None:
         grads = half.zero_grads(params)
+    finish = functools.partial(_finish, half, params, step)
     waiting: collections.deque[_Sent] = collections.deque()
     losses = []
     for number, batch in enumerate(micro_batches):
         # Backward passes that are possible come first: they free their residuals.
         while waiting and (len(waiting) >= ahead or gradient.has_arrived):
-            grads, states = _finish(
-                half, params, step, waiting.popleft(), gradient, states, grads
-            )
+            grads, states = finish(waiting.popleft(), gradient, states, grads)
         key = micro_batch_key(rng, step, number)
         kept, loss, states = _send_hidden(
             half, params, batch, key, (step, number), hidden, states
@@ -127,9 +126,7 @@ def front_step(
         losses.append(loss)
     hidden.end_step(step, len(losses), identity)
     while waiting:
-        grads, states = _finish(
-            half, params, step, waiting.popleft(), gradient, states, grads
-        )
+        grads, states = finish(waiting.popleft(), gradient, states, grads)
     return grads, states, _total(losses)
 
 
@@ -205,12 +202,13 @@ def middle_step(
     states: cut_middle.States,
     *,
     ahead: int,
+    identity: Any = None,
 ) -> tuple[cut.Params, cut_middle.States, jax.Array]:
     """Takes one batch through a middle part, in the order of `front_step`.
 
     Args:
       half: of the model.
-      params, micro_batches, rng, step, states: as in `front_step`.
+      params, micro_batches, rng, step, states, identity: as in `front_step`.
       before: channels to the part before: h comes, the gradient in it goes.
       after: channels to the part after: what this part makes of h goes, its gradient
         comes.
@@ -220,7 +218,8 @@ def middle_step(
       The batch's gradient, the half's states, and the sum of its own losses.
 
     Raises:
-      session.RemoteProtocolError: if another tensor comes than the one due.
+      session.RemoteProtocolError: if another tensor comes than the one due, or the
+        part before has another number of micro-batches, or another batch.
     """
     grads = half.zero_grads(params)
     waiting: collections.deque[_Sent] = collections.deque()
@@ -246,8 +245,11 @@ def middle_step(
         waiting.append(_Sent(number, batch, key, kept))
         losses.append(loss)
         del kept, received  # else they would stay until the next ones are there
+    after.hidden.end_step(step, len(losses), identity)
     while waiting:
         grads, states = finish(waiting.popleft(), grads, states)
+    # Last: one that sends more waits for these gradients before it does.
+    before.hidden.recv_end(step, len(losses), identity)
     return grads, states, _total(losses)
 
 

@@ -242,6 +242,7 @@ class _Link:
     """A link in virtual time, as `pace` sees it, of a follower or the leader."""
 
     stop_step = None
+    peer = frames.Hello("", "", {})
 
     def __init__(self, down: _Way) -> None:
         self.down, self.needed = down, 0

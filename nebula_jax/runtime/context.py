@@ -268,12 +268,23 @@ class Context:
             yield step
 
     def finish(self, described: Mapping[str, Any]) -> None:
-        """Closes the records after the last step.
+        """Closes the records after the last step; says so if it is the run's last.
 
         Args:
           described: JSON values that belong into the summary.
         """
         self.record.finish(self.step, described)
+        if self._steps and self.step >= self._steps:
+            process.message(
+                f"{self._name}: done after step {self.step}; its files are in"
+                f" {self.folder}"
+            )
+
+    @property
+    def _name(self) -> str:
+        """The name of this process in messages."""
+        name, rank = self._settings.cluster, ranks.rank()
+        return f"{name} (process {rank})" if rank else name
 
     def close(self) -> None:
         """Gives signals back to whoever had them before."""
@@ -311,8 +322,7 @@ class Context:
         """Returns the exit status of the process; says why the run ended, if early."""
         for reason in filter(None, (end() for end in self._ends)):
             process.message(str(reason))
-        name = self._settings.cluster
         # A run by time has no number of steps, and comes here only if it was stopped:
         # one step more than it took calls it unfinished.
         steps = self._steps or self.step + 1
-        return self._interrupt.exit_status(name, self.step, steps)
+        return self._interrupt.exit_status(self._name, self.step, steps, self.folder)

@@ -279,7 +279,7 @@ def write(result: Mapping[str, Any], markdown: str, out: pathlib.Path) -> None:
     report.write(out, result)
     report.show(markdown)
     page = "; python -m scripts.make_tables puts it into its page"
-    print(f"report: {out}" + ("" if installed.IS_WHEEL else page))
+    process.progress(f"report: {out}" + ("" if installed.IS_WHEEL else page))
 
 
 def _all(machines: Sequence[Mapping[str, Any]], name: str) -> Any:

@@ -101,6 +101,76 @@ def test_errors_of_the_library_name_flags_in_commands(raised, shown):
     assert str(refused.value) == shown
 
 
+@pytest.mark.parametrize(
+    ("raised", "shown"),
+    [
+        (errors.NebulaError("/nowhere is no folder"), "/nowhere is no folder"),
+        (errors.NebulaError("vocabulary /nowhere: gone"), "vocabulary /nowhere: gone"),
+        (FileNotFoundError(2, "No such file", "/nowhere"), "No such file"),
+        (NotADirectoryError(20, "Not a directory", "/nowhere"), "Not a directory"),
+    ],
+)
+def test_a_path_that_is_not_there_is_a_bad_setting_and_named_by_its_flag(raised, shown):
+    own_flags()
+
+    def main():
+        raise raised
+
+    with flagsaver.flagsaver():
+        command_line.parse(["test", "--workdir=/nowhere"])
+        with pytest.raises(errors.SettingsError) as refused:
+            command_line.with_flags(main)
+    assert str(refused.value) == f"--workdir=/nowhere: {shown}"
+
+
+@pytest.mark.parametrize(
+    "raised",
+    [
+        OSError(28, "No space left on device", "/elsewhere/run"),
+        errors.NebulaError("/nowhere2 is no folder"),
+        errors.NebulaError("source and target do not hold the same examples"),
+        RuntimeError("anything else"),
+    ],
+)
+def test_an_error_of_no_flag_stays_as_it_is(raised):
+    own_flags()
+
+    def main():
+        raise raised
+
+    text = str(raised)
+    with flagsaver.flagsaver():
+        command_line.parse(["test", "--workdir=/nowhere", "--cluster=source"])
+        with pytest.raises(type(raised)) as same:
+            command_line.with_flags(main)
+    assert same.value is raised
+    assert str(raised) == text
+
+
+def test_what_lacks_memory_names_the_flags_that_take_less(monkeypatch):
+    """Of this command alone, with their values."""
+    own_flags()
+    text = "RESOURCE_EXHAUSTED: Out of memory allocating 4096000000000 bytes."
+
+    def main():
+        raise RuntimeError(text)
+
+    own = [flags.FLAGS[name] for name in ("batch_size", "micro_batches", "workdir")]
+    monkeypatch.setattr(
+        type(flags.FLAGS), "get_key_flags_for_module", lambda self, module: own
+    )
+    with flagsaver.flagsaver():
+        command_line.parse(["test", "--batch_size=100000"])
+        with pytest.raises(errors.NebulaError) as refused:
+            command_line.with_flags(main)
+    said = str(refused.value)
+    assert said.startswith("out of memory: 4,096.0 GB were asked for, by main (")
+    assert said.endswith(
+        "; less is needed with a smaller --batch_size (now 100000), more"
+        " --micro_batches (now 1)"
+    )
+
+
 def test_a_flagfile_of_the_package_is_found_by_its_name_from_anywhere(
     tmp_path, monkeypatch
 ):

@@ -3,6 +3,7 @@
 import functools
 import random
 import threading
+import types
 
 import pytest
 
@@ -157,6 +158,7 @@ class LeaderLink:
 
     def __init__(self, line):
         self.line, self.stop_step = line, None
+        self.peer = types.SimpleNamespace(cluster="b")
         line.leader = self
 
     def step_done(self, step):
@@ -260,7 +262,7 @@ def test_a_stop_of_two_at_once_is_one_stop():
             links[1].stop_step = 0
         steps.done(step)
     assert step == 3 + 2 + 1  # 3 had its token
-    assert said == ["stopping, all clusters save step 6"]
+    assert said == ["stopping, all clusters save step 6: b asked to stop"]
     for each in (line, other):
         assert [step for kind, step in each.to_follower if kind == "stop_step"] == [6]
         order = [kind for kind, step in each.to_follower]

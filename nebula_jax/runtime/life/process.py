@@ -9,7 +9,9 @@
 """
 
 import contextlib
+import io
 import os
+import pathlib
 import re
 import signal
 import stat
@@ -22,6 +24,7 @@ from typing import Any, NoReturn
 
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import session
+from nebula_jax.runtime.life import memory
 
 STOPPED_BY_PEER = 3
 ENDED_BY_PEER = 4
@@ -58,6 +61,16 @@ def progress(line: str) -> None:
     """Prints a line of a run's progress on standard output."""
     with for_people():
         print(line, flush=True)
+
+
+def replace_unencodable() -> None:
+    """Has `?` printed for what the encoding of standard output does not have.
+
+    In a locale of Latin-1 or ASCII that is the `→` of a report, whose run has ended
+    well. (Standard error escapes such characters by itself.)
+    """
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
 
 
 def drop_unread() -> None:
@@ -159,17 +172,29 @@ class Interrupt:
         if self._signal is None and self.is_graceful:
             self._signal = number
 
-    def exit_status(self, cluster: str, step: int, steps: int) -> int:
+    def exit_status(
+        self, cluster: str, step: int, steps: int, folder: pathlib.Path | None = None
+    ) -> int:
         """Returns the exit status of a cluster; reports where it stopped, if early.
 
         Args:
           cluster: its name.
           step: the last one that it took, and saved.
           steps: of the whole run.
+          folder: where it saved, if that is to be reported.
         """
         if step >= steps:
             return 0
-        message(f"{cluster}: stopped after step {step}; the same command goes on")
+        who = (
+            "another cluster"
+            if self._signal is None
+            else signal.Signals(self._signal).name
+        )
+        where = f", saved in {folder}" if folder else ""
+        message(
+            f"{cluster}: stopped after step {step} by {who}{where}; the same command"
+            f" goes on with step {step + 1}"
+        )
         return 128 + self._signal if self._signal else STOPPED_BY_PEER
 
 
@@ -200,6 +225,8 @@ def no_report(reason: str) -> None:
 def guarded(main: Callable[[], int], report: Callable[[str], None] = no_report) -> int:
     """Runs the work of a process; prints its errors as one line.
 
+    What the process prints needs no encoding of its own: see `replace_unencodable`.
+
     Args:
       main: does the work, returns the exit status.
       report: is called with an error before that is printed.
@@ -207,6 +234,7 @@ def guarded(main: Callable[[], int], report: Callable[[str], None] = no_report) 
     Returns:
       The exit status.
     """
+    replace_unencodable()
     try:
         return main()
     except KeyboardInterrupt:
@@ -219,6 +247,12 @@ def guarded(main: Callable[[], int], report: Callable[[str], None] = no_report) 
             return 2
         gone = (session.PeerGone, session.PeerAborted, errors.PeerAbsent)
         return ENDED_BY_PEER if isinstance(error, gone) else 1
+    except (RuntimeError, MemoryError) as error:
+        if not (found := memory.in_words(error)):
+            raise
+        report(found)
+        message(f"error: {found}; {memory.REMEDY}")
+        return 1
 
 
 def exit_now(status: int) -> NoReturn:

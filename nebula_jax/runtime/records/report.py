@@ -121,7 +121,8 @@ def draw(plot: Callable[[pathlib.Path], None], picture: pathlib.Path) -> None:
 
 def print_paths(*paths: pathlib.Path) -> None:
     """Prints where a run's report is: those of the files that were written."""
-    print("report: " + ", ".join(str(each) for each in paths if each.is_file()))
+    written = (str(each) for each in paths if each.is_file())
+    process.progress("report: " + ", ".join(written))
 
 
 def first_and_last(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -331,9 +332,13 @@ def targets(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def show(markdown: str) -> None:
-    """Prints Markdown: rendered in a terminal, as it is into a pipe or a file."""
-    if sys.stdout.isatty():
-        console = rich.console.Console(highlight=False)
-        console.print(rich.markdown.Markdown(markdown))
-    else:
-        print(markdown, end="", flush=True)
+    """Prints Markdown: rendered in a terminal, as it is into a pipe or a file.
+
+    What it shows is in files already: no run fails because nobody can read it here.
+    """
+    with process.for_people():
+        if sys.stdout.isatty():
+            console = rich.console.Console(highlight=False)
+            console.print(rich.markdown.Markdown(markdown))
+        else:
+            print(markdown, end="", flush=True)

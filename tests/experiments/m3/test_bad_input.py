@@ -137,4 +137,5 @@ def test_an_unreadable_vocabulary(runs, monkeypatch, tmp_path):
 
 def test_a_folder_that_cannot_be_written(runs, tmp_path):
     (tmp_path / "file").write_text("")
-    fails(runs, "Not a directory", status=1, workdir=tmp_path / "file" / "run")
+    words = "Not a directory; name another --workdir"
+    fails(runs, words, status=2, workdir=tmp_path / "file" / "run")

@@ -1,6 +1,7 @@
 import errno
 import io
 import os
+import pathlib
 import signal
 import subprocess
 import sys
@@ -34,15 +35,18 @@ def test_a_signal_is_a_request_while_there_is_something_to_save(
     assert not interrupt.requested()
     os.kill(os.getpid(), number)
     assert interrupt.requested()
-    assert interrupt.exit_status("finetune", 3, 9) == 128 + number
-    message = "finetune: stopped after step 3; the same command goes on\n"
-    assert capsys.readouterr().err == message
+    folder = pathlib.Path("runs/a")
+    assert interrupt.exit_status("finetune", 3, 9, folder) == 128 + number
+    name = signal.Signals(number).name
+    message = f"finetune: stopped after step 3 by {name}, saved in runs/a; the same"
+    assert capsys.readouterr().err == f"{message} command goes on with step 4\n"
     assert interrupt.exit_status("finetune", 9, 9) == 0
 
 
-def test_who_stops_for_a_peer_has_a_status_of_its_own():
+def test_who_stops_for_a_peer_has_a_status_of_its_own(capsys):
     status = process.Interrupt().exit_status("finetune", 3, 9)
     assert status == process.STOPPED_BY_PEER
+    assert "stopped after step 3 by another cluster; " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -127,6 +131,29 @@ def test_the_status_is_that_of_the_run_though_nobody_reads_it(stream, work, stat
             **{"stdout": subprocess.PIPE, "stderr": subprocess.PIPE} | {stream: full},
         )
     assert done.returncode == status, done
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_an_encoding_lacks_is_replaced_and_changes_no_status(encoding):
+    """A run of hours has ended well by then; `translate` writes UTF-8 by itself."""
+    code = """if True:
+        import sys
+        from nebula_jax.runtime.life import process
+        from nebula_jax.runtime.records import report
+        def main():
+            report.show("loss 2.1 → 1.9\\n")
+            process.progress("step → 7")
+            process.message("step → 7")
+            print("→")
+            return 0
+        sys.exit(process.guarded(main))"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONIOENCODING": encoding},
+        capture_output=True,
+    )
+    assert (done.returncode, done.stderr) == (0, b"step \\u2192 7\n"), done
+    assert done.stdout == b"loss 2.1 ? 1.9\nstep ? 7\n?\n"
 
 
 def test_progress_and_messages_have_a_stream_each(capsys):

@@ -216,6 +216,20 @@ def test_a_terminal_shows_the_markdown_that_a_pipe_gets_as_it_is(monkeypatch, ca
         assert cell.strip() in shown
 
 
+@pytest.mark.parametrize("is_terminal", [True, False])
+def test_a_report_that_nobody_reads_fails_no_run(monkeypatch, is_terminal, tmp_path):
+    class Gone(io.StringIO):
+        def isatty(self):
+            return is_terminal
+
+        def write(self, text):
+            raise OSError("a disk that is full")
+
+    monkeypatch.setattr(sys, "stdout", Gone())
+    report.show("loss 2.1 → 1.9\n")
+    report.print_paths(tmp_path)
+
+
 def test_a_run_without_matplotlib_ends_and_says_that_it_drew_nothing(tmp_path, capsys):
     def plot(picture):
         with installed.extra("plots"):
