@@ -53,8 +53,11 @@ def train(run: config.Run) -> int:
                 codecs[bucket] = choice.probe_source(
                     step, half, state, batch.at(step), ends, codecs[bucket]
                 )
-            # This side's loss is that of lengths; the target's that of translations.
-            metrics = {"loss": length_loss, "tokens": batch.tokens(step)}
+            # This side's loss is that of lengths, if they are predicted; the target's
+            # that of translations.
+            metrics = {"tokens": batch.tokens(step)}
+            if agreed.objective == "cmlm":
+                metrics["loss"] = length_loss
             state, metrics = context.compute(step, half.apply, state, grads, metrics)
             context.record.step(step, metrics)
             if agreed.is_evaluated(step):

@@ -72,7 +72,7 @@ class TrainState:
         Args:
           grads: like the parameters.
           optimizer: of the parameters.
-          metrics: of the step, with its `loss`, [] float32.
+          metrics: of the step, with its `loss`, [] float32, if it has one.
           seen: what an optimizer needs besides, such as that of `warm_start`; others do
             without.
 
@@ -84,8 +84,10 @@ class TrainState:
             grads, self.opt_state, self.params, step=self.step, **seen
         )
         params = optax.apply_updates(self.params, updates)
-        norms = optax.tree.norm(grads), optax.tree.norm(params)
-        is_finite = jnp.all(jnp.isfinite(jnp.stack([metrics["loss"], *norms])))
+        sizes = [optax.tree.norm(grads), optax.tree.norm(params)]
+        if "loss" in metrics:  # a part of a cut model may have none
+            sizes.append(metrics["loss"])
+        is_finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
         params, opt_state = jax.tree.map(
             lambda new, old: jnp.where(is_finite, new, old),
             (params, opt_state),

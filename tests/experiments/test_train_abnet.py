@@ -277,9 +277,12 @@ def test_with_ar_no_label_goes_back_and_with_pack_tokens_no_padding_crosses(runs
     codecs = {"forward_codec": "pack_tokens|fp16", "backward_codec": "pack_tokens"}
     status, output = runs.run(workdir="packed", steps=3, **ALIKE | codecs)
     assert status == 0, output
-    ledger = json.loads((runs.folder / "packed/source/summary.json").read_text())[
-        "ledger"
-    ]
+    folder = runs.folder / "packed/source"
+    # A process that has no loss shows none.
+    lines = output.splitlines()
+    assert not any("loss" in each for each in metrics.read(folder))
+    assert not any(line.startswith("source ") and "loss" in line for line in lines)
+    ledger = json.loads((folder / "summary.json").read_text())["ledger"]
     received = [kind for kind in ledger if kind.startswith("received")]
     assert [*filter(is_tensor, received)] == ["received gradient[8]"]
     tokens = 4 * 7  # a micro-batch of sentences of seven tokens, in rows of eight

@@ -250,13 +250,13 @@ def test_halves_that_are_not_at_the_same_batch_stop_with_an_error(
 )
 def test_batches_of_the_same_identity_or_of_none_are_taken(ours, theirs):
     def send(link):
-        hidden = link.sender("hidden", np.zeros(1), codecs.identity())
+        hidden = link.sender("hidden", np.float32([0]), codecs.identity())
         link.wait_for_welcome(10.0)
         hidden.end_step(1, 0, theirs)
         link.close()
 
     with two_halves.met() as (there, here):
-        hidden = here.receiver("hidden", np.zeros(1), codecs.identity())
+        hidden = here.receiver("hidden", np.float32([0]), codecs.identity())
 
         def receive():
             here.welcome(0)

@@ -48,6 +48,15 @@ def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(grads, loss, clip_no
     jax.tree.map(np.testing.assert_array_equal, got.replace(step=want.step), want)
 
 
+@pytest.mark.parametrize(("size", "is_finite"), [(1.0, True), (np.nan, False)])
+def test_a_part_without_a_loss_of_its_own_records_none(size, is_finite):
+    state, _ = begun()
+    grads = jax.tree.map(lambda leaf: size * jnp.ones_like(leaf), state.params)
+    optimizer = optimizers.adam(lambda step: jnp.float32(0.1))
+    _, metrics = state.apply_gradients(grads, optimizer, {"tokens": 3})
+    assert metrics == {"tokens": 3, "is_finite": is_finite}
+
+
 def test_a_rate_that_would_make_parameters_infinite_is_no_step():
     before, step = begun(rate=3e38)
     after, metrics = step(before, GOOD, 2.0)
