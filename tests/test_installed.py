@@ -1,8 +1,10 @@
 """The command `nebula`, extras, and what a wheel holds."""
 
+import json
 import os
 import pathlib
 import runpy
+import shutil
 import subprocess
 import sys
 import venv
@@ -213,9 +215,14 @@ def test_an_installed_wheel_trains_a_split_beside_a_users_own_scripts(
     assert own(environment, theirs.parent, "python", "-m", "scripts.train") == (
         "theirs\n"
     )
-    own(environment, namesakes, "python", "-c", "import nebula_jax")
-    told = own(environment, namesakes, "nebula", SPLIT, "--steps=8", "--codec=int8(64)")
-    assert "largest difference of a parameter" in told
+    example = ROOT / f"{SPLIT.replace('.', '/')}.py"
+    shutil.copyfile(example, namesakes / "my_split.py")
+    for program, script in (("nebula", SPLIT), ("python", "my_split.py")):
+        flags = (f"--workdir={program}", "--steps=8")
+        told = own(environment, namesakes, program, script, *flags)
+        assert f"report: {program}/summary.json" in told
+        summary = json.loads((namesakes / program / "summary.json").read_text())
+        assert [each["last_step"] for each in summary["clusters"]] == [8, 8]
 
 
 def tracked(*patterns):
