@@ -11,3 +11,7 @@ class PeerAbsent(NebulaError):
 
 class SettingsError(NebulaError):
     """A setting that cannot work, alone or with others."""
+
+
+class PeerLost(NebulaError):
+    """A peer that cannot come back, as one whose certificate was revoked."""

@@ -50,6 +50,10 @@ class ConnectError(errors.NebulaError):
     """A connection that could not be made."""
 
 
+class PeerLost(ConnectError, errors.PeerLost):
+    """An attempt to reach a peer that cannot come back."""
+
+
 class NobodyThere(ConnectError, errors.PeerAbsent):
     """A cluster that did not come, or does not answer, within connect_timeout."""
 

@@ -143,6 +143,17 @@ class Listener:
             if with_ended or not link.is_over:
                 return link
 
+    def give_up(self, owner: str, reason: str) -> None:
+        """Ends the links of peers that cannot come back.
+
+        Args:
+          owner: the DNS names of their certificate; empty for all of them.
+          reason: for the error of each.
+        """
+        for link in list(self._sessions.values()):
+            if not link.is_over and owner in ("", link.owner):
+                link.give_up(reason)
+
     def close(self) -> None:
         """Takes no more connections. Links go on, but cannot come back."""
         self._is_closed = True

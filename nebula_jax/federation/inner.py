@@ -34,6 +34,10 @@ class Refused(errors.NebulaError):
     """A request that the switch refused, with its reason."""
 
 
+class Lost(Refused):
+    """A trainer that cannot come back: its lab, or this one, was revoked."""
+
+
 class Absent(errors.NebulaError):
     """A trainer that is nowhere at present, and may come."""
 
@@ -121,7 +125,7 @@ def request(
 
     Raises:
       NoSwitch: if it does not run.
-      Refused: with its reason.
+      Refused: with its reason; Lost, if the trainer that is wanted cannot come back.
       Absent: if the trainer that is wanted is nowhere.
       OSError: if it does not answer in time.
     """
@@ -140,6 +144,8 @@ def request(
         answer = json_lines.read(sock)
         if "absent" in answer:
             raise Absent(json_lines.field(answer, "absent", str))
+        if "lost" in answer:
+            raise Lost(json_lines.field(answer, "lost", str))
         if "error" in answer:
             raise Refused(json_lines.field(answer, "error", str))
         return sock, answer

@@ -155,7 +155,7 @@ class _Request(NamedTuple):
         for each in [lab] if lab else sorted(switch.lines):
             if each not in switch.lines:
                 if each in switch.gone:
-                    raise inner.Refused(switch.gone[each])
+                    raise inner.Lost(switch.gone[each])
                 reasons.append(
                     f"no line to {each}: one of both switches needs --listen, and the"
                     " other its address as --peer"
@@ -172,7 +172,9 @@ class _Request(NamedTuple):
             await switch.carry(there, account.name, self.asker, end, is_listener=False)
             return
         if not switch.lines and switch.gone:  # which none of them comes back from
-            raise inner.Refused("; ".join(switch.gone.values()))
+            raise inner.Lost("; ".join(switch.gone.values()))
+        if switch.is_revoked:
+            raise inner.Lost("; ".join(switch.no_line.values()))
         for where, text in switch.no_line.items():
             reasons.append(f"no line to {where}: {text}")
         why = "; ".join(reasons) or "no other lab is connected"
@@ -207,7 +209,7 @@ class _Request(NamedTuple):
         lab = str(self.fields.get("lab", ""))
         if not lab and not is_shared:
             switch.check_named(key[0])
-        made = Served(address, self.account, is_shared, lab)
+        made = Served(address, self.account, is_shared, lab, writer)
         switch.served[key] = made
         switch.refusals.pop(key, None)
         try:

@@ -181,7 +181,7 @@ class Switch:
                     self.state.no_line[where] = REVOKED
                     while self._has_revoked_certificate():
                         await asyncio.sleep(LONGEST_PAUSE)
-                    pause = 0.0
+                    pause, self.state.is_revoked = 0.0, False
                 else:
                     pause = _longer(pause)
             await asyncio.sleep(pause)
@@ -199,8 +199,10 @@ class Switch:
         await self._mend("revocation list", joining.fetch_list)
         if not self._has_revoked_certificate():
             return False
-        if REVOKED not in self.state.no_line.values():
+        if not self.state.is_revoked:
+            self.state.is_revoked = True
             self.state.log(REVOKED)
+            self.state.lost("", REVOKED)
         return True
 
     def _has_revoked_certificate(self) -> bool:
@@ -343,7 +345,8 @@ class Switch:
                 return
             await requests.serve(self.state, self.upkeep, fields, (reader, writer))
         except (errors.NebulaError, OSError, ValueError, KeyError) as error:
-            kind = "absent" if isinstance(error, inner.Absent) else "error"
+            kinds: dict[type, str] = {inner.Absent: "absent", inner.Lost: "lost"}
+            kind = kinds.get(type(error), "error")
             reason = {kind: str(error) or repr(error)}
             with contextlib.suppress(OSError, RuntimeError):
                 inner.answer(writer, **reason)

@@ -37,6 +37,8 @@ class Served(NamedTuple):
     """True if trainers of this lab's other accounts may dial it too."""
     lab: str = ""
     """The only one whose trainers may dial it; empty if the policy has them."""
+    writer: asyncio.StreamWriter | None = None
+    """To tell it that others cannot come back."""
 
 
 class State:
@@ -87,6 +89,8 @@ class State:
         """Lab -> why no line to it can come back: its certificate was revoked."""
         self.no_line: dict[str, str] = {}
         """Address that this switch dials -> why there is no line to it."""
+        self.is_revoked = False
+        """True if this lab has to join again: no line comes back before."""
         self.sessions = meter.read_sessions(folder.path)
         self.rules = policy.load(folder.path / policy.FILE)
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -123,6 +127,12 @@ class State:
         """Takes a new policy: what the former one refused may be tried again."""
         self.rules = rules
         self.refusals.clear()
+
+    def lost(self, lab: str, why: str) -> None:
+        """Tells the trainers that wait here that a lab, or if empty all, is lost."""
+        for served in self.served.values():
+            if served.writer is not None:
+                inner.answer(served.writer, gone=lab, why=why)
 
     def check_named(self, job: str, cluster: str = "") -> None:
         """Checks that it is not left open which of several labs gets a job's data.

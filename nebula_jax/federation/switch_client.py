@@ -12,12 +12,12 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge
-from nebula_jax.communication.wire import greeting, sealing, states
+from nebula_jax.communication.wire import greeting, json_lines, sealing, states
 from nebula_jax.federation import inner, trainer_keys
 from nebula_jax.security import incarnations, policy, seal
 from nebula_jax.security.accounts import tokens
@@ -133,6 +133,8 @@ class Trainer:
         """
         self.folder, self.job, self.cluster = folder, job, cluster
         self._lab, self._account, self._log = lab, account, log
+        self.on_gone: Callable[[str, str], None] = lambda owner, why: None
+        """Is called with the DNS name of peers that do not come back, and why."""
         self._met: set[str] = set()
         trainer_keys.prepare(folder, account)
         self._token = tokens.read(folder, account)
@@ -180,6 +182,8 @@ class Trainer:
                 sock, answer = self._request("dial", seconds, **fields)
             except (inner.Absent, inner.NoSwitch) as error:
                 raise ConnectionError(str(error)) from None
+            except inner.Lost as error:
+                raise bridge.PeerLost(str(error)) from None
             except inner.Refused as error:
                 raise bridge.ConnectError(str(error)) from None
             return sock, site_folder.trainer_name(str(answer["lab"]))
@@ -237,9 +241,10 @@ class Trainer:
         while not self._is_closed.is_set():
             sock = self._serving
             assert sock is not None  # `serve` has made one
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError, EOFError, json_lines.Malformed):
                 sock.settimeout(None)
-                sock.recv(1)  # nothing comes but its end
+                while True:
+                    self._take(json_lines.read(sock))  # until its end
             sock.close()
             if self._is_closed.is_set():
                 return
@@ -251,6 +256,12 @@ class Trainer:
                     continue
                 self._log("the switch of this lab is back")
                 break
+
+    def _take(self, news: Mapping[str, Any]) -> None:
+        """Takes from the switch that trainers of a lab, or all, do not come back."""
+        lab, why = str(news.get("gone", "")), printable.line(str(news.get("why", "")))
+        self._log(why)
+        self.on_gone(site_folder.trainer_name(lab) if lab else "", why)
 
     def record(self, kind: str, **what: Any) -> None:
         """Puts an entry into the audit log of the lab, and waits until it is there.

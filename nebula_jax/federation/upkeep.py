@@ -169,6 +169,7 @@ class Upkeep:
                 )
                 self.state.gone[lab] = f"the certificate of {lab} was revoked"
                 each.close(self.state.gone[lab])
+                self.state.lost(lab, self.state.gone[lab])
 
     @property
     def is_revoked(self) -> bool:

@@ -594,6 +594,27 @@ def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
         exchange(labs.s, labs.t, 3)
 
 
+@pytest.mark.parametrize("ends", ["st", "ts"])
+def test_trainers_end_at_once_when_a_lab_is_revoked_and_say_so(tmp_path, ends):
+    with two_labs.two_labs(tmp_path) as labs:
+
+        def gate(step):
+            if step == 3:
+                issuer = authority.LocalAuthority(labs.s.folder)
+                issuer.revoke("lab-t")
+                listed = revocation.RevocationList(labs.s.folder)
+                listed.accept(issuer.revocation_list())
+                began.append(time.monotonic())
+
+        began = []
+        listening, dialing = (getattr(labs, each) for each in ends)
+        more = {"reconnect_timeout": 300.0}
+        _, failed = run(listening, dialing, gate=gate, seconds=100, **more)
+        assert time.monotonic() - began[0] < 60.0
+        assert len(failed) == 2
+        assert all("revoked" in str(each) for each in failed), failed
+
+
 def test_a_trainer_from_an_older_copy_ends_at_once_with_the_reason(tmp_path):
     with two_labs.two_labs(tmp_path) as labs:
         exchange(labs.s, labs.t, 3)

@@ -304,6 +304,9 @@ class Driver:
             return
         try:
             connected = self._dial(self._connection.deadline())
+        except errors.PeerLost as error:
+            self._fail(session.PeerGone(str(error)))
+            return
         except (errors.NebulaError, OSError) as error:
             policy.failed(tls.in_words(error))
             return

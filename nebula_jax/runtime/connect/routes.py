@@ -222,6 +222,7 @@ class Routes:
             **more,
         ) as found:
             if self._switch is not None:
+                self._switch.on_gone = found.give_up
                 self._switch.serve(found.address[1])
             yield found
 
