@@ -3,16 +3,17 @@
 import pathlib
 import types
 
+import configured
 import jax
 import numpy as np
 import oracle
 import pytest
 import tiny_hot_start
 import tiny_nli
-from absl import flags
 from flax import traverse_util
 
-from experiments.m3 import models as m3_models
+from experiments.m3 import config as m3_config
+from experiments.pretraining import export
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
@@ -84,14 +85,10 @@ def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
         {path: oracle.weights(path, shape) for path, shape in shapes.items()}, sep="/"
     )
     (tmp_path / "vocabulary").write_bytes(b"pieces")
-    folder, of = tmp_path / "encoder", types.SimpleNamespace
-    flags.FLAGS(["test"])
-    m3_models.export(
-        folder,
-        of(config=of(discriminator=config)),
-        of(path=tmp_path / "vocabulary"),
-        params,
-    )
+    vocabulary = types.SimpleNamespace(path=tmp_path / "vocabulary")
+    run = configured.run(m3_config)
+    export.write(tmp_path, run.agreed, run.local, config, vocabulary, params)
+    folder = tmp_path / export.FOLDER
     theirs, info = transformers.AutoModel.from_pretrained(
         folder, output_loading_info=True
     )
