@@ -151,7 +151,13 @@ class Front(Part):
         return self._line(self._half.init_codecs(h), aux, (None, link), ends)
 
     def step(
-        self, params: Any, micro_batches: Sequence[Any], rng: Any, step: int, line: Line
+        self,
+        params: Any,
+        micro_batches: Sequence[Any],
+        rng: Any,
+        step: int,
+        line: Line,
+        identity: Any = None,
     ) -> tuple[Any, Line, dict[str, jax.Array]]:
         """Takes one batch through this part, forward and backward.
 
@@ -161,6 +167,8 @@ class Front(Part):
           rng: the run's key, of which each micro-batch gets one of its own; or None.
           step: counted from 1.
           line: used up: go on with the one that is returned.
+          identity: what the batch is known by in all parts, such as the numbers of its
+            examples: a part that has another batch than the one before ends the run.
 
         Returns:
           The batch's gradient, the line, and metrics: of the last part its loss and
@@ -177,6 +185,7 @@ class Front(Part):
             line.after.gradient,
             line.states,
             ahead=self._in_flight(micro_batches),
+            identity=identity,
         )
         return *self._finish(step, grads, line, states), {}
 
@@ -206,7 +215,13 @@ class Middle(Part):
         return self._line(codec_states, aux, (before, after), ends)
 
     def step(
-        self, params: Any, micro_batches: Sequence[Any], rng: Any, step: int, line: Line
+        self,
+        params: Any,
+        micro_batches: Sequence[Any],
+        rng: Any,
+        step: int,
+        line: Line,
+        identity: Any = None,
     ) -> tuple[Any, Line, dict[str, jax.Array]]:
         """Takes one batch through this part; see `Front.step`."""
         grads, states, _ = pipeline.middle_step(
@@ -219,6 +234,7 @@ class Middle(Part):
             line.after,
             line.states,
             ahead=self._in_flight(micro_batches),
+            identity=identity,
         )
         return *self._finish(step, grads, line, states), {}
 
@@ -232,7 +248,13 @@ class Back(Part):
         return self._line(self._half.init_codecs(h), aux, (link, None), ends)
 
     def step(
-        self, params: Any, micro_batches: Sequence[Any], rng: Any, step: int, line: Line
+        self,
+        params: Any,
+        micro_batches: Sequence[Any],
+        rng: Any,
+        step: int,
+        line: Line,
+        identity: Any = None,
     ) -> tuple[Any, Line, dict[str, jax.Array]]:
         """Takes one batch through this part; see `Front.step`."""
         grads, states, metrics = pipeline.back_step(
@@ -244,6 +266,7 @@ class Back(Part):
             line.before.hidden,
             line.before.gradient,
             line.states,
+            identity=identity,
         )
         return *self._finish(step, grads, line, states), metrics
 

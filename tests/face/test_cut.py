@@ -71,9 +71,9 @@ def made(parts, **settings):
     return halves, specs
 
 
-def opened(halves, specs):
+def opened(halves, specs, seconds=60.0):
     """Opens all lines of a chain in one process."""
-    ends = [loopback.ends(seconds=60.0) for _ in specs]
+    ends = [loopback.ends(seconds=seconds) for _ in specs]
     lines = []
     for number, half in enumerate(halves):
         if number == 0:
@@ -157,6 +157,46 @@ def test_a_sum_is_as_many_times_the_mean_as_there_are_micro_batches():
     _, mean = train(2, steps=1)
     _, total = train(2, steps=1, reduce="sum")
     np.testing.assert_allclose(total[0], MICRO_BATCHES * mean[0], rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("counts", "identities", "words"),
+    [
+        ((2, 3, 3), (1, 1, 1), "has 2 micro-batches in step 1, this side at least 3"),
+        (
+            (3, 2, 2),
+            (1, 1, 1),
+            "has at least 3 micro-batches in step 1, this side 2 in",
+        ),
+        (
+            (3, 3, 2),
+            (1, 1, 1),
+            "has at least 3 micro-batches in step 1, this side 2 in",
+        ),
+        ((3, 3, 3), (1, 2, 2), "has another batch in step 1 than this side"),
+        ((3, 3, 3), (1, 1, 2), "has another batch in step 1 than this side"),
+        ((3, 3, 3), ([1, 7], None, 2), ""),
+    ],
+)
+def test_parts_that_are_not_at_the_same_batch_say_so(counts, identities, words):
+    """The first to notice has both numbers; the others would wait for ever."""
+    halves, specs = made(3, ahead=1)
+    lines, said = opened(halves, specs, seconds=3.0), []
+
+    def role(part):
+        parts = batches(1)[: counts[part]]
+        given = init(part), parts, KEY, 1, lines[part], identities[part]
+        try:
+            halves[part].step(*given)
+        except nebula.errors.NebulaError as error:
+            said.append(str(error))
+
+    threads = [threading.Thread(target=role, args=(n,)) for n in range(3)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join(60)
+    assert words in said[0] if words else not said
 
 
 def test_parts_with_another_number_in_flight_are_refused():
