@@ -13,7 +13,6 @@ import numpy as np
 import ports
 import psutil
 import pytest
-import tiny_runs
 import tiny_translations
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -126,11 +125,6 @@ def begin(runs, lab, *arguments, **flags):
     started = runs.start(*arguments, federation=lab.folder, **flags)
     runs.prefix = ()
     return started
-
-
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return tiny_runs.Runs(tmp_path_factory.mktemp("m3"))
 
 
 @pytest.fixture(scope="module")

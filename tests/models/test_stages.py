@@ -31,16 +31,16 @@ def text():
 
 
 @functools.cache
-def initial():
+def initial(layers=MODEL.layers):
     """A generator's state, of all configurations here, in the host's memory."""
-    make = jax.jit(lambda: m3.init_generator(config(), 0, 0))
+    make = jax.jit(lambda: m3.init_generator(config(layers=layers), 0, 0))
     return jax.device_get(make())
 
 
 def compiled(given, devices, fsdp, model_parallel=1):
     """A generator's state and step on a mesh."""
     mesh = mesh_lib.make_mesh(jax.devices()[:devices], fsdp, model_parallel)
-    state = initial()
+    state = initial(given.generator.layers)
     fresh = mesh_lib.sharded_init_from_arrays(mesh, lambda: state)
     step = mesh_lib.jit_step(
         functools.partial(m3_steps.generator_step, given),
@@ -72,19 +72,20 @@ def trained(devices, fsdp, **changes):
 
 
 @pytest.mark.parametrize(
-    ("devices", "fsdp", "micro_batches", "remat"),
+    ("devices", "fsdp", "layers", "micro_batches", "remat"),
     [
-        pytest.param(4, 4, 8, True, marks=pytest.mark.slow),
-        pytest.param(4, 4, 4, False, marks=pytest.mark.slow),
-        pytest.param(8, 2, 2, False, marks=pytest.mark.slow),
-        (2, 2, 1, False),
+        pytest.param(4, 4, 4, 8, True, marks=pytest.mark.slow),
+        pytest.param(4, 4, 4, 4, False, marks=pytest.mark.slow),
+        pytest.param(8, 2, 4, 2, False, marks=pytest.mark.slow),
+        (2, 2, 2, 1, False),
     ],
 )
 def test_a_pipeline_computes_what_the_layers_in_turn_do(
-    devices, fsdp, micro_batches, remat
+    devices, fsdp, layers, micro_batches, remat
 ):
-    found = trained(devices, fsdp, pipeline=micro_batches, remat=remat)
-    one = trained(1, 1)
+    changes = {"pipeline": micro_batches, "remat": remat}
+    found = trained(devices, fsdp, layers=layers, **changes)
+    one = trained(1, 1, layers=layers)
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), found, one)
 
 

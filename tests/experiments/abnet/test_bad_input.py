@@ -31,13 +31,6 @@ from nebula_jax.models import transformer
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Runs that share text and models; each test names its own workdir."""
-    folder = tmp_path_factory.mktemp("translations")
-    return tiny_translations.Translations(folder)
-
-
-@pytest.fixture(scope="module")
 def own_text(runs):
     """The folders of source and target, as scripts/split_parallel.py makes them."""
     return split_parallel.split(runs.text, ("es", "en"), runs.folder / "own")

@@ -23,11 +23,6 @@ RUN = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return tiny_translations.Translations(tmp_path_factory.mktemp("translations"))
-
-
-@pytest.fixture(scope="module")
 def split(runs):
     """A run over two clusters: its folder."""
     status, output = runs.run(workdir="split", **RUN)

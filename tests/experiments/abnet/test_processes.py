@@ -17,11 +17,6 @@ RUN = {
 }
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    return tiny_translations.Translations(tmp_path_factory.mktemp("abnet"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("forward", "backward"),

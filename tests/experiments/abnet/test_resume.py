@@ -28,13 +28,6 @@ RUN = {
 
 
 @pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """Runs that share text and models; each test names its own workdir."""
-    folder = tmp_path_factory.mktemp("translations")
-    return tiny_translations.Translations(folder)
-
-
-@pytest.fixture(scope="module")
 def whole(runs):
     """What a run in one process, never stopped, left for the two sides."""
     status, output = runs.run(workdir="whole", cluster="whole", **RUN)
