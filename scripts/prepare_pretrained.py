@@ -32,7 +32,7 @@ flags.DEFINE_list(
 
 def describe(folder: pathlib.Path) -> str:
     """Loads model and tokenizer, checks that they fit, and describes them."""
-    model = pretrained.load(folder)
+    model = pretrained.load(folder, log=print)
     about = f"{folder}: {pretrained.describe(model)}"
     try:
         tokenizer = tokenizers.load(folder)

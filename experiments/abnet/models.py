@@ -97,7 +97,7 @@ def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
     """
     agreed, longest = run.agreed, run.agreed.length_buckets[-1]
     model, tokenizer = pretrained.load_with_tokenizer(
-        folder, dropout=agreed.plm_dropout, dtype=agreed.dtype
+        folder, dropout=agreed.plm_dropout, dtype=agreed.dtype, log=process.message
     )
     if model.config.max_length < longest:
         raise errors.SettingsError(

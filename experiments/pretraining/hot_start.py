@@ -134,6 +134,7 @@ def read(
         dropout=agreed.dropout,
         dtype=agreed.dtype,
         max_length=max_length,
+        log=process.message,
     )
     shape = dataclasses.replace(
         whole.config, remat=local.remat, pipeline=local.pipeline

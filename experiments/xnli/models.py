@@ -52,6 +52,7 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
         agreed.length_buckets[-1],
         dropout=agreed.encoder_dropout,
         dtype=agreed.dtype,
+        log=process.message,
     )
     if agreed.encoder_layers:
         model = pretrained.first_layers(model, agreed.encoder_layers)

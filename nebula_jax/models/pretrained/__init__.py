@@ -16,6 +16,7 @@ N pieces of a tokenizer, V rows of a model's table.
 
 import dataclasses
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 import jax.numpy as jnp
@@ -62,6 +63,7 @@ def load(
     dropout: float = 0.0,
     dtype: str = "float32",
     max_length: int | None = None,
+    log: Callable[[str], None] = lambda line: None,
 ) -> Pretrained:
     """Reads a checkpoint folder (config.json, model.safetensors).
 
@@ -70,6 +72,7 @@ def load(
       dropout: rate of the config.
       dtype: of the config: operands of matrix products; parameters are float32.
       max_length: positions to keep, all if None.
+      log: receives a line about a fine-tuned model's head, which is not read.
 
     Raises:
       PretrainedError: for a folder that is no checkpoint, a damaged file, another
@@ -85,6 +88,9 @@ def load(
         name.endswith("layers.0.self_attn.q_proj.weight") for name in tensors
     ):
         rules = "ernie_m_paddle"
+    for head in filter(state_names.HEADS.fullmatch, sorted(tensors)):
+        del tensors[head]
+        log(f"{folder}: {head}, of a fine-tuned model's head, is left out")
     params = _to_ours(tensors, rules, config, folder)
     if max_length is not None:
         if max_length > config.max_length:
@@ -105,13 +111,14 @@ def load_with_tokenizer(
     *,
     dropout: float = 0.0,
     dtype: str = "float32",
+    log: Callable[[str], None] = lambda line: None,
 ) -> tuple[Pretrained, tokenizers.Tokenizer]:
     """Reads a checkpoint folder and the tokenizer in it, and checks that they fit.
 
     Args:
       folder: as for `load`.
       min_length: positions that the model must have: tokens of the longest row.
-      dropout, dtype: as for `load`.
+      dropout, dtype, log: as for `load`.
 
     Returns:
       The model, with all of its positions, and its tokenizer.
@@ -121,7 +128,7 @@ def load_with_tokenizer(
         tokenizer is clearly another model's.
       TokenizerError: if there is no tokenizer, or it cannot be read.
     """
-    model = load(folder, dropout=dropout, dtype=dtype)
+    model = load(folder, dropout=dropout, dtype=dtype, log=log)
     tokenizer = tokenizers.load(folder)
     check_tokenizer(model, tokenizer)
     if model.config.max_length < min_length:
@@ -173,11 +180,18 @@ def _to_ours(
     wanted = {path: each for path, each in wanted.items() if part_of(path) in parts}
 
     problems = _problems(given, wanted, family.transposed)
+    table = wanted["embeddings/word_embeddings/embedding"][0]
+    wrapped = [name for name in given if name.endswith(f".{table}")]
+    if table not in given and wrapped:
+        raise PretrainedError(
+            f"{folder}: all names begin with {wrapped[0].removesuffix(table)!r}, which"
+            " a wrapper has put before them; save the model inside"
+        )
     if problems:
         raise PretrainedError(
             f"{folder} is no {name} checkpoint: {'; '.join(problems)}"
         )
-    _check_tied(given, wanted["embeddings/word_embeddings/embedding"][0], folder)
+    _check_tied(given, table, folder)
     return traverse_util.unflatten_dict(
         {
             path: state_names.to_ours(
@@ -216,7 +230,7 @@ def _problems(
         if not state_names.IGNORED.fullmatch(key)
     ]
     return [
-        f"{problem}: {', '.join(names)}"
+        f"{problem}: {checkpoint_folder.first_few(names)}"
         for problem, names in (
             ("missing", missing),
             ("unexpected", unexpected),

@@ -7,6 +7,15 @@ from nebula_jax.models import transformer
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import names
 
+FIXED: dict[str, Any] = {
+    "hidden_act": "gelu",
+    "position_embedding_type": "absolute",
+    # Other functions of the same tensors: causal attention, layers that are gone,
+    # weights in another code, a model in Python files of its own.
+    **dict.fromkeys(("is_decoder", "add_cross_attention", "is_encoder_decoder"), False),
+    **{key: {} for key in ("pruned_heads", "quantization_config", "auto_map")},
+}
+"""Keys that change what a model computes -> the one value that our encoder has."""
 LIMITS = {"num_hidden_layers": 1000}
 LARGEST = 10_000_000
 """The largest numbers in a config.json that is no mistake: names are made of them
@@ -85,17 +94,16 @@ def _family(metadata: dict[str, Any], path: pathlib.Path) -> str:
 
 def _check_fixed(metadata: dict[str, Any], path: pathlib.Path, name: str) -> None:
     """Raises PretrainedError where a value is not the one that our encoder has."""
-    fixed: dict[str, str | int] = {
-        "hidden_act": "gelu",
-        "position_embedding_type": "absolute",
-    }
+    fixed = dict(FIXED)
     if name == "xlm_roberta":
         # Its positions begin after the pad id.
         fixed["pad_token_id"] = names.FAMILIES[name].position_offset - 1
     for key, wanted in fixed.items():
-        if metadata.get(key, wanted) != wanted:
+        found = metadata.get(key)
+        if found is not None and found != wanted:  # null is transformers' default
+            has = "none of it" if not wanted else f"{wanted} only"
             raise checkpoint_folder.PretrainedError(
-                f"{path}: {key} is {metadata[key]!r}; our encoder has {wanted} only"
+                f"{path}: {key} is {repr(found)[:60]}; our encoder has {has}"
             )
 
 

@@ -7,6 +7,7 @@ Files that hold Python pickles (pytorch_model.bin, model_state.pdparams) are nev
 import hashlib
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from nebula_jax import errors, files, installed
 CONFIG = "config.json"
 TENSORS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
+SHOWN = 4  # names in a message
 PICKLES = ("pytorch_model.bin", "model_state.pdparams", "flax_model.msgpack")
 
 
@@ -60,20 +62,38 @@ def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
     if (folder / TENSORS).exists():
         return _read(folder / TENSORS)
     if (folder / INDEX).exists():
-        index = read_json(folder / INDEX)
-        try:
-            parts = sorted({str(part) for part in index["weight_map"].values()})
-        except (AttributeError, KeyError, TypeError):
-            raise PretrainedError(f"{folder / INDEX} has no weight_map") from None
-        tensors: dict[str, np.ndarray] = {}
-        for part in parts:
-            if pathlib.PurePath(part).name != part:
-                raise PretrainedError(f"{folder / INDEX} names a file outside: {part}")
-            tensors |= _read(folder / part)
-        return tensors
+        return _read_parts(folder)
     found = [name for name in PICKLES if (folder / name).exists()]
     hint = f"; {found[0]} is there, but only safetensors are read" if found else ""
     raise PretrainedError(f"{folder} has no {TENSORS}{hint}")
+
+
+def _read_parts(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads the files of an index, of which each has the tensors that it names."""
+    index = read_json(folder / INDEX)
+    try:
+        places = {name: str(part) for name, part in index["weight_map"].items()}
+    except (AttributeError, KeyError, TypeError):
+        raise PretrainedError(f"{folder / INDEX} has no weight_map") from None
+    tensors: dict[str, np.ndarray] = {}
+    for part in sorted(set(places.values())):
+        if pathlib.PurePath(part).name != part:
+            raise PretrainedError(f"{folder / INDEX} names a file outside: {part}")
+        read = _read(folder / part)
+        apart = read.keys() ^ {name for name in places if places[name] == part}
+        if apart:
+            raise PretrainedError(
+                f"{folder / part} has other tensors than {INDEX} gives it:"
+                f" {first_few(sorted(apart))}"
+            )
+        tensors |= read
+    return tensors
+
+
+def first_few(names: Sequence[str]) -> str:
+    """Returns the first names of a list, and how many others there are."""
+    more = f" and {len(names) - SHOWN:,} more" if len(names) > SHOWN else ""
+    return ", ".join(names[:SHOWN]) + more
 
 
 def digest(folder: pathlib.Path) -> str:
@@ -101,6 +121,11 @@ def _read(path: pathlib.Path) -> dict[str, np.ndarray]:
         return safetensors.numpy.load_file(path)
     except OSError as error:
         raise PretrainedError(f"{path}: {error.strerror or error}") from None
+    except AttributeError as error:  # "module 'numpy' has no attribute 'float8_e5m2'"
+        kind = str(error).rpartition(" ")[2].strip("'")
+        raise PretrainedError(
+            f"{path} has tensors in {kind}; convert them to float32 or bfloat16"
+        ) from None
     except (safetensors.SafetensorError, KeyError, ValueError) as error:
         reason = " ".join(str(error).split())
         raise PretrainedError(

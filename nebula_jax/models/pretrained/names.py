@@ -170,6 +170,8 @@ IGNORED = re.compile(
     r"(.*\.)?embeddings\.(position_ids|token_type_ids)|cls\.seq_relationship\..*"
     r"|(cls\.predictions|lm_head)\.decoder\.(weight|bias)|generator_lm_head\.weight"
 )
+# What a fine-tuned model has above its encoder.
+HEADS = re.compile(r"(classifier|qa_outputs|score|sequence_summary|pre_classifier)\..*")
 TIED = re.compile(
     r"(cls\.predictions\.decoder|lm_head\.decoder|generator_lm_head)\.weight"
 )

@@ -127,6 +127,15 @@ def test_tensors_may_be_in_several_files(tmp_path):
     path = folder / "model.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": index}))
     assert_same(pretrained.load(folder).params, before.params)
+    table = "bert.embeddings.word_embeddings.weight"
+    old = {"bert.pooler.dense.bias": np.zeros(8, np.float32)}
+    for extra in (old, {table: tensors[table] + 1}):  # of no index, of another file
+        part = next(each for each in index.values() if each != index[table])
+        named = {name: tensors[name] for name in index if index[name] == part}
+        safetensors.numpy.save_file(named | extra, folder / part)
+        with pytest.raises(pretrained.PretrainedError, match="other tensors than"):
+            pretrained.load(folder)
+        safetensors.numpy.save_file(named, folder / part)
     path.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
     with pytest.raises(pretrained.PretrainedError, match="names a file outside"):
         pretrained.load(folder)
@@ -135,21 +144,50 @@ def test_tensors_may_be_in_several_files(tmp_path):
         pretrained.load(folder)
 
 
+def test_a_fine_tuned_models_head_is_left_out_with_a_word(tmp_path):
+    folder = write(tmp_path, architectures=["BertForSequenceClassification"])
+    before = pretrained.load(folder)
+    head = {"classifier.weight": np.zeros((3, 8), np.float32)}
+    rename(folder, lambda tensors: tensors | head)
+    said = []
+    assert_same(pretrained.load(folder, log=said.append).params, before.params)
+    words = "classifier.weight, of a fine-tuned model's head, is left out"
+    assert said == [f"{folder}: {words}"]
+
+
+@pytest.mark.parametrize("prefix", ["module.", "_orig_mod.bert."])
+def test_a_wrappers_prefix_is_named(tmp_path, prefix):
+    folder = write(tmp_path)
+    rename(folder, lambda tensors: {prefix + name: tensors[name] for name in tensors})
+    with pytest.raises(pretrained.PretrainedError, match=f"begin with '{prefix}") as e:
+        pretrained.load(folder)
+    assert len(str(e.value)) < len(str(folder)) + 120
+
+
+@pytest.mark.parametrize("dtype", ["F8_E4M3", "F8_E5M2", "F8_E8M0"])
+def test_weights_of_eight_bits_are_refused_in_a_sentence(tmp_path, dtype):
+    head = json.dumps({"a": {"dtype": dtype, "shape": [2], "data_offsets": [0, 2]}})
+    data = len(head).to_bytes(8, "little") + head.encode() + b"\1\2"
+    (write(tmp_path) / "model.safetensors").write_bytes(data)
+    with pytest.raises(pretrained.PretrainedError, match=r"float8_e\w+; convert them"):
+        pretrained.load(tmp_path / "checkpoint")
+
+
 def test_all_that_does_not_fit_is_listed_at_once(tmp_path):
     folder = write(tmp_path, hidden_size=16)
 
     def damage(tensors):
         del tensors["bert.encoder.layer.1.output.dense.bias"]
-        return tensors | {"classifier.weight": np.zeros((3, 8), np.float32)}
+        return tensors | {"adapter.weight": np.zeros((3, 8), np.float32)}
 
     rename(folder, damage)
     with pytest.raises(pretrained.PretrainedError) as caught:
         pretrained.load(folder)
     text = str(caught.value)
     assert "missing: encoder.layer.1.output.dense.bias;" in text
-    assert "unexpected: classifier.weight;" in text
-    assert "embeddings.word_embeddings.weight is [23, 8], expected [23, 16]" in text
-    assert "encoder.layer.0.attention.self.query.bias is [8], expected [16]" in text
+    assert "unexpected: adapter.weight;" in text
+    assert "embeddings.position_embeddings.weight is [12, 8], expected [12, 16]" in text
+    assert text.endswith("expected [2, 16] and 34 more")
     assert "\n" not in text
 
 
@@ -160,6 +198,10 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path):
         ({"model_type": ["bert"]}, r"model_type \['bert'\]; known are"),
         ({"model_type": None, "architectures": 5}, "model_type None; known are"),
         ({"hidden_act": "relu"}, "hidden_act is 'relu'; our encoder has gelu only"),
+        ({"is_decoder": True}, "is_decoder is True; our encoder has none of it"),
+        ({"auto_map": {"AutoModel": "own.Model"}}, "auto_map is {'AutoModel': 'own"),
+        ({"quantization_config": {"bits": 4}}, "quantization_config is {'bits': 4};"),
+        ({"pruned_heads": {"0": [1]}}, "pruned_heads is .* has none of it"),
         ({"position_embedding_type": "relative_key"}, "our encoder has absolute only"),
         ({"hidden_size": "8"}, "hidden_size is '8', not a number from 1 to 10,000,"),
         ({"hidden_size": 0}, "hidden_size is 0, not a number from 1 to"),
