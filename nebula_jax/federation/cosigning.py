@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, printable
+from nebula_jax.communication import pending_connections
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import line
 from nebula_jax.federation.state import State
@@ -35,7 +36,18 @@ class Cosigning:
         self._witness = witness.Witness(state.folder.audit, state.lab)
         self._sent: dict[str, _Sent] = {}  # by lab
         self._due: set[str] = set()  # labs that get a newer one after their answer
+        self._refusals: dict[str, pending_connections.RejectedLog] = {}  # by lab
         self._seen: dict[str, int] = {}  # lab -> size of this log that it has witnessed
+
+    def _refused(self, lab: str, text: str, **what: Any) -> None:
+        """Records what is wrong with a peer's log, a few times: it can cause many."""
+        limit = self._refusals.setdefault(
+            lab, pending_connections.RejectedLog(self._state.log)
+        )
+        others = limit.add(text, time.monotonic())
+        if others is not None:
+            about = {"others": others} if others else {}
+            self._state.record("audit", lab, **what, **about)
 
     def begin(self, made: line.Line) -> None:
         """Begins with a new line: sends what was witnessed of the other's log."""
@@ -53,8 +65,8 @@ class Cosigning:
         """Begins with how much of this log a peer has witnessed."""
         lab, log = made.lab, self._state.audit
         if size < log.cosigned(lab):
-            self._state.log(f"{lab} has lost some of what it witnessed of this log")
-            self._state.record("audit", lab, event="went back", size=size)
+            text = f"{lab} has lost some of what it witnessed of this log"
+            self._refused(lab, text, event="went back", size=size)
         self._seen[lab] = size
         self._send_head(made)
 
@@ -114,8 +126,8 @@ class Cosigning:
             cosigned = self._witness.cosign(made.lab, text, proof, verifier)
         except errors.NebulaError as error:
             why = entries.without_secret(printable.line(str(error), SHOWN))
-            self._state.log(f"the audit log of {made.lab} is not cosigned: {why}")
-            self._state.record("audit", made.lab, event="not cosigned", why=why)
+            text = f"the audit log of {made.lab} is not cosigned: {why}"
+            self._refused(made.lab, text, event="not cosigned", why=why)
             return
         made.send(
             op="cosigned",

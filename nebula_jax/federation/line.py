@@ -44,6 +44,9 @@ BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 10.0  # without a byte, after which a line counts as broken
 MOST_STREAMS = 1024
 REASON_CHARACTERS = 500
+MOST_URGENT = 4 << 20
+"""Bytes of urgent messages that may wait: revocation lists, of 1 MiB at most, and heads
+of logs. A switch that reads none of them shall not fill this one's memory."""
 
 
 class LineEnded(errors.NebulaError):
@@ -214,6 +217,7 @@ class Line:
         self._beat, self._receive = beat, receive
         self._shares = shares.Shares()
         self._first: collections.deque[bytes] = collections.deque()
+        self._first_bytes = 0
         self._changed = asyncio.Event()
         self._reason = ""
         self._writer.transport.set_write_buffer_limits(BUFFER_BYTES, BUFFER_BYTES // 4)
@@ -303,6 +307,9 @@ class Line:
 
     def _urgent(self, message: bytes) -> None:
         self._first.append(message)
+        self._first_bytes += len(message)
+        if self._first_bytes > MOST_URGENT and not self.is_closed:
+            self.close("the other switch takes nothing that is urgent")
         self._changed.set()
 
     def _close(self, number: int, reason: str, at_once: bool) -> None:
@@ -364,6 +371,7 @@ class Line:
         while not self.is_closed:
             if self._first:
                 message = self._first.popleft()
+                self._first_bytes -= len(message)
             elif (turn := self._shares.next()) is not None:
                 message = turn
             else:

@@ -48,6 +48,19 @@ def test_bytes_of_a_long_message_are_no_silence_however_slowly_they_come():
     asyncio.run(wait())
 
 
+def test_a_peer_that_reads_nothing_fills_no_memory():
+    async def wait():
+        made, _, there = await begun([asyncio.get_running_loop().time()])
+        sent = 0
+        while not made.is_closed:
+            made.send(op="list", pem="x" * (64 << 10))
+            sent += 64 << 10
+            assert sent < 2 * line.MOST_URGENT
+        there.close()
+
+    asyncio.run(wait())
+
+
 def test_a_line_that_is_closed_within_a_message_ends():
     async def wait():
         made, reader, there = await begun([asyncio.get_running_loop().time()])

@@ -284,6 +284,16 @@ def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
     assert why[1] == "(may be a secret)"
 
 
+def test_what_a_peer_gets_wrong_is_a_few_entries(kept, peer):
+    """It could else make this log grow for ever, which can never be cut."""
+    text = kept.state.audit.sign_head()
+    before = audit_logs.size(kept.state.folder.audit)
+    for _ in range(300):
+        fields = {"checkpoint": text, "proof": [], "verifier": "junk"}
+        kept.receive(peer.line, "cosign", fields)
+    assert audit_logs.size(kept.state.folder.audit) - before < 40
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late):
     """A peer with a full disk sends none, one on a slow line a late one."""
