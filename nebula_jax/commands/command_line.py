@@ -184,6 +184,9 @@ def with_flags(main: Callable[[], int]) -> int:
         text = _ARGUMENT.sub(flag, str(error))
         if isinstance(error, errors.SettingsError):
             text = _SUBJECT.sub(flag, text)
+        for name in flags.FLAGS:  # a codec's error shows the place in its text
+            if flags.FLAGS[name].present and f"\n  {flags.FLAGS[name].value}\n" in text:
+                text = f"--{name}: {text}"
         error.args = (text,)
         for name, path in _paths():
             if re.match(rf"(\w+ )?{re.escape(path)}(?=[ :])", text):

@@ -8,6 +8,7 @@ from absl.testing import flagsaver
 
 from nebula_jax import errors
 from nebula_jax.commands import command_line
+from nebula_jax.communication import codecs
 
 MODULES = sorted(
     ".".join(path.relative_to(tiny_runs.ROOT).with_suffix("").parts)
@@ -121,6 +122,20 @@ def test_a_path_that_is_not_there_is_a_bad_setting_and_named_by_its_flag(raised,
         with pytest.raises(errors.SettingsError) as refused:
             command_line.with_flags(main)
     assert str(refused.value) == f"--workdir=/nowhere: {shown}"
+
+
+def test_a_codec_that_cannot_be_read_is_named_by_its_flag():
+    own_flags()
+    with flagsaver.flagsaver():
+        command_line.parse(["test", "--delta_codec=int9|fp16"])
+        with pytest.raises(errors.SettingsError) as refused:
+            command_line.with_flags(lambda: codecs.from_string("int9|fp16"))
+    said = str(refused.value).splitlines()
+    assert said == [
+        "--delta_codec: unknown codec int9; did you mean int8?",
+        "  int9|fp16",
+        "  ^",
+    ]
 
 
 @pytest.mark.parametrize(
