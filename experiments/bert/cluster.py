@@ -1,11 +1,12 @@
 """One cluster of a BERT run: inner steps, and now and then a round of a fragment."""
 
+import dataclasses
 from typing import Any
 
-from experiments.bert import channels, config, data, models, replica, timing
+from experiments.bert import channels, config, data, models, replica
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as vocabularies
-from nebula_jax.parallel import pace
+from nebula_jax.parallel.local_steps import timing
 from nebula_jax.runtime import context as context_lib
 
 
@@ -27,35 +28,33 @@ def train(run: config.Run) -> int:
     hello = run.hello(compared, saved.steps)
     with text, channels.connected(run, context, hello) as peers:
         # All that crosses: the deltas of rounds, from each cluster to all others.
-        rounds = channels.rounds(run, own.member, peers, context.work, timer)
-        start, is_behind = channels.begin(run, peers, rounds, saved.steps)
+        rounds = channels.rounds(run, context, peers, own.member, timer)
+        start, is_behind = rounds.agree_start(saved)
         arrays, position = saved.restore(start, own.fresh, is_behind)
         state = own.resume(arrays, position, text, timer)
         del arrays  # the first anchor, which a round replaces
         context.begin(start, peers.lines, timer.shown)
         if start == 0:
             evaluate(context, 0, own, state, text)
-        steps = pace.Steps(start, timer.most, lambda: timer.is_over(context.step))
-        for step in context.each(steps):
+        for step in context.each(rounds.steps()):
             with context.trace.span("next batch"):
                 batch = own.batch(next(text.batches), timer.progress(step))
             state, metrics = context.compute(
                 step, own.step, state, own.frozen, *batch.inputs
             )
             context.emulate_compute(metrics)
-            own.took(metrics)
             # A fragment's delta leaves after its step; the mean is applied some later.
-            stop = context.stop_requested()
-            done, [state] = channels.exchange(rounds, timer, step, [state], stop)
-            if done > step:  # rounds went on without this cluster: it skips their steps
-                context.step = steps.skip_to(done)
+            params = rounds.after(step, state.params, metrics["tokens"])
+            if rounds.step > step:  # rounds went on without this cluster
+                state = state.at_step(rounds.step)
+            state, done = dataclasses.replace(state, params=params), rounds.step
             context.record.step(done, {**metrics, "left_out": batch.left_out})
-            if timer.is_last(done) or done % agreed.eval_every == 0:
+            if rounds.is_last or done % agreed.eval_every == 0:
                 evaluate(context, done, own, state, text)
-            if timer.is_over(done) or agreed.is_saved_after(done):
+            if rounds.is_saved_after(done):
                 saved.save(done, *own.to_save(state, text, timer))
         context.finish(channels.described(run, made, rounds, peers))
-    if not timer.is_last(context.step):
+    if not rounds.is_last:
         return context.exit_status()
     models.export(context.folder, run, made, vocabulary, own.params(state))
     return 0

@@ -116,12 +116,6 @@ class Agreed(pretraining_config.Agreed, local_steps.Settings):
         """Returns the examples of a step of each cluster."""
         return self.batch_sizes or (self.batch_size,) * self.clusters
 
-    def is_saved_after(self, step: int) -> bool:
-        """Returns True if a checkpoint is due after a step, unless it is the last."""
-        if self.clusters == 1:
-            return step % self.checkpoint_every == 0
-        return self.local_steps().is_saved_after(step, self.checkpoint_every)
-
     def seconds(self) -> float | None:
         """Returns --total_time; None if the schedule is by steps.
 

@@ -122,7 +122,7 @@ class Settings:
         sent.
 
         Raises:
-          ValueError: at what cannot be; begins with a field's name.
+          errors.SettingsError: at what cannot be; begins with a field's name.
         """
         is_sparse = self.sync == "sparse"
         momentum = None if self.outer_momentum == -1 else self.outer_momentum
@@ -191,7 +191,7 @@ def check(settings: Settings, clusters: Sequence[str], has_processes: bool) -> N
         return
     try:
         settings.local_steps()
-    except ValueError as error:
+    except errors.SettingsError as error:
         field, _, rest = str(error).partition(" ")
         raise errors.SettingsError(f"--{OWN_FLAGS.get(field, field)} {rest}") from None
     # A name has all parts of a codec: error feedback may follow others, or be inside.

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from experiments.bert import config, data, models, timing
+from experiments.bert import config, data, models
 from experiments.pretraining import text as text_lib
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
@@ -23,8 +23,9 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.parallel.local_steps import member as member_lib
+from nebula_jax.parallel.local_steps import timing
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.training import bert, partition
+from nebula_jax.training import bert, diloco, partition
 from nebula_jax.training import state as train_state
 
 
@@ -93,11 +94,6 @@ class Replica(NamedTuple):
         rounds = None if self.member is None else self.member.position
         position = {"text": text.position(), "time": timer.position, "rounds": rounds}
         return {"state": state} | own, position
-
-    def took(self, metrics: Any) -> None:
-        """Counts the tokens of a step for the weights of the next round."""
-        if self.member is not None:
-            self.member.took(metrics["tokens"])
 
     def params(self, state: train_state.TrainState) -> Any:
         """Returns all parameters, on the root's host; None in other processes."""
@@ -220,8 +216,8 @@ def _member(
             shapes=shapes,
             sharding=sharding,
             weights=agreed.delta_weights,
+            where=diloco.places(shapes, models.fragment_of(agreed.fragments)),
         )
-    except ValueError as error:
-        field, _, rest = str(error).partition("=")
-        flag = "--fragments" if field == "fragments" else "--delta_codec"
-        raise errors.SettingsError(f"{flag}={rest or error}") from None
+    except errors.SettingsError as error:
+        rest = str(error).removeprefix("codec=")
+        raise errors.SettingsError(f"--delta_codec={rest}") from None

@@ -5,17 +5,18 @@ saved where its own cluster saves it, so a run can begin here and resume over se
 clusters, or the other way round.
 """
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
-from experiments.bert import channels, config, data, models, replica, timing
+from experiments.bert import channels, config, data, models, replica
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as vocabularies
-from nebula_jax.parallel import pace
-from nebula_jax.parallel.local_steps import rounds as rounds_lib
+from nebula_jax.parallel.local_steps import timing
 from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime import local_steps
 from nebula_jax.runtime.records import checkpoints
 
 
@@ -29,7 +30,7 @@ def train(run: config.Run) -> int:
     group = [replica.plan(run, made, index) for index in range(len(names))]
     texts = [data.text_of(run, index, vocabulary) for index in range(len(names))]
     members = [each.member for each in group if each.member is not None]
-    rounds = rounds_lib.LocalRounds(members) if members else None
+    rounds = local_steps.in_one_process(context, members, timer)
     settings = config.settings(run, vocabulary)
     saved = [context.open_checkpoints(settings, part=name) for name in names]
     start = checkpoints.newest_of_all(
@@ -44,8 +45,7 @@ def train(run: config.Run) -> int:
     context.begin(start, steps=timer.shown)
     if start == 0:
         evaluate(context, 0, run, group, states, texts)
-    steps = pace.alone(start, timer.most, lambda: timer.is_over(context.step))
-    for step in context.each(steps):
+    for step in context.each(rounds.steps()):
         metrics = []
         for k, (own, text) in enumerate(zip(group, texts, strict=True)):
             with context.trace.span("next batch"):
@@ -53,19 +53,23 @@ def train(run: config.Run) -> int:
             states[k], found = context.compute(
                 step, own.step, states[k], own.frozen, *batch.inputs, part=names[k]
             )
-            own.took(found)
             metrics.append({**found, "left_out": batch.left_out})
         context.emulate_compute()
-        stop = context.stop_requested()
-        _, states = channels.exchange(rounds, timer, step, states, stop)
+        params = [each.params for each in states]
+        tokens = [each["tokens"] for each in metrics]
+        params = rounds.after_all(step, params, tokens)
+        states = [
+            dataclasses.replace(state, params=each)
+            for state, each in zip(states, params, strict=True)
+        ]
         context.record.step(step, together(metrics))
-        if timer.is_last(step) or step % agreed.eval_every == 0:
+        if rounds.is_last or step % agreed.eval_every == 0:
             evaluate(context, step, run, group, states, texts)
-        if timer.is_over(step) or agreed.is_saved_after(step):
+        if rounds.is_saved_after(step):
             for k, own in enumerate(group):
                 saved[k].save(step, *own.to_save(states[k], texts[k], timer))
     context.finish(channels.described(run, made, rounds) | {"clusters": len(names)})
-    if not timer.is_last(context.step):
+    if not rounds.is_last:
         return context.exit_status()
     models.export(context.folder, run, made, vocabulary, group[0].params(states[0]))
     return 0

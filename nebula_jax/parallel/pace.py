@@ -79,35 +79,17 @@ def last_step_after_stop(done: int, window: int, total: int) -> int:
 
 
 def alone(start: int, last: int, stop_requested: Callable[[], bool]) -> Iterator[int]:
-    """Returns the steps of a process that keeps pace with nobody.
+    """Yields the steps of a process that keeps pace with nobody.
 
     Args:
       start: the step that the run resumes after.
       last: of the run.
       stop_requested: True once the run should end; looked at before each step.
     """
-    return iter(Steps(start, last, stop_requested))
-
-
-class Steps:
-    """The steps of a process that keeps pace with nobody, and may have to skip some."""
-
-    def __init__(
-        self, start: int, last: int, stop_requested: Callable[[], bool]
-    ) -> None:
-        """Begins after step `start`; the arguments are those of `alone`."""
-        self._step, self._last, self._stop_requested = start, last, stop_requested
-
-    def __iter__(self) -> Iterator[int]:
-        """Yields the steps."""
-        while self._step < self._last and not self._stop_requested():
-            self._step += 1
-            yield self._step
-
-    def skip_to(self, step: int) -> int:
-        """Goes on after `step`, and returns it: those before it are not taken."""
-        self._step = step
-        return step
+    step = start
+    while step < last and not stop_requested():
+        step += 1
+        yield step
 
 
 def follow(

@@ -97,6 +97,11 @@ class Context:
         self._ends: list[Callable[[], object | None]] = []
         self._settle: Callable[[], None] | None = None
 
+    @property
+    def settings(self) -> Settings:
+        """The settings of this process."""
+        return self._settings
+
     def open_checkpoints(
         self,
         compared: Mapping[str, Any],

@@ -10,22 +10,27 @@ parted into P fragments, of which each has a round every H inner steps:
                                              A_p <- A_p - outer optimizer(D)
                                              theta_p <- alpha theta_p + (1 - alpha) A_p
 
+Parameters are any pytree of arrays: `places` gives each its fragment, by its path.
+Anchors and deltas are float32, whatever narrower type the parameters have.
+
 Functions here are pure, and those of the anchor are to be called without `jit`: then
 each operation rounds by itself, and clusters of different devices have the same bits.
 
-R clusters.
+R clusters, P fragments.
 """
 
 import dataclasses
 import hashlib
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+
+from nebula_jax import errors
+from nebula_jax.training import partition
 
 ENOUGH_STEPS = 24
 """Inner steps of a round from which on Nesterov's momentum does no harm."""
@@ -34,11 +39,12 @@ MOMENTUM = 0.9
 AVERAGES = ("clusters", "senders")
 TINY = 2.0**-126  # least normal float32: some devices have no smaller ones
 
-_LAYER = re.compile(r"(?:^|/)(?:layer|adapters?)_(\d+)(?:/|$)")
-_FIRST = re.compile(r"(?:^|/)embeddings/")
-
 Fragment = dict[str, jax.Array]
 """Path of a parameter, as in `encoder/layer_0/output/kernel` -> array."""
+Places = dict[str, int]
+"""Path of a parameter that trains -> its fragment, from 0 to P - 1."""
+FragmentOf = Callable[[str], int | str]
+"""Path of a parameter -> number of its fragment, or any name for it."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +54,7 @@ class Config:
     inner_steps: int
     """H, steps of a cluster between two rounds of a fragment."""
     fragments: int = 1
-    """P; divides the number of layers."""
+    """P, parts of the parameters that have their rounds one after the other."""
     delay: int = 0
     """tau, steps from a fragment's sending until it is applied; below H // P."""
     mixing: float = 0.5
@@ -65,28 +71,36 @@ class Config:
     for a codec that sends a part of the values, and remembers none of the rest."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError, which begins with a field's name, at what cannot be."""
+        """Raises errors.SettingsError, which begins with a field's name."""
         if self.inner_steps < 1:
-            raise ValueError(f"inner_steps must be at least 1, not {self.inner_steps}")
+            raise errors.SettingsError(
+                f"inner_steps must be at least 1, not {self.inner_steps}"
+            )
         if not 1 <= self.fragments <= self.inner_steps:
-            raise ValueError(
+            raise errors.SettingsError(
                 f"fragments must be from 1 to inner_steps={self.inner_steps}, not"
                 f" {self.fragments}"
             )
         between = self.inner_steps // self.fragments
         if not 0 <= self.delay < between:
-            raise ValueError(
+            raise errors.SettingsError(
                 f"delay must be below the {between} steps between two fragments"
                 f" (inner_steps / fragments), not {self.delay}"
             )
         if not 0 <= self.mixing < 1:
-            raise ValueError(f"mixing must be in [0, 1), not {self.mixing}")
+            raise errors.SettingsError(f"mixing must be in [0, 1), not {self.mixing}")
         if not self.learning_rate > 0:
-            raise ValueError(f"learning_rate must be above 0, not {self.learning_rate}")
+            raise errors.SettingsError(
+                f"learning_rate must be above 0, not {self.learning_rate}"
+            )
         if not 0 <= self.outer_momentum < 1:
-            raise ValueError(f"momentum must be in [0, 1), not {self.momentum}")
+            raise errors.SettingsError(
+                f"momentum must be in [0, 1), not {self.momentum}"
+            )
         if self.average not in AVERAGES:
-            raise ValueError(f"average must be one of {AVERAGES}, not {self.average}")
+            raise errors.SettingsError(
+                f"average must be one of {AVERAGES}, not {self.average}"
+            )
 
     @property
     def outer_momentum(self) -> float:
@@ -187,52 +201,133 @@ class Outer(NamedTuple):
     optimizer: optax.OptState
 
 
-def begin(config: Config, anchor: Fragment) -> Outer:
-    """Returns the state of a fragment before its first round."""
+def begin(config: Config, params: Fragment) -> Outer:
+    """Returns the state of a fragment before its first round: the anchor is a copy."""
+    anchor = {
+        path: jnp.copy(leaf).astype(type_of_anchor(leaf))
+        for path, leaf in params.items()
+    }
     return Outer(anchor, config.optimizer.init(anchor))
 
 
-def split(params: Any, fragments: int) -> list[Fragment]:
-    """Parts parameters into P fragments, layer i into fragment i mod P.
+def type_of_anchor(leaf: Any) -> Any:
+    """Returns the type of a parameter's anchor and delta: float32 at least.
 
-    What comes before the layers (embeddings) is in the first fragment, what comes after
-    (heads) in the last.
+    In bfloat16 an anchor would lose every outer step below 1/256 of its values.
+    """
+    return jnp.promote_types(leaf.dtype, jnp.float32)
+
+
+def places(
+    params: Any,
+    fragments: int | FragmentOf = 1,
+    is_trained: partition.IsTrained = partition.train_all,
+) -> Places:
+    """Gives each parameter that trains a fragment; all others never cross.
+
+    Integers, booleans and keys do not train: each cluster keeps its own.
 
     Args:
-      params: tree of arrays or of their specs. A layer's are below `layer_<i>`, an
-        adapter's below `adapter_<i>` or `adapters_<i>`.
-      fragments: P.
+      params: any pytree of arrays or of their specs.
+      fragments: P, for parts of about the same size, of leaves that follow each other
+        in the pytree. Or a function of a path: its numbers count from 0, its names are
+        fragments in the order in which they come.
+      is_trained: True for the path of a parameter that trains.
 
     Raises:
-      ValueError: if P does not divide the number of layers.
+      errors.SettingsError: if a leaf is no array, two have one path, none trains, or a
+        fragment would have none.
     """
-    leaves = {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-    }
-    found = {int(layer[1]) for path in leaves if (layer := _LAYER.search(path))}
-    layers = max(found, default=-1) + 1
-    if layers % fragments or (fragments > 1 and not layers):
-        raise ValueError(
-            f"fragments={fragments} does not divide the {layers} layers that train"
+    sizes: dict[str, int] = {}
+    for path, leaf in named(params):
+        if path in sizes:
+            raise errors.SettingsError(
+                f"params: two leaves have the path {path}; rename one"
+            )
+        if not hasattr(leaf, "dtype"):
+            raise errors.SettingsError(
+                f"params: the leaf {path or '(all of it)'} is of the type"
+                f" {type(leaf).__name__}; give arrays alone, as of"
+                " equinox.filter(model, equinox.is_array)"
+            )
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating) and is_trained(path):
+            raise errors.SettingsError(
+                f"params: the leaf {path} is complex; give its real and imaginary part"
+            )
+        is_float = jnp.issubdtype(leaf.dtype, jnp.floating)
+        sizes[path] = leaf.size if is_float and is_trained(path) else -1
+    sizes = {path: size for path, size in sizes.items() if size >= 0}
+    if not sizes:
+        raise errors.SettingsError("params: no floating-point array of it trains")
+    if isinstance(fragments, int):
+        return _evenly(sizes, fragments)
+    found = {path: fragments(path) for path in sizes}
+    numbers: dict[int | str, int] = {}
+    for each in found.values():
+        numbers.setdefault(each, len(numbers))
+    if all(isinstance(each, int) for each in numbers):
+        if set(numbers) != set(range(len(numbers))):
+            raise errors.SettingsError(
+                f"fragments: the function gives {sorted(map(str, numbers))}; every"
+                f" number from 0 on needs a parameter"
+            )
+        numbers = {each: int(each) for each in numbers}
+    return {path: numbers[each] for path, each in found.items()}
+
+
+def named(tree: Any) -> list[tuple[str, Any]]:
+    """Returns the leaves of a tree with their paths."""
+    return [
+        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
+        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+    ]
+
+
+def _evenly(sizes: Mapping[str, int], fragments: int) -> Places:
+    """Cuts leaves, in their order, into P parts of about the same size.
+
+    >>> _evenly({"a": 4, "b": 1, "c": 2, "d": 1}, 2)
+    {'a': 0, 'b': 1, 'c': 1, 'd': 1}
+    """
+    if not 1 <= fragments <= len(sizes):
+        raise errors.SettingsError(
+            f"fragments={fragments}: there are {len(sizes)} arrays that train, of which"
+            " each fragment needs one"
         )
-    parts: list[Fragment] = [{} for _ in range(fragments)]
-    for path, leaf in leaves.items():
-        layer = _LAYER.search(path)
-        if layer:
-            number = int(layer[1]) % fragments
-        else:
-            number = 0 if _FIRST.search(path) else fragments - 1
-        parts[number][path] = leaf
+    found: Places = {}
+    number = size = 0
+    rest = sum(sizes.values())  # of this fragment and of those after it
+    for before, (path, more) in enumerate(sizes.items()):
+        after = fragments - number - 1  # fragments that are still to come
+        is_full = size + more / 2 > rest / (after + 1)
+        is_needed = len(sizes) - before == after  # a leaf for each of these
+        if after and size and (is_full or is_needed):
+            number, rest, size = number + 1, rest - size, 0
+        found[path] = number
+        size += more
+    return found
+
+
+def split(params: Any, where: Places) -> list[Fragment]:
+    """Parts parameters into P fragments.
+
+    Args:
+      params: tree of arrays, of their specs, or of their shardings.
+      where: of `places`; what is not in it is in no fragment.
+    """
+    parts: list[Fragment] = [{} for _ in range(1 + max(where.values()))]
+    for path, leaf in named(params):
+        if path in where:
+            parts[where[path]][path] = leaf
     return parts
 
 
 def replace(params: Any, fragment: Fragment) -> Any:
-    """Returns the parameters with those of a fragment in their places."""
+    """Returns the parameters with those of a fragment in their places, and types."""
 
     def new(path: tuple[Any, ...], leaf: Any) -> Any:
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return fragment.get(name, leaf)
+        return fragment[name].astype(leaf.dtype) if name in fragment else leaf
 
     return jax.tree_util.tree_map_with_path(new, params)
 
@@ -298,6 +393,18 @@ def _average(
     return jax.tree.map(mean, *deltas)
 
 
+def is_finite(outer: Outer) -> bool:
+    """Returns True if the anchor and the outer optimizer's state are finite."""
+    found = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(outer)]
+    return all(map(bool, found))
+
+
+def largest(delta: Fragment) -> float:
+    """Returns the largest absolute value of a delta."""
+    found = [jnp.max(jnp.abs(leaf), initial=0.0) for leaf in delta.values()]
+    return max(map(float, found))
+
+
 def _without_denormals(leaf: jax.Array) -> jax.Array:
     return jnp.where(jnp.abs(leaf) < TINY, jnp.zeros_like(leaf), leaf)
 
@@ -339,7 +446,8 @@ def digest(arrays: Mapping[str, Any]) -> bytes:
     found = hashlib.sha256()
     for name in sorted(arrays):
         found.update(name.encode() + b"\0")
-        found.update(np.ascontiguousarray(arrays[name]).data)
+        # As bytes: NumPy gives no buffer of a bfloat16.
+        found.update(np.ascontiguousarray(arrays[name]).view(np.uint8).data)
     return found.digest()
 
 

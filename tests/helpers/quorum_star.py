@@ -39,6 +39,11 @@ def params(seed=0):
     }
 
 
+def parts(own, fragments=2):
+    """Returns the fragments of parameters."""
+    return diloco.split(own, diloco.places(own, fragments))
+
+
 def inner_step(own, name, step):
     """Returns parameters after an inner step, different in every cluster."""
     change = params(100 * NAMES.index(name) + step)

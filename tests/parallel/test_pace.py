@@ -54,25 +54,6 @@ def test_alone_stops_before_the_next_step():
     assert list(pace.alone(0, 9, lambda: True)) == []
 
 
-def test_steps_that_are_skipped_are_not_taken():
-    taken = []
-    steps = pace.Steps(2, 9, never)
-    for step in steps:
-        taken.append(step)
-        if step == 4:
-            assert steps.skip_to(7) == 7
-    assert taken == [3, 4, 8, 9]
-    steps = pace.Steps(0, 9, lambda: len(taken) == 5)
-    for step in steps:
-        taken.append(step)
-    assert taken == [3, 4, 8, 9, 1]
-
-
-def test_a_skip_to_the_last_step_ends_them():
-    steps = pace.Steps(0, 9, never)
-    assert [steps.skip_to(9) for _ in steps] == [9]
-
-
 class Turns:
     """Threads of which one runs at a time, in an order drawn by a seed."""
 

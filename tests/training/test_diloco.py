@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import pytest
 
+from nebula_jax import errors
 from nebula_jax.training import diloco
 
 
@@ -227,7 +228,7 @@ def test_without_delay_the_round_of_the_last_step_is_applied_already():
     ],
 )
 def test_settings_that_cannot_be(settings, field):
-    with pytest.raises(ValueError, match=f"^{field} "):
+    with pytest.raises(errors.SettingsError, match=f"^{field} "):
         config(**settings)
 
 
@@ -239,32 +240,80 @@ PARAMS = {
 }
 
 
-def test_layers_are_strided_over_fragments():
-    one, two = diloco.split(PARAMS, 2)
-    assert sorted(one) == [
-        "embeddings/word",
-        "encoder/layer_0/kernel",
-        "encoder/layer_2/kernel",
-    ]
-    assert sorted(two) == [
-        "adapter_1/up",
-        "encoder/layer_1/kernel",
-        "encoder/layer_3/kernel",
-        "mlm_head/bias",
-    ]
-    (everything,) = diloco.split(PARAMS, 1)
-    assert len(everything) == len(jax.tree.leaves(PARAMS))
+def test_leaves_are_parted_in_order_and_evenly_by_size():
+    assert diloco.places(PARAMS, 2) == {
+        "adapter_1/up": 0,
+        "embeddings/word": 0,
+        "encoder/layer_0/kernel": 0,
+        "encoder/layer_1/kernel": 1,
+        "encoder/layer_2/kernel": 1,
+        "encoder/layer_3/kernel": 1,
+        "mlm_head/bias": 1,
+    }
+    everything = diloco.places(PARAMS, 1)
+    (one,) = diloco.split(PARAMS, everything)
+    assert len(one) == len(everything) == len(jax.tree.leaves(PARAMS))
+    for count in range(1, 8):  # whatever one leaf weighs, each has another
+        assert set(diloco.places(PARAMS, count).values()) == set(range(count))
+    with pytest.raises(errors.SettingsError, match="fragments=8: there are 7 arrays"):
+        diloco.places(PARAMS, 8)
 
 
-def test_fragments_must_divide_the_layers():
-    with pytest.raises(ValueError, match="fragments=3 does not divide the 4 layers"):
-        diloco.split(PARAMS, 3)
-    with pytest.raises(ValueError, match="fragments=2 does not divide the 0 layers"):
-        diloco.split({"w": jnp.zeros(2)}, 2)
+def test_a_function_of_paths_parts_by_number_or_by_name():
+    by_name = diloco.places(PARAMS, lambda path: path.split("/")[0])
+    assert [by_name[path] for path in ("adapter_1/up", "mlm_head/bias")] == [0, 3]
+    by_number = diloco.places(PARAMS, lambda path: int("layer" in path))
+    one, two = diloco.split(PARAMS, by_number)
+    assert sorted(one) == ["adapter_1/up", "embeddings/word", "mlm_head/bias"]
+    assert len(two) == 4
+    with pytest.raises(errors.SettingsError, match="every number from 0 on"):
+        diloco.places(PARAMS, lambda path: 2 * int("layer" in path))
+
+
+def test_what_does_not_train_is_in_no_fragment():
+    params = {**PARAMS, "step": jnp.zeros((), jnp.int32), "key": jax.random.key(0)}
+    assert diloco.places(params, 2) == diloco.places(PARAMS, 2)
+    adapters = diloco.places(params, 1, lambda path: path.startswith("adapter"))
+    assert adapters == {"adapter_1/up": 0}
+    new = diloco.replace(params, {"adapter_1/up": jnp.ones(1)})
+    assert new["step"] is params["step"]
+    with pytest.raises(errors.SettingsError, match="no floating-point array"):
+        diloco.places(params, 1, lambda path: path == "step")
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"scale": 1.0}, "the leaf scale is of the type float"),
+        ({"act": jax.nn.relu}, "the leaf act is of the type .*equinox"),
+        ({"a": {"b": jnp.ones(1)}, "a/b": jnp.ones(1)}, "two leaves have the path a/b"),
+        ({"w": jnp.ones(1, jnp.complex64)}, "the leaf w is complex"),
+    ],
+)
+def test_leaves_that_cannot_cross_are_named(params, words):
+    with pytest.raises(errors.SettingsError, match=words):
+        diloco.places(params)
+
+
+def test_narrow_parameters_have_an_anchor_of_float32():
+    """In bfloat16 an outer step of 1/1000 of a value would be none."""
+    settings = config(learning_rate=1.0, momentum=0.0, mixing=0.0)
+    params = {"w": jnp.ones(2, jnp.bfloat16)}
+    outer = diloco.begin(settings, params)
+    delta = diloco.outer_gradient(outer.anchor, params)
+    assert delta["w"].dtype == outer.anchor["w"].dtype == jnp.float32
+    small = {"w": jnp.full(2, 1e-3)}
+    for _ in range(8):
+        outer = diloco.outer_step(settings, outer, [small], [1.0], False)
+    after = diloco.replace(params, diloco.mix(settings, params, outer.anchor))
+    assert after["w"].dtype == jnp.bfloat16
+    np.testing.assert_allclose(outer.anchor["w"], 0.992, atol=1e-6)
+    assert float(after["w"][0]) == 0.9921875
 
 
 def test_a_fragment_takes_its_places():
-    _, two = diloco.split(PARAMS, 2)
+    where = diloco.places(PARAMS, lambda path: int("layer_2" not in path))
+    _, two = diloco.split(PARAMS, where)
     new = diloco.replace(PARAMS, {name: leaf + 1 for name, leaf in two.items()})
     assert new["mlm_head"]["bias"].tolist() == [1, 1, 1]
     assert new["encoder"]["layer_2"]["kernel"].tolist() == [0, 0]
@@ -289,7 +338,7 @@ def test_digests_differ_by_a_bit_and_by_name():
 
 
 def test_the_fingerprint_is_of_names_shapes_dtypes_and_fragments():
-    parts = diloco.split(PARAMS, 2)
+    parts = diloco.split(PARAMS, diloco.places(PARAMS, 2))
     known = diloco.fingerprint(parts)
     specs = jax.eval_shape(lambda: parts)
     assert diloco.fingerprint(specs) == known

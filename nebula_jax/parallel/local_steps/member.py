@@ -50,6 +50,7 @@ class Member:
         shapes: Any,
         sharding: Any = None,
         weights: str = "equal",
+        where: diloco.Places | None = None,
     ) -> None:
         """Begins without arrays: `first` makes those of step 0.
 
@@ -58,23 +59,32 @@ class Member:
           codec: of the deltas.
           clusters: names of all, in the order in which their deltas are added.
           own: name of this one.
-          shapes: specs of the parameters that train.
+          shapes: specs of the parameters.
           sharding: of these, on this cluster's devices; None for one device.
           weights: of the clusters: `equal`, or by the `tokens` of a round.
+          where: the fragment of each parameter that trains, of `diloco.places`; None
+            for all, in parts of about the same size.
 
         Raises:
-          ValueError: as `diloco.split` and `messages.check_codec`.
+          errors.SettingsError: as `diloco.places` and `messages.check_codec`.
         """
         messages.check_codec(codec)
         self.config, self._clusters, self._own = config, list(clusters), own
         self._by_tokens = weights == "tokens"
-        parts = diloco.split(shapes, config.fragments)
+        if where is None:
+            where = diloco.places(shapes, config.fragments)
+        self._where = where
+        parts = diloco.split(shapes, where)
+        if len(parts) != config.fragments:
+            raise errors.SettingsError(
+                f"fragments={config.fragments}: the parameters are in {len(parts)}"
+            )
         self.fingerprint = diloco.fingerprint(parts)
         self.specs = [messages.spec(part) for part in [*parts, {}]]
         """P + 1, of the messages; that of the last one, at the end, has no delta."""
         self.codec = codec
         """The codec of the messages."""
-        places = sharding and diloco.split(sharding, config.fragments)
+        places = sharding and diloco.split(sharding, where)
         self._encode, self._decode = _compiled(codec, self.specs, places)
         self.outers: list[diloco.Outer] = []
         self.codecs: list[Any] = []
@@ -86,12 +96,9 @@ class Member:
 
     def first(self, params: Any) -> dict[str, Any]:
         """Returns `arrays` at step 0: the anchor is a copy of the parameters."""
-        parts = diloco.split(params, self.config.fragments)
-        outers = [
-            diloco.begin(self.config, jax.tree.map(jnp.copy, part)) for part in parts
-        ]
+        parts = diloco.split(params, self._where)
         return {
-            "outers": outers,
+            "outers": [diloco.begin(self.config, part) for part in parts],
             "codecs": [self.codec.init(spec) for spec in self.specs[:-1]],
         }
 
@@ -144,11 +151,11 @@ class Member:
         Args:
           step: after which it is sent.
           fragment: its number.
-          params: of this cluster, those that train.
+          params: of this cluster.
           milliseconds: as in `Head`.
           is_stopping: True to request the end of the run.
         """
-        own = diloco.split(params, self.config.fragments)[fragment]
+        own = diloco.split(params, self._where)[fragment]
         head = messages.Head(
             step,
             fragment,
@@ -184,7 +191,7 @@ class Member:
         Args:
           step: after which the messages were sent.
           fragment: their number.
-          params: of this cluster now, those that train.
+          params: of this cluster now.
           payloads: R, of all clusters in their order, this one's own too, as `outgoing`
             has returned it; None of those that the round goes on without.
 
@@ -193,10 +200,11 @@ class Member:
 
         Raises:
           RoundError: if one is of another round or fragment, counts from another
-            anchor, or is not finite.
+            anchor, is not finite, or makes the new anchor so. Then nothing has changed.
         """
         version = self.versions[fragment]
         expected = messages.Head(step, fragment, version, 0)
+        where = f"of fragment {fragment} in the round of step {step}"
         found = self._checked(expected, self.digest(fragment), payloads)
         heads = [head for head, _ in found.values()]
         tokens = [head.tokens if self._by_tokens else 1 for head in heads]
@@ -208,6 +216,8 @@ class Member:
             diloco.weights_of(tokens),
             is_first=version == 0,
         )
+        if not diloco.is_finite(outer):
+            raise _absurd(where, {name: each for name, (_, each) in found.items()})
         before, self.outers[fragment] = self.outers[fragment].anchor, outer
         self.versions[fragment] += 1
         # After a restart, the round may have a message of the process before: its
@@ -218,7 +228,7 @@ class Member:
         # Of what the parameters had learned, `mix` leaves a share.
         kept = 1.0 if self.config.keeps_unsent else self.config.mixing
         self._tokens.close(fragment, is_in, kept)
-        own = diloco.split(params, self.config.fragments)[fragment]
+        own = diloco.split(params, self._where)[fragment]
         if self.config.keeps_unsent:
             counted = found[self._own][1] if is_in else None
             after = diloco.follow(own, counted, before, outer.anchor)
@@ -283,7 +293,7 @@ class Member:
 
         Args:
           step: the last one.
-          params: of this cluster, those that train.
+          params: of this cluster.
           payloads: R, closing messages of all clusters in their order.
 
         Raises:
@@ -341,6 +351,17 @@ class _Tokens:
         if not is_in:
             tokens = self.counts()[fragment] + sent
             self._counts[fragment] = round(tokens * kept)
+
+
+def _absurd(where: str, deltas: Mapping[str, diloco.Fragment]) -> RoundError:
+    """Returns the error of an outer step that overflows: who has sent the most."""
+    sizes = {name: diloco.largest(delta) for name, delta in deltas.items()}
+    first, *rest = sorted(sizes, key=lambda name: -sizes[name])
+    others = ", ".join(f"{sizes[name]:.2g} of {name}" for name in rest)
+    return RoundError(
+        f"{first} sent a delta {where} of up to {sizes[first]:.2g}, with which the"
+        f" outer step is not finite; the others are of up to {others or 'none'}"
+    )
 
 
 def _compiled(

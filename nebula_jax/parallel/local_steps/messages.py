@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.training import diloco
 
@@ -47,7 +48,7 @@ def spec(fragment: diloco.Fragment) -> dict[str, Any]:
         "head": jax.ShapeDtypeStruct((len(Head._fields),), jnp.uint32),
         "anchor": jax.ShapeDtypeStruct((DIGEST_BYTES,), jnp.uint8),
         "delta": {
-            name: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            name: jax.ShapeDtypeStruct(leaf.shape, diloco.type_of_anchor(leaf))
             for name, leaf in fragment.items()
         },
     }
@@ -57,7 +58,8 @@ def check_codec(codec: codec_lib.Codec) -> None:
     """Checks that a message can be decoded by itself, whatever was sent before.
 
     Raises:
-      ValueError: if the receiver of this codec has a state that changes its results.
+      errors.SettingsError: if the receiver of this codec has a state that changes its
+        results.
     """
     first = {
         "vector": jnp.linspace(-1.0, 1.0, 64),
@@ -69,4 +71,6 @@ def check_codec(codec: codec_lib.Codec) -> None:
     payload, _ = codec.encode(second, after)
     one, two = (codec.decode(payload, each)[0] for each in (state, after))
     if not all(jax.tree.leaves(jax.tree.map(np.array_equal, one, two))):
-        raise ValueError(f"{codec.name}: its receiver remembers what came before")
+        raise errors.SettingsError(
+            f"codec={codec.name}: its receiver remembers what came before"
+        )

@@ -113,6 +113,7 @@ class Peers:
         hello: frames.Hello,
         links: dict[str, AnyLink],
         dialed: Sequence[str],
+        clusters: Sequence[str],
         hub: str = "",
         work: activity.Work | None = None,
         listener: listener_lib.Listener | None = None,
@@ -123,6 +124,7 @@ class Peers:
           hello: of this cluster.
           links: name -> link, in the order of the clusters.
           dialed: names of those that this cluster has dialed.
+          clusters: names of all.
           hub: name of the hub, if there is one.
           work: of this process.
           listener: through which clusters may rejoin; None if none may.
@@ -136,6 +138,8 @@ class Peers:
         self.dialed = tuple(dialed)
         """The names of those whose Welcome this cluster waits for; it sends one to the
         rest."""
+        self.clusters = tuple(clusters)
+        """The names of all clusters, in the same order everywhere."""
         self.hub = hub
         """The name of the hub; empty if there is none."""
         self._listener, self._work = listener, work
@@ -212,7 +216,7 @@ def connected(
         raise errors.SettingsError("clusters can rejoin a hub alone: give a hub")
     if not ranks.is_root() or not order:
         shared: dict[str, AnyLink] = {name: routes.worker_link(work) for name in order}
-        yield Peers(hello, shared, dials, hub, work)
+        yield Peers(hello, shared, dials, clusters, hub, work)
         return
     where = dict(zip(dials, _addresses(settings, hello.cluster, dials), strict=True))
     links: dict[str, AnyLink] = {}
@@ -229,7 +233,7 @@ def connected(
                 links[name] = link = gathering.links[name]
                 routes.share(link)
             rejoins = listener if may_return else None
-            yield Peers(hello, links, dials, hub, own.work, rejoins)
+            yield Peers(hello, links, dials, clusters, hub, own.work, rejoins)
             _close(links, may_be_gone=may_return and bool(waits))
         except BaseException as error:
             ended = [*gathering.links.values(), *links.values(), *_waiting(listener)]

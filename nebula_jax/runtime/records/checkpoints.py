@@ -99,6 +99,11 @@ class Checkpoints:
         """The newest step that is saved; 0 if none is."""
         return max([0, *self.steps])
 
+    def widen(self, window: int) -> None:
+        """Keeps a common checkpoint of clusters that may be so many steps apart."""
+        self._window = max(self._window, window)
+        self._keep = to_keep(self._window, self._every)
+
     def add_fingerprints(self, fingerprints: Mapping[str, str]) -> None:
         """Adds the peer's fingerprints; see `check_same_run`."""
         self._fingerprints |= fingerprints

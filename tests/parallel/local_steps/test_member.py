@@ -4,7 +4,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from quorum_star import parts
 
+from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.parallel.local_steps import member, messages
@@ -78,10 +80,10 @@ def test_all_clusters_come_to_the_same_bits(codec):
 def test_a_round_is_the_outer_step_on_what_was_received():
     group = members(codecs.int8("row"))
     copies = [moved(1), moved(2), moved(3)]
-    anchor = diloco.split(params(), 2)[0]
+    anchor = parts(params())[0]
     received = []
     for own in copies:
-        delta = diloco.outer_gradient(anchor, diloco.split(own, 2)[0])
+        delta = diloco.outer_gradient(anchor, parts(own)[0])
         payload, _ = codecs.int8("row").encode(delta, ())
         received.append(codecs.int8("row").decode(payload, ())[0])
     expected = diloco.outer_step(
@@ -90,7 +92,7 @@ def test_a_round_is_the_outer_step_on_what_was_received():
     after = a_round(group, copies)
     for name, leaf in expected.anchor.items():
         assert np.array_equal(group[1].outers[0].anchor[name], leaf)
-    mixed = diloco.mix(CONFIG, diloco.split(copies[1], 2)[0], expected.anchor)
+    mixed = diloco.mix(CONFIG, parts(copies[1])[0], expected.anchor)
     table = after[1]["embeddings"]["table"]
     assert np.array_equal(table, mixed["embeddings/table"])
     # The other fragment is as it was.
@@ -292,6 +294,33 @@ def test_what_is_of_no_such_round_is_refused(change, reason):
     assert group[0].digest(0).tobytes() == before
 
 
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("keeps_unsent", [False, True])
+def test_a_delta_that_makes_the_anchor_infinite_names_its_sender(
+    momentum, keeps_unsent
+):
+    """Finite itself: else the next round would blame who has done nothing."""
+    more = {"momentum": momentum, "keeps_unsent": keeps_unsent}
+    config = diloco.Config(4, 2, 1, learning_rate=4.0, **more)
+    group = members(config=config)
+    copies = [moved(1), moved(2), moved(3)]
+    payloads = [
+        each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
+    ]
+    delta = jax.tree.map(lambda leaf: leaf * 0 + 3e38, payloads[1].payload["delta"])
+    payloads[1] = selector.Selected({**payloads[1].payload, "delta": delta})
+    for each, own in zip(group, copies, strict=True):
+        before = each.digest(0).tobytes(), each.position
+        with pytest.raises(
+            member.RoundError,
+            match="^cluster:1 sent a delta of fragment 0 in the round of step 4 of up"
+            r" to 3e\+38, with which the outer step is not finite; the others are of up"
+            r" to 0\.\d+ of cluster:\d, 0\.\d+ of cluster:\d$",
+        ):
+            each.incoming(4, 0, own, payloads)
+        assert (each.digest(0).tobytes(), each.position) == before
+
+
 def test_a_divergence_shows_in_the_next_round():
     group = members()
     copies = a_round(group, [moved(1), moved(2), moved(3)])
@@ -321,7 +350,9 @@ def test_a_divergence_of_the_last_round_shows_at_the_end():
 def test_a_codec_whose_receiver_remembers_is_refused():
     messages.check_codec(codecs.int8("row", "stochastic"))
     messages.check_codec(codecs.from_string("error_feedback(top_k(0.1)|fp16)"))
-    with pytest.raises(ValueError, match="its receiver remembers what came before"):
+    with pytest.raises(
+        errors.SettingsError, match="its receiver remembers what came before"
+    ):
         messages.check_codec(remembering())
 
 

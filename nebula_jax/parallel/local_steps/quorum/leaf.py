@@ -5,7 +5,7 @@
     for step in steps:
         [params], heads = end.after(step, [params])
         if end.step > step:                   # it was late, and skips the steps between
-            step = steps.skip_to(end.step)
+            step = end.step
     [params] = end.finish(step, [params])
 
 It has a message in a round if it comes to the step before the verdict does. Else it

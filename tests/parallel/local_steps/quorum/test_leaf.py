@@ -4,7 +4,7 @@ import jax
 import numpy as np
 import pytest
 import quorum_star
-from quorum_star import CONFIG, LIMIT, NAMES, assert_alike, assert_same
+from quorum_star import CONFIG, LIMIT, NAMES, assert_alike, assert_same, parts
 from two_labs import wait_until
 
 from nebula_jax import errors
@@ -19,13 +19,13 @@ from nebula_jax.training import diloco
 def test_a_round_goes_on_without_a_leaf_that_is_late_which_catches_up(star):
     star = star()
     star.together(3, (0, 1))  # the round of step 2: cluster 2 stands still
-    anchor = diloco.split(quorum_star.params(), 2)[1]
+    anchor = parts(quorum_star.params())[1]
     deltas = []
     for number in (0, 1):
         own = quorum_star.params()
         for step in (1, 2):
             own = quorum_star.inner_step(own, NAMES[number], step)
-        part = diloco.split(own, 2)[1]
+        part = parts(own)[1]
         deltas.append(diloco.outer_gradient(anchor, part))
     begun = diloco.begin(CONFIG, anchor)
     expected = diloco.outer_step(CONFIG, begun, deltas, [0.5, 0.5], True)
@@ -39,9 +39,9 @@ def test_a_round_goes_on_without_a_leaf_that_is_late_which_catches_up(star):
     assert len(late.heads) == 2
     assert_alike(*star.clusters.values())
     own = quorum_star.inner_step(quorum_star.params(), NAMES[2], 1)
-    mixed = diloco.mix(CONFIG, diloco.split(own, 2)[1], expected.anchor)
-    assert_same(diloco.split(late.params, 2)[1], mixed)
-    assert_same(diloco.split(late.params, 2)[0], diloco.split(own, 2)[0])
+    mixed = diloco.mix(CONFIG, parts(own)[1], expected.anchor)
+    assert_same(parts(late.params)[1], mixed)
+    assert_same(parts(late.params)[0], parts(own)[0])
     star.together(9)  # now it is in time
     assert star[0].end.described["without"] == {NAMES[2]: 1}
     assert late.end.described["missed"] == 1
@@ -86,9 +86,7 @@ def test_a_leaf_that_comes_anew_has_the_parameters_at_the_anchors(star):
     anew = quorum_star.Cluster(NAMES[2], leaf)
     anew.to(1)
     assert anew.step == 5
-    for part, outer in zip(
-        diloco.split(anew.params, 2), star[0].member.outers, strict=True
-    ):
+    for part, outer in zip(parts(anew.params), star[0].member.outers, strict=True):
         assert_same(part, outer.anchor)
     assert leaf._member.position == star[0].member.position | {"tokens": [0, 0]}
 
@@ -171,7 +169,7 @@ def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_an
     anew = quorum_star.Cluster(NAMES[2], leaf)
     anew.to(1)
     assert_alike(star[0], anew)
-    [own] = diloco.split(anew.params, 1)
+    [own] = parts(anew.params, 1)
     assert_same(own, star[0].member.outers[0].anchor)
 
 
@@ -250,7 +248,7 @@ def test_a_state_is_not_taken_by_a_leaf_that_has_missed_nothing(star):
     assert (described["from_state"], described["missed"]) == (0, 0)
     assert "cluster:2 is sent the state after step 0" in star.log
     anchor = star[2].member.outers[1].anchor
-    mixed = diloco.split(star[2].params, 2)[1]
+    mixed = parts(star[2].params)[1]
     for name, leaf in anchor.items():
         assert not np.array_equal(mixed[name], leaf)
     star.together(9)

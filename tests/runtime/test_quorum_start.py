@@ -1,19 +1,16 @@
-"""The channels of a BERT run with a quorum: where it goes on."""
+"""Where a run with a quorum goes on."""
 
 import contextlib
 import types
 
-import configured
 import pytest
 import quorum_star
 from quorum_star import LIMIT, NAMES
 
-from experiments.bert import channels, config, timing
 from nebula_jax import errors
-from nebula_jax.communication.wire import activity
-from nebula_jax.parallel.local_steps import messages
-
-RUN = {"clusters": 3, "hub": 0, "quorum": 2, "checkpoint_every": 10, "inner_steps": 4}
+from nebula_jax.parallel.local_steps import messages, timing
+from nebula_jax.runtime import connect, local_steps
+from nebula_jax.runtime import context as context_lib
 
 
 @pytest.fixture
@@ -24,16 +21,28 @@ def star():
 
 def begun(star, number, saved):
     """Returns where a cluster of the star goes on."""
-    run = configured.run(config, **RUN)
     leaves = star[0].end._leaves.items()
-    others = types.SimpleNamespace(
-        links={name: leaf.link for name, leaf in leaves},
+    peers = types.SimpleNamespace(links={name: leaf.link for name, leaf in leaves})
+    context = types.SimpleNamespace(
+        settings=context_lib.Settings(
+            workdir=None,
+            cluster=NAMES[number],
+            steps=100,
+            checkpoint_every=10,
+            connection=connect.Settings(connect_timeout=LIMIT),
+        )
     )
-    return channels.begin(run, others, star[number].end, saved)[0]
+    end = star[number].end
+    timer = timing.Timer(None, 100)
+    made = local_steps.Rounds(context, [star[number].member], timer, end, peers)
+    own = types.SimpleNamespace(
+        steps=saved, newest=max([0, *saved]), widen=lambda window: None
+    )
+    return made.agree_start(own)[0]
 
 
 @pytest.mark.parametrize("saved", [(5, 9, 13), (5, 9), (9,)])
-def test_a_run_goes_on_after_the_newest_step_of_its_hub(star, saved, monkeypatch):
+def test_a_run_goes_on_after_the_newest_step_of_its_hub(star, saved):
     """A leaf may have newer ones: they are of a time that is given up."""
     star = star(is_begun=False, saved=dict.fromkeys(NAMES[1:], saved))
     assert begun(star, 0, (5, 9)) == 9
@@ -74,16 +83,6 @@ def test_a_leaf_that_has_lost_its_checkpoints_gets_the_clock_of_the_run(star):
     assert leaf.progress(92) == hub.progress(92) > 0.9
     for step, is_last in ((91, False), (92, True)):
         assert hub.is_last(step) is leaf.is_last(step) is is_last
-
-
-def test_the_times_that_a_hub_sends_are_those_of_its_timer(monkeypatch):
-    monkeypatch.setattr(channels.hub_lib, "Hub", lambda *_, **given: given["times"])
-    timer = timing.Timer(100.0)
-    run = configured.run(config, **RUN, cluster="0")
-    others = types.SimpleNamespace(links={})
-    times = channels.rounds(run, object(), others, activity.Work(), timer)
-    timer.agree([messages.Head(4, 0, 0, 0, 700)])
-    assert times() == [(4, 700)]
 
 
 def test_a_hub_without_checkpoints_does_not_throw_away_a_long_run(star):

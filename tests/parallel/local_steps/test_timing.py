@@ -2,8 +2,7 @@
 
 import json
 
-from experiments.bert import timing
-from nebula_jax.parallel.local_steps import messages
+from nebula_jax.parallel.local_steps import messages, timing
 
 
 def head(step, milliseconds):

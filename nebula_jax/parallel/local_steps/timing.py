@@ -1,4 +1,4 @@
-"""The time of a BERT run: its progress, its end, and requests to stop.
+"""The time of a run: its progress, its end, and requests to stop.
 
 A schedule by time (--total_time) needs every step's progress before the step, and the
 same in all clusters, whose clocks differ. So with each round they agree on how long the

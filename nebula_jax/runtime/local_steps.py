@@ -1,0 +1,580 @@
+"""Local steps in a loop: every cluster trains a replica, and rounds average them.
+
+    with context.connect_all(hello(saved.steps), clusters) as peers:
+        settings = local_steps.Settings(inner_steps=100, codec="e3m0(256)")
+        rounds = local_steps.begin(context, peers, params, settings)
+        start, is_behind = rounds.agree_start(saved)
+        ...                                      # restores params and rounds
+        context.begin(start, peers.lines)
+        for step in context.each(rounds.steps()):
+            params = train_step(params, batch(step, rounds.share))
+            params = rounds.after(step, params)
+            if rounds.is_saved_after(step):
+                saved.save(rounds.step, [params, rounds.arrays], rounds.position)
+
+`after` is all that a loop needs to know of rounds: it sends what is due, applies what
+has come, ends at the anchors after the last step of the run, and finds out that a
+cluster requests the end: all clusters then end after the same step. A checkpoint is due
+only where no message is in flight.
+
+Parameters are any pytree, and the inner optimizer is the loop's own affair: the
+gradients, moments and whatever else does not cross stay in each cluster.
+
+R clusters, P fragments.
+"""
+
+import copy
+import dataclasses
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs, ranks
+from nebula_jax.communication.link import Link
+from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.parallel.local_steps import member as member_lib
+from nebula_jax.parallel.local_steps import rounds as rounds_lib
+from nebula_jax.parallel.local_steps import timing
+from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
+from nebula_jax.parallel.local_steps.quorum import leaf as leaf_lib
+from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.connect import all_clusters
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import checkpoints
+from nebula_jax.training import diloco, partition
+
+NOTHING = jax.ShapeDtypeStruct((), "uint8")
+"""Of a channel on which nothing is sent."""
+
+
+class Share(NamedTuple):
+    """The part of a batch of all clusters that is one cluster's."""
+
+    number: int = 0
+    """The place of the cluster among all, from 0."""
+    parts: tuple[int, ...] = (1,)
+    """The sizes of the R clusters' parts beside each other."""
+
+    def rows(self, batch_size: int) -> slice:
+        """Returns which rows of a batch of all clusters are this one's.
+
+        >>> Share(1, (1, 2, 1)).rows(8)
+        slice(2, 6, None)
+
+        Args:
+          batch_size: rows of all clusters together.
+
+        Raises:
+          errors.SettingsError: if they cannot be split so.
+        """
+        total = sum(self.parts)
+        if batch_size % total:
+            raise errors.SettingsError(
+                f"batch_size={batch_size}: does not split"
+                f" {':'.join(map(str, self.parts))} among the clusters; a multiple of"
+                f" {total} does"
+            )
+        each = batch_size // total
+        before = each * sum(self.parts[: self.number])
+        return slice(before, before + each * self.parts[self.number])
+
+
+ALONE = Share()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of local steps on a model of any kind; all clusters have the same.
+
+    With inner_steps=1, learning_rate=1, momentum=0 and SGD in the clusters they are an
+    all-reduce of gradients. SparseLoCo sends the largest values only: its codec is
+    `error_feedback(sparse_loco(64, 4096), 0.95)`, with learning_rate=1 and momentum=0.
+    """
+
+    inner_steps: int
+    """H, steps of a cluster between two rounds of a fragment."""
+    fragments: int | diloco.FragmentOf = 1
+    """Parts that are sent one after the other: their number, for parts of about the
+    same size; or a function from a parameter's path, as in `layers/0/kernel`, to the
+    number or the name of its part."""
+    delay: int = 0
+    """Steps from a fragment's sending until it is applied: time for the line."""
+    codec: str | codec_lib.Codec = "e3m0(256)"
+    """Of what crosses: a codec, or its expression; Streaming DiLoCo's 4-bit floats."""
+    is_trained: partition.IsTrained = partition.train_all
+    """True for the path of a parameter that trains; others do not cross. For adapters
+    alone, `lambda path: "lora" in path`."""
+    mixing: float | None = None
+    """Share of a cluster's own parameters when a fragment is applied; None for 0.5 with
+    a delay, else 0: all clusters then go on from the same ones."""
+    learning_rate: float = 0.7
+    """Of the outer step."""
+    momentum: float | None = None
+    """Of the outer step, Nesterov's; None for 0.9 where inner_steps is 24 or more, else
+    0."""
+    average: str = "clusters"
+    """Divisor of a sum: `clusters`, or of each value those that sent it: `senders`."""
+    keeps_unsent: bool = False
+    """True if a cluster goes on with what it has learned and not sent, for a sparse
+    codec without error feedback."""
+    shares: tuple[int, ...] = ()
+    """R, the sizes of the clusters' parts of a batch beside each other, such as (1, 2);
+    equal if empty."""
+    weights: str = "tokens"
+    """Of what the clusters send: by the `tokens` that each has trained on since (see
+    `Rounds.after`), or `equal`."""
+    quorum: int = 0
+    """Clusters with which a round goes on without those that are late, the hub
+    included; 0 to wait for all."""
+    grace: float = 0.0
+    """Seconds that a round with a quorum still waits for the others."""
+
+    def config(self, fragments: int) -> diloco.Config:
+        """Returns what the rounds go by, of parameters in so many fragments.
+
+        Raises:
+          errors.SettingsError: at what cannot be; begins with a field's name.
+        """
+        mixing = self.mixing
+        if mixing is None:
+            mixing = 0.5 if self.delay else 0.0
+        return diloco.Config(
+            self.inner_steps,
+            fragments,
+            self.delay,
+            mixing,
+            self.learning_rate,
+            self.momentum,
+            self.average,
+            self.keeps_unsent,
+        )
+
+    def compression(self) -> codec_lib.Codec:
+        """Returns the codec of what crosses.
+
+        Raises:
+          errors.SettingsError: if it cannot be read, or is a choice among codecs.
+        """
+        found: Any = self.codec
+        if isinstance(found, str):
+            found = codecs.from_string(found)
+        if not isinstance(found, codec_lib.Codec):
+            raise errors.SettingsError(
+                f"codec={found.name}: chooses among codecs, but all that crosses has"
+                " one form; such as e3m0(256)"
+            )
+        return found
+
+    def share(self, number: int, count: int) -> Share:
+        """Returns the share of the cluster in this place among so many.
+
+        Raises:
+          errors.SettingsError: if there are not as many shares.
+        """
+        shares = tuple(self.shares) or (1,) * count
+        if len(shares) != count or min(shares) < 1:
+            raise errors.SettingsError(
+                f"shares={shares}: expected {count} numbers above 0, one a cluster"
+            )
+        return Share(number, shares)
+
+
+class Rounds:
+    """The rounds of this process's replica, or of those of all clusters.
+
+    A pytree of its state: the anchors, the outer optimizer, what the codec remembers,
+    and counts. One that is made of other values, as from a checkpoint, resumes there.
+    `arrays` and `position` are the same for a checkpoint that has JSON beside arrays.
+    """
+
+    def __init__(
+        self,
+        context: context_lib.Context,
+        members: Sequence[member_lib.Member],
+        timer: timing.Timer,
+        ends: rounds_lib.LocalRounds | hub_lib.Hub | leaf_lib.Leaf | None = None,
+        peers: all_clusters.Peers | None = None,
+        share: Share = ALONE,
+    ) -> None:
+        """Takes what `between`, `begin` and `in_one_process` have made.
+
+        Args:
+          context: of this process.
+          members: the replicas' parts in the rounds; none if there is one cluster.
+          timer: of the run.
+          ends: of the rounds; None if there are none.
+          peers: the other clusters; None if their replicas are here.
+          share: of this cluster.
+        """
+        self._context, self._members, self.timer = context, list(members), timer
+        self._ends, self._peers, self.share = ends, peers, share
+        self._restored: Any = None  # values that are yet to be taken
+
+    # In the loop.
+
+    @property
+    def step(self) -> int:
+        """The step at which the run is.
+
+        Behind `after`, with a quorum, perhaps a later one than was taken here.
+        """
+        return self._context.step
+
+    def steps(self) -> Iterator[int]:
+        """Yields the steps that follow, until the run is complete or stopped."""
+        while not self.is_over:
+            step = self.step + 1
+            yield step
+            if self._ends is not None and self._ends.step < step:
+                raise errors.SettingsError(
+                    f"step {step} is over without its round; call"
+                    f" params = rounds.after({step}, params) in every step of the loop"
+                )
+
+    def after(self, step: int, params: Any, tokens: Any = None) -> Any:
+        """Sends and applies what is due after an inner step.
+
+        Args:
+          step: just taken, counted from 1.
+          params: after it; the next step may use up what is returned.
+          tokens: [] integers on any device, that the step has trained on: tokens, or
+            examples. By default the size of this cluster's share.
+
+        Returns:
+          The parameters to go on with; after the last step those that all clusters
+          have alike.
+
+        Raises:
+          member.RoundError: if a message cannot be of its round; names the sender.
+        """
+        tokens = self.share.parts[self.share.number] if tokens is None else tokens
+        return self.after_all(step, [params], [tokens])[0]
+
+    def after_all(
+        self, step: int, params: Sequence[Any], tokens: Sequence[Any]
+    ) -> list[Any]:
+        """Does what `after` does, for the replicas of all clusters in one process."""
+        self._take_restored()
+        is_requested, self._context.step = self._context.stop_requested(), step
+        if self._ends is None:
+            self.timer.agree(self.timer.alone(step, is_requested))
+            return list(params)
+        for each, of_step in zip(self._members, tokens, strict=True):
+            each.took(of_step)
+        now = functools.partial(self.timer.now, is_requested)
+        found, heads = self._ends.after(step, params, now)
+        # Rounds went on without this cluster: it skips their steps.
+        self._context.step = self._ends.step
+        # The heads of all clusters: each agrees on the time, and on a stop, as all do.
+        self.timer.agree(heads)
+        if self.is_last:
+            found = self._ends.finish(self.step, found)
+        return found
+
+    @property
+    def is_last(self) -> bool:
+        """True if the run is complete."""
+        return self.timer.is_last(self.step)
+
+    @property
+    def is_over(self) -> bool:
+        """True if no step follows: the run is complete, or a cluster has stopped it."""
+        return self.timer.is_over(self.step)
+
+    # In a checkpoint.
+
+    def agree_start(self, saved: checkpoints.Checkpoints) -> tuple[int, bool]:
+        """Agrees with the others on where the run resumes, once all channels are open.
+
+        With a quorum that is the hub's newest checkpoint. A cluster that does not have
+        it gets the state of the run.
+
+        Args:
+          saved: the checkpoints of this cluster, which then keep those that clusters
+            so far apart need.
+
+        Returns:
+          The step whose checkpoint is to be restored, 0 for none; and True if the run
+          is at a later step, whose state is to come.
+
+        Raises:
+          errors.NebulaError: as `all_clusters.agree_start` and `leaf.Leaf.begin`.
+        """
+        assert self._peers is not None  # else there is nobody to agree with
+        settings = self._context.settings
+        every, timeout = settings.checkpoint_every, settings.connection.connect_timeout
+        saved.widen(self.window)
+        if isinstance(self._ends, hub_lib.Hub):
+            start = saved.newest
+            if start == 0:  # else what the others have would be given up
+                links = self._peers.links.items()
+                steps = {name: link.peer.checkpoints for name, link in links}
+                steps |= {"the hub": ()}
+                checkpoints.newest_of_all(steps, every, self.window)
+            self._ends.begin(start)
+            return start, False
+        if isinstance(self._ends, leaf_lib.Leaf):
+            there = self._ends.begin(timeout, saved.steps)
+            start = max(step for step in (0, *saved.steps) if step <= there)
+            return start, start < there
+        start = all_clusters.agree_start(self._peers, every, self.window, timeout)
+        return start, False
+
+    @property
+    def window(self) -> int:
+        """The steps that one cluster may be ahead of another."""
+        if not self._members:
+            return 0
+        config = self._members[0].config
+        return config.inner_steps + config.delay
+
+    def is_saved_after(self, step: int) -> bool:
+        """Returns True if a checkpoint is due after a step, or the run ends there.
+
+        None is due while a message is in flight, which would have to be saved too.
+        """
+        every = self._context.settings.checkpoint_every
+        if self.timer.is_over(step):
+            return True
+        if not self._members:
+            return step % every == 0
+        return self._members[0].config.is_saved_after(step, every)
+
+    @property
+    def arrays(self) -> dict[str, Any]:
+        """The arrays that belong into a checkpoint; none if there is one cluster."""
+        return self._members[0].arrays if self._members else {}
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """The rest of the state, as JSON values."""
+        rounds = self._members[0].position if self._members else None
+        return {"time": self.timer.position, "rounds": rounds}
+
+    def resume(
+        self, arrays: Mapping[str, Any], position: Mapping[str, Any] | None
+    ) -> None:
+        """Resumes from a checkpoint.
+
+        Args:
+          arrays: like `arrays`.
+          position: like `position`; None at step 0.
+        """
+        position = position or {"time": None, "rounds": None}
+        self.timer.resume(position["time"])
+        if self._members:
+            self._members[0].resume(arrays, position["rounds"])
+
+    @property
+    def values(self) -> dict[str, Any]:
+        """All of its state: `arrays`, and integers."""
+        if self._restored is not None:
+            return self._restored
+        return self.arrays | (self.position["rounds"] or {})
+
+    def _with(self, values: dict[str, Any]) -> "Rounds":
+        made = copy.copy(self)
+        made._restored = values
+        return made
+
+    def _take_restored(self) -> None:
+        values, self._restored = self._restored, None
+        if values and self._members:
+            position = {name: values[name] for name in ("versions", "tokens")}
+            self._members[0].resume(values, jax.tree.map(int, position))
+
+    @property
+    def described(self) -> dict[str, Any]:
+        """The figures of the rounds for a summary, as JSON values."""
+        return self._ends.described if self._ends is not None else {}
+
+
+jax.tree_util.register_pytree_with_keys(
+    Rounds,
+    lambda rounds: (((jax.tree_util.GetAttrKey("values"), rounds.values),), rounds),
+    lambda rounds, values: rounds._with(*values),
+)
+
+
+def begin(
+    context: context_lib.Context,
+    peers: all_clusters.Peers,
+    params: Any,
+    settings: Settings,
+) -> Rounds:
+    """Begins local steps on a model of any kind, from the same parameters everywhere.
+
+    Args:
+      context: of this process.
+      peers: of `Context.connect_all`; without any, nothing is sent.
+      params: any pytree of arrays: those of step 0, in every cluster the same, also
+        where the run resumes from a checkpoint.
+      settings: of the run.
+
+    Raises:
+      errors.SettingsError: at what cannot be; begins with a setting's name.
+    """
+    names, own = peers.clusters, peers.hello.cluster
+    where = diloco.places(params, settings.fragments, settings.is_trained)
+    config = settings.config(1 + max(where.values()))
+    codec = settings.compression()
+    share = settings.share(names.index(own), len(names))
+    timer = timing.Timer(None, context.settings.steps)
+    if len(names) == 1:
+        return Rounds(context, [], timer, peers=peers, share=share)
+    member = member_lib.Member(
+        config,
+        codec,
+        names,
+        own,
+        params,
+        sharding=_sharding(params),
+        weights=settings.weights,
+        where=where,
+    )
+    member.resume(member.first(params), None)
+    about = dataclasses.asdict(config) | {
+        "codec": codec.name,
+        "weights": settings.weights,
+        "shares": share.parts,
+        "quorum": settings.quorum,
+        "layout": member.fingerprint,
+    }
+    compared = [f"{name}={value}" for name, value in about.items()]
+    compared.append(f"the first parameters, of digest {_digest(params)}")
+    return between(
+        context,
+        peers,
+        member,
+        timer,
+        quorum=settings.quorum,
+        grace=settings.grace,
+        share=share,
+        compared=compared,
+    )
+
+
+def _sharding(params: Any) -> Any:
+    """Returns the shardings of parameters on a mesh; None if they are on one device."""
+    places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)]
+    if not all(isinstance(each, jax.sharding.NamedSharding) for each in places):
+        return None
+    return jax.tree.unflatten(jax.tree.structure(params), places)
+
+
+def _digest(params: Any) -> str:
+    """Returns a digest of all floating-point parameters, also those that are frozen."""
+    found = {
+        path: np.frombuffer(diloco.digest({"": ranks.everywhere(leaf)}), np.uint8)
+        for path, leaf in diloco.named(params)
+        if jnp.issubdtype(leaf.dtype, jnp.floating)
+    }
+    return diloco.digest(found).hex()[:16]
+
+
+def in_one_process(
+    context: context_lib.Context,
+    members: Sequence[member_lib.Member],
+    timer: timing.Timer,
+) -> Rounds:
+    """Returns the rounds of the replicas of all clusters, without a line.
+
+    Args:
+      context: of this process.
+      members: R parts in the rounds; none if there is one cluster.
+      timer: of the run.
+    """
+    ends = rounds_lib.LocalRounds(members) if members else None
+    return Rounds(context, members, timer, ends)
+
+
+def between(
+    context: context_lib.Context,
+    peers: all_clusters.Peers,
+    member: member_lib.Member | None,
+    timer: timing.Timer,
+    *,
+    quorum: int = 0,
+    grace: float = 0.0,
+    share: Share = ALONE,
+    compared: Sequence[str] = (),
+) -> Rounds:
+    """Opens this cluster's channels to its peers, of a replica planned beforehand.
+
+    Args:
+      context: of this process.
+      peers: of `Context.connect_all`; with a quorum they may return.
+      member: this cluster's part in the rounds; None if it is the only one.
+      timer: of the run.
+      quorum, grace: see `Settings`.
+      share: of this cluster.
+      compared: texts that must be equal in all clusters; the Welcome has them.
+
+    Raises:
+      errors.SettingsError: if there is a quorum without a hub, of more clusters than
+        there are, or in a cluster of several processes.
+    """
+    if member is None:
+        return Rounds(context, [], timer, peers=peers)
+    if quorum and not (peers.hub and quorum <= len(peers.clusters)):
+        raise errors.SettingsError(
+            f"quorum={quorum}: needs a hub, and at most {len(peers.clusters)} clusters"
+        )
+    for link in peers.links.values():
+        _open_compared(link, compared)
+    names, own = peers.clusters, peers.hello.cluster
+    seconds = context.settings.connection.reconnect_timeout
+    ends: rounds_lib.LocalRounds | hub_lib.Hub | leaf_lib.Leaf
+    if not quorum:
+        exchange = rounds_lib.Exchange(
+            names,
+            own,
+            peers.links,
+            member.specs,
+            member.codec,
+            hub=peers.hub,
+        )
+        ends = rounds_lib.LocalRounds([member], exchange)
+    elif own == peers.hub:
+        ends = hub_lib.Hub(
+            member,
+            names,
+            own,
+            {name: _of_one_process(link) for name, link in peers.links.items()},
+            hub_lib.Rule(quorum, grace, seconds),
+            rejoined=lambda: _rejoined(peers, compared),
+            times=timer.latest,
+            work=context.work,
+            log=process.message,
+        )
+    else:
+        link = _of_one_process(peers.links[peers.hub])
+        ends = leaf_lib.Leaf(member, names, own, link, timer.most)
+    return Rounds(context, [member], timer, ends, peers, share)
+
+
+def _open_compared(link: Link | WorkerLink, texts: Sequence[str]) -> None:
+    """Opens channels that nothing is sent on: the clusters compare their names."""
+    for text in texts:
+        link.sender(text, NOTHING, codec_lib.identity())
+        link.receiver(text, NOTHING, codec_lib.identity())
+
+
+def _rejoined(peers: all_clusters.Peers, compared: Sequence[str]) -> Link | None:
+    link = peers.rejoined()
+    if link is not None:
+        _open_compared(link, compared)
+    return _of_one_process(link)
+
+
+def _of_one_process(link: Any) -> Any:
+    if link is not None and not isinstance(link, Link):
+        # Processes would have to agree on what has arrived, time and again.
+        raise errors.SettingsError("quorum: is for clusters of one process each")
+    return link

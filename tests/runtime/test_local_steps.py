@@ -1,0 +1,481 @@
+"""Local steps in a user's loop: any pytree, any optimizer, and what may go wrong."""
+
+import concurrent.futures
+import dataclasses
+import functools
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import ports
+import pytest
+from flax import nnx
+
+from nebula_jax import errors
+from nebula_jax.communication.wire import activity, frames
+from nebula_jax.parallel.local_steps import member
+from nebula_jax.runtime import connect, context, local_steps
+from nebula_jax.runtime.connect import all_clusters
+
+SECONDS = 30.0
+ROWS = 12  # of a batch of all clusters
+
+
+class Process:
+    """What local steps use of a Context, which only a main thread can have."""
+
+    def __init__(self, name, steps, every=4):
+        self.settings = context.Settings(
+            workdir=pathlib.Path(),
+            cluster=name,
+            steps=steps,
+            checkpoint_every=every,
+            connection=connect.Settings(connect_timeout=SECONDS),
+        )
+        self.step, self.is_stopped = 0, False
+        self.work = activity.Work(SECONDS)
+
+    def stop_requested(self):
+        return self.is_stopped
+
+    def each(self, steps):
+        for self.step in steps:
+            yield self.step
+
+
+def together(body, count=2, hub="", steps=8):
+    """Runs `body(process, peers)` in clusters that meet over sockets; its results."""
+    names = [f"lab{number}" for number in range(count)]
+    where = {name: f"127.0.0.1:{ports.free_port()}" for name in names}
+
+    def cluster(name):
+        dialed = all_clusters.dialed(name, names, hub)
+        settings = connect.Settings(
+            listen=where[name],
+            peer=",".join(where[each] for each in dialed),
+            tls="off",
+            connect_timeout=SECONDS,
+            reconnect_timeout=0.0,
+        )
+        process = Process(name, steps)
+        hello = frames.Hello(name, "1", {})
+        with all_clusters.connected(
+            settings, hello, names, hub=hub, work=process.work
+        ) as peers:
+            return body(process, peers)
+
+    with concurrent.futures.ThreadPoolExecutor(count) as pool:
+        ends = [pool.submit(cluster, name) for name in names]
+        return [end.exception() or end.result() for end in ends]
+
+
+def alone(body, steps=8):
+    """Runs `body` as the only cluster."""
+    process = Process("lab0", steps)
+    hello = frames.Hello("lab0", "1", {})
+    return body(process, all_clusters.Peers(hello, {}, (), ("lab0",)))
+
+
+class Saved:
+    """Checkpoints in memory."""
+
+    def __init__(self, steps=()):
+        self.steps, self.window = list(steps), 0
+
+    @property
+    def newest(self):
+        return max([0, *self.steps])
+
+    def widen(self, window):
+        self.window = window
+
+
+# Models, and how to apply them.
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    """As Equinox has them: a pytree with its arrays in fields."""
+
+    weight: jax.Array
+    bias: jax.Array
+
+    def __call__(self, x):
+        return x @ self.weight + self.bias
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Mlp:
+    layers: list
+
+    def __call__(self, x):
+        return self.layers[1](jnp.tanh(self.layers[0](x)))
+
+
+def _array(seed, *shape):
+    values = np.random.default_rng(seed).normal(size=shape) / 2
+    return jnp.asarray(values, jnp.float32)
+
+
+def dataclass_model():
+    return (
+        Mlp(
+            [
+                Layer(_array(1, 3, 5), jnp.zeros((1, 5))),
+                Layer(_array(2, 5, 1), jnp.zeros((1, 1))),
+            ]
+        ),
+        lambda params, x: params(x),
+    )
+
+
+def dict_model():
+    params = {
+        "Dense_0": {"kernel": _array(1, 3, 5), "bias": jnp.zeros((1, 5))},
+        "Dense_1": {"kernel": _array(2, 5, 1), "bias": jnp.zeros((1, 1))},
+    }
+
+    def apply(params, x):
+        one, two = params["Dense_0"], params["Dense_1"]
+        return jnp.tanh(x @ one["kernel"] + one["bias"]) @ two["kernel"] + two["bias"]
+
+    return params, apply
+
+
+def nnx_model():
+    class Net(nnx.Module):
+        def __init__(self, rngs):
+            self.blocks = nnx.List(
+                [nnx.Linear(3, 5, rngs=rngs), nnx.Linear(5, 1, rngs=rngs)]
+            )
+
+        def __call__(self, x):
+            return self.blocks[1](jnp.tanh(self.blocks[0](x)))
+
+    graph, params = nnx.split(Net(nnx.Rngs(0)), nnx.Param)
+    return params, lambda params, x: nnx.merge(graph, params)(x)
+
+
+def batch(step, rows):
+    random = np.random.default_rng(step)
+    x = random.normal(size=(ROWS, 3)).astype(np.float32)[rows]
+    return x, x[:, :1] * x[:, 1:2]
+
+
+def trainer(apply, optimizer):
+    """Returns (params, opt_state, batch) -> (params, opt_state, loss), jitted."""
+
+    def loss(params, x, y):
+        return jnp.mean((apply(params, x) - y) ** 2)
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, opt_state, batch):
+        value, grads = jax.value_and_grad(loss)(params, *batch)
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state, value
+
+    return step
+
+
+def train(process, peers, model, optimizer, saves=None, resumed=None, **settings):
+    """A user's loop; returns the parameters, the rounds and the losses."""
+    params, apply = model
+    params = jax.tree.map(jnp.copy, params)
+    opt_state = optimizer.init(params)
+    settings = local_steps.Settings(**settings)
+    rounds = local_steps.begin(process, peers, params, settings)
+    rounds.agree_start(Saved())
+    if resumed:
+        process.step, params, opt_state, rounds = resumed(rounds)
+    step_of, losses = trainer(apply, optimizer), []
+    for step in process.each(rounds.steps()):
+        mine = batch(step, rounds.share.rows(ROWS))
+        params, opt_state, loss = step_of(params, opt_state, mine)
+        params = rounds.after(step, params)
+        losses.append(float(loss))
+        if saves is not None and rounds.is_saved_after(step):
+            values = jax.tree.map(np.asarray, (params, opt_state, rounds))
+            saves[step] = jax.tree.leaves(values)
+    return params, rounds, losses
+
+
+def assert_same(one, two):
+    jax.tree.map(np.testing.assert_array_equal, one, two)
+
+
+@pytest.mark.parametrize(
+    ("model", "optimizer"),
+    [
+        (nnx_model, optax.adamw(1e-2)),
+        (dict_model, optax.lion(1e-3)),
+        (dataclass_model, optax.sgd(1e-1, momentum=0.9)),
+    ],
+    ids=["nnx-adamw", "dict-lion", "dataclass-sgd"],
+)
+def test_replicas_of_any_model_end_alike(model, optimizer):
+    def body(process, peers):
+        return train(
+            process, peers, model(), optimizer, inner_steps=6, fragments=2, delay=1
+        )
+
+    found = together(body, steps=40)
+    for each in found:
+        assert not isinstance(each, Exception), each
+    (one, rounds, losses), (two, _, others) = found
+    assert_same(one, two)
+    assert losses != others  # each has rows of its own
+    assert np.mean(losses[-10:]) < np.mean(losses[:10])
+    assert rounds.is_last
+    assert rounds.described["parameters"] == 26
+
+
+@pytest.mark.parametrize("shares", [(), (1, 2)])
+def test_one_inner_step_is_an_all_reduce(shares):
+    """Plain SGD in the clusters, outer rate 1 and no momentum: the joint batch."""
+    optimizer = optax.sgd(0.1)
+    settings = {"inner_steps": 1, "learning_rate": 1.0, "momentum": 0.0}
+    settings |= {"codec": "", "shares": shares}
+
+    def body(process, peers):
+        return train(process, peers, dict_model(), optimizer, **settings)
+
+    one, two = together(body)
+    params, apply = dict_model()
+    opt_state, step_of = optimizer.init(params), trainer(apply, optimizer)
+    for step in range(1, 9):
+        joint = batch(step, slice(None))
+        params, opt_state, _ = step_of(params, opt_state, joint)
+    assert_same(one[0], two[0])
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one[0], params
+    )
+
+
+def test_three_around_a_hub_are_three_in_a_mesh():
+    def body(process, peers):
+        codec = "error_feedback(sparse_loco(1, 4), 0.9)"
+        return train(
+            process, peers, dict_model(), optax.adam(1e-2), inner_steps=3, codec=codec
+        )
+
+    ends = [*together(body, 3), *together(body, 3, hub="lab1")]
+    for each in ends[1:]:
+        assert_same(each[0], ends[0][0])
+
+
+def test_adapters_alone_cross():
+    params, apply = dict_model()
+    sizes = {}
+
+    def body(process, peers):
+        found = train(
+            process,
+            peers,
+            (params, apply),
+            optax.adam(1e-2),
+            inner_steps=2,
+            is_trained=lambda path: path.startswith("Dense_1"),
+            codec="",
+        )
+        for link in peers.links.values():
+            sizes[process.settings.cluster] = link.ledger
+        return found
+
+    (one, rounds, _), (two, _, _) = together(body)
+    assert_same(one["Dense_1"], two["Dense_1"])
+    assert rounds.described["parameters"] == 6
+    # The loop itself trains all: what does not cross is each cluster's own.
+    assert not np.array_equal(one["Dense_0"]["kernel"], two["Dense_0"]["kernel"])
+    deltas = [size for kind, (_, size) in sizes["lab0"].items() if "sent delta" in kind]
+    assert sum(deltas) < 5 * 200  # 4 rounds of 6 numbers, and the end
+
+
+def test_all_stop_after_the_step_that_one_requests():
+    """The library reads the request out of the heads: no loop does."""
+
+    def body(process, peers):
+        process.is_stopped = process.settings.cluster == "lab1"
+        _, rounds, losses = train(
+            process, peers, dict_model(), optax.sgd(0.1), inner_steps=4, delay=2
+        )
+        return rounds.step, len(losses), rounds.is_over, rounds.is_last
+
+    assert together(body, steps=40) == [(6, 6, True, False)] * 2
+
+
+def test_a_checkpoint_falls_where_no_message_is_in_flight_and_resumes_bit_for_bit():
+    model = dict_model()
+    settings = {"inner_steps": 4, "fragments": 2, "delay": 1, "momentum": 0.9}
+    settings |= {"codec": "error_feedback(int4(8))"}
+    saves: dict = {"lab0": {}, "lab1": {}}
+
+    def body(process, peers):
+        own = saves[process.settings.cluster]
+        return train(process, peers, model, optax.adam(1e-2), own, **settings)
+
+    whole = together(body, steps=14)
+    # Due after 4, 8 and 12; a fragment is on its way from 4 to 5, and from 2 to 3.
+    assert [sorted(each) for each in saves.values()] == [[5, 9, 13, 14]] * 2
+
+    def again(process, peers):
+        leaves = saves[process.settings.cluster][9]
+
+        def resumed(rounds):
+            like = model[0], optax.adam(1e-2).init(model[0]), rounds
+            return 9, *jax.tree.unflatten(
+                jax.tree.structure(like), map(jnp.asarray, leaves)
+            )
+
+        return train(
+            process, peers, model, optax.adam(1e-2), resumed=resumed, **settings
+        )
+
+    for one, two in zip(whole, together(again, steps=14), strict=True):
+        assert_same(one[0], two[0])
+        assert one[2][9:] == two[2]
+
+
+def test_a_clusters_checkpoints_are_kept_for_others_that_are_behind():
+    def body(process, peers):
+        settings = local_steps.Settings(inner_steps=100, delay=7)
+        rounds = local_steps.begin(process, peers, dict_model()[0], settings)
+        saved = Saved()
+        rounds.agree_start(saved)
+        return saved.window
+
+    assert together(body) == [107, 107]
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"inner_steps": 5}, "inner_steps=[25]: .* inner_steps=[25], .* inner_steps="),
+        ({"codec": "int8(8)"}, "codec="),
+        ({"seed": 1}, "the first parameters"),
+    ],
+)
+def test_clusters_that_differ_say_in_what(change, words):
+    def body(process, peers):
+        own = change if process.settings.cluster == "lab1" else {}
+        params = dict_model()[0]
+        if "seed" in own:
+            params["Dense_0"]["bias"] += 1e-3
+        given = {"inner_steps": 2} | {k: v for k, v in own.items() if k != "seed"}
+        rounds = local_steps.begin(
+            process, peers, params, local_steps.Settings(**given)
+        )
+        rounds.agree_start(Saved())
+
+    found = together(body)
+    assert any(words_in(each, words) for each in found), found
+
+
+def words_in(error, words):
+    return isinstance(error, errors.NebulaError) and re.search(words, str(error))
+
+
+def test_a_loop_that_forgets_its_rounds_hears_of_it():
+    def body(process, peers):
+        settings = local_steps.Settings(inner_steps=2)
+        rounds = local_steps.begin(process, peers, dict_model()[0], settings)
+        rounds.agree_start(Saved())
+        for _ in process.each(rounds.steps()):
+            pass
+
+    for error in together(body):
+        assert "call params = rounds.after(1, params)" in str(error)
+
+
+def test_one_cluster_trains_as_if_there_were_no_rounds():
+    def body(process, peers):
+        return train(process, peers, dict_model(), optax.sgd(0.1), inner_steps=2)
+
+    params, rounds, losses = alone(body)
+    assert len(losses) == 8
+    assert rounds.is_last
+    assert (rounds.arrays, rounds.values, rounds.described) == ({}, {}, {})
+    expected, apply = dict_model()
+    step_of, opt_state = trainer(apply, optax.sgd(0.1)), optax.sgd(0.1).init(expected)
+    for step in range(1, 9):
+        expected, opt_state, _ = step_of(expected, opt_state, batch(step, slice(None)))
+    assert_same(params, expected)
+
+
+def test_rounds_are_a_pytree_that_no_abstract_value_harms():
+    def body(process, peers):
+        settings = local_steps.Settings(inner_steps=2)
+        rounds = local_steps.begin(process, peers, dict_model()[0], settings)
+        jax.eval_shape(lambda tree: tree, rounds)
+        jax.tree.map(lambda leaf: None, rounds)
+        rounds.agree_start(Saved())
+        return len(jax.tree.leaves(rounds)), rounds.values["versions"]
+
+    assert together(body) == [(6, [0])] * 2  # four arrays, a version, a count
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        ({"fragments": 5}, "fragments=5: there are 4 arrays"),
+        ({"delay": 2}, "^delay must be below the 2 steps"),
+        ({"codec": "pack_tokens|int8(64)"}, "^codec=.* chooses among codecs"),
+        ({"shares": (1,)}, r"^shares=\(1,\): expected 2 numbers"),
+        ({"quorum": 2}, "^quorum=2: needs a hub"),
+    ],
+)
+def test_settings_that_cannot_be_are_named(settings, words):
+    hello = frames.Hello("a", "1", {})
+    peers = all_clusters.Peers(hello, {}, (), ("a", "b"))
+    made = local_steps.Settings(inner_steps=2, **settings)
+    with pytest.raises(errors.SettingsError, match=words):
+        local_steps.begin(Process("a", 9), peers, dict_model()[0], made)
+
+
+def test_a_share_is_rows_that_follow_each_other():
+    shares = [local_steps.Share(number, (1, 2, 1)).rows(16) for number in range(3)]
+    assert shares == [slice(0, 4), slice(4, 12), slice(12, 16)]
+    with pytest.raises(errors.SettingsError, match=r"batch_size=6: .* a multiple of 4"):
+        local_steps.Share(0, (1, 2, 1)).rows(6)
+
+
+def test_a_delta_that_makes_the_anchor_infinite_ends_all_and_names_who_sent_it():
+    def body(process, peers):
+        settings = local_steps.Settings(inner_steps=1, learning_rate=4.0, codec="")
+        params = dict_model()[0]
+        rounds = local_steps.begin(process, peers, params, settings)
+        rounds.agree_start(Saved())
+        for step in process.each(rounds.steps()):
+            if process.settings.cluster == "lab1":
+                params = jax.tree.map(lambda leaf: leaf * 0 + 3e38, params)
+            params = rounds.after(step, params)
+
+    for error in together(body):
+        assert isinstance(error, member.RoundError), error
+        assert str(error).startswith("lab1 sent a delta of fragment 0")
+
+
+def test_a_run_in_one_process_has_all_replicas():
+    """As `--cluster=whole`: the rounds of several members, and nothing sent."""
+    process = Process("whole", 4)
+    settings = local_steps.Settings(inner_steps=2).config(1)
+    start = dict_model()[0]
+    codec = local_steps.Settings(inner_steps=2).compression()
+    names = ["a", "b"]
+    members = [member.Member(settings, codec, names, name, start) for name in names]
+    for each in members:
+        each.resume(each.first(start), None)
+    timer = local_steps.timing.Timer(None, 4)
+    rounds = local_steps.in_one_process(process, members, timer)
+    params = [start, start]
+    for _ in process.each(rounds.steps()):
+        params = [
+            jax.tree.map(lambda leaf, k=k: leaf + k, own)
+            for k, own in enumerate(params)
+        ]
+        params = rounds.after_all(rounds.step, params, [1, 1])
+    assert_same(*params)
