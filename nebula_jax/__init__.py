@@ -7,6 +7,7 @@ These names are public, and stay; everything else may change with any version:
     main         the command of a script: starts its clusters, here or on real machines
     Run          one cluster's part in a run, where flags are not wanted
     cut          a model in parts that train as one: front, middle, back
+    local_steps  a replica in each cluster, averaged every so many steps
     state        parameters and optimizer as one value
     codecs       what makes tensors small on the line, by name and to write
     errors       the class of every error that the library raises on purpose
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from nebula_jax.commands.roles import main as main
     from nebula_jax.communication import codecs as codecs
     from nebula_jax.face import cut as cut
+    from nebula_jax.face.local_steps import local_steps as local_steps
     from nebula_jax.face.run import Run as Run
     from nebula_jax.face.state import state as state
 
@@ -33,6 +35,7 @@ _PUBLIC = {
     "main": "nebula_jax.commands.roles:main",
     "Run": "nebula_jax.face.run:Run",
     "cut": "nebula_jax.face.cut",
+    "local_steps": "nebula_jax.face.local_steps:local_steps",
     "state": "nebula_jax.face.state:state",
     "codecs": "nebula_jax.communication.codecs",
     "errors": "nebula_jax.errors",

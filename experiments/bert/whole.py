@@ -18,6 +18,7 @@ from nebula_jax.parallel.local_steps import timing
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime import local_steps
 from nebula_jax.runtime.records import checkpoints
+from nebula_jax.training import state as train_state
 
 
 def train(run: config.Run) -> int:
@@ -55,13 +56,9 @@ def train(run: config.Run) -> int:
             )
             metrics.append({**found, "left_out": batch.left_out})
         context.emulate_compute()
-        params = [each.params for each in states]
         tokens = [each["tokens"] for each in metrics]
-        params = rounds.after_all(step, params, tokens)
-        states = [
-            dataclasses.replace(state, params=each)
-            for state, each in zip(states, params, strict=True)
-        ]
+        params = rounds.after_all(step, [each.params for each in states], tokens)
+        states = list(map(with_params, states, params))
         context.record.step(step, together(metrics))
         if rounds.is_last or step % agreed.eval_every == 0:
             evaluate(context, step, run, group, states, texts)
@@ -73,6 +70,11 @@ def train(run: config.Run) -> int:
         return context.exit_status()
     models.export(context.folder, run, made, vocabulary, group[0].params(states[0]))
     return 0
+
+
+def with_params(state: train_state.TrainState, params: Any) -> train_state.TrainState:
+    """Returns the state with other parameters."""
+    return dataclasses.replace(state, params=params)
 
 
 def evaluate(

@@ -27,7 +27,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.face import state as state_lib
 from nebula_jax.face import values as values_lib
 from nebula_jax.parallel import pace
-from nebula_jax.runtime import connect
+from nebula_jax.runtime import connect, local_steps
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.records import checkpoints, run_folder
@@ -71,6 +71,7 @@ class Run:
     _saved: checkpoints.Checkpoints | None = None
     _peers: all_clusters.Peers | None = None
     _lead: pace.Lead | None = None
+    _rounds: local_steps.Rounds | None = None
     _last: tuple[int, Any] | None = None
     _start: int | None = None
 
@@ -183,12 +184,15 @@ class Run:
             yield links[0] if len(clusters) == 1 else links
 
     @contextlib.contextmanager
-    def meet(self, hub: str = "") -> Iterator[all_clusters.Peers]:
+    def meet(
+        self, hub: str = "", may_return: bool = False
+    ) -> Iterator[all_clusters.Peers]:
         """Connects to all other clusters, which do the same: for local steps.
 
         Args:
           hub: name of the cluster that all others have their only link to; empty if
             each has one to each.
+          may_return: True if clusters may rejoin the hub: for rounds with a quorum.
 
         Yields:
           The peers, for `nebula.local_steps`.
@@ -201,7 +205,12 @@ class Run:
             settings = self._connection
         all_clusters.check_place(settings, self.cluster, self.clusters, hub)
         with all_clusters.connected(
-            settings, self._hello(), self.clusters, hub=hub, work=self.context.work
+            settings,
+            self._hello(),
+            self.clusters,
+            hub=hub,
+            work=self.context.work,
+            may_return=may_return,
         ) as peers:
             self._peers = peers
             yield peers
@@ -230,7 +239,8 @@ class Run:
         All channels are open by now. Call it once, before `steps`.
 
         Args:
-          values: as at step 0: pytrees of arrays, keys and numbers.
+          values: as at step 0: pytrees of arrays, keys and numbers; the rounds of
+            `nebula.local_steps` among them.
 
         Returns:
           The values as they were saved, or those given at the beginning of a run; one
@@ -240,9 +250,10 @@ class Run:
           checkpoint.CheckpointError: if no step is saved in all clusters.
           values.ValueUnsaved: at a value that no checkpoint can have.
         """
-        start = self._agree_start()
+        self._rounds = _rounds_of(values)
+        start, is_behind = self._agree_start()
         fresh = values_lib.fresh(values)
-        found, _ = self.saved.restore(start, fresh)
+        found, _ = self.saved.restore(start, fresh, is_behind)
         if start:
             values = values_lib.restored(values, found)
         self._start = start
@@ -252,22 +263,27 @@ class Run:
         self.context.begin(start, links)
         return values[0] if len(values) == 1 else values
 
-    def _agree_start(self) -> int:
-        """Returns the newest step that all clusters have, named by the last part."""
+    def _agree_start(self) -> tuple[int, bool]:
+        """Returns the newest step that all clusters have, named by the last part.
+
+        And True if the run is at a later one, as of rounds with a quorum.
+        """
         context = self.context
+        if self._rounds is not None:
+            return self._rounds.agree_start(self.saved)
         if self._peers is not None:
             timeout = self._connection.connect_timeout
-            return all_clusters.agree_start(self._peers, self._every, 0, timeout)
+            start = all_clusters.agree_start(self._peers, self._every, 0, timeout)
+            return start, False
         if not self._dialed:
-            return (
-                context.welcome(self._listened, self.saved)
-                if self._listened
-                else self.saved.newest
-            )
+            newest = self.saved.newest
+            if self._listened:
+                newest = context.welcome(self._listened, self.saved)
+            return newest, False
         [start] = {context.wait_for_welcome(link) for link in self._dialed}
         for link in self._listened:
             link.welcome(start)
-        return start
+        return start, False
 
     def steps(self) -> Iterator[int]:
         """Yields the steps that are left, each as soon as the other clusters allow it.
@@ -293,13 +309,20 @@ class Run:
         if self._last is not None:
             self.saved.at_end(self.context.step, self._packed())
         links = [*self._dialed, *self._listened]
-        self.context.finish(
-            {"ledger": {each.peer.cluster: each.ledger for each in links}}
-        )
+        if self._peers is not None:
+            links += self._peers.links.values()
+        about: dict[str, Any] = {
+            "ledger": {each.peer.cluster: each.ledger for each in links}
+        }
+        if self._rounds is not None:
+            about["rounds"] = self._rounds.described
+        self.context.finish(about)
 
     def _pace(self) -> Iterator[int]:
         """Returns the steps: of a leader, a follower, one between, or one alone."""
         context = self.context
+        if self._rounds is not None:
+            return self._rounds.steps()
         if self._dialed and self._listened:
             stop = context.stop_requested
             leader = self._dialed[0]
@@ -336,11 +359,16 @@ class Run:
         if checks:
             found["is_finite"] = jnp.all(jnp.stack(checks))
         self._last = step, values
-        self.context.record.step(step, found)
+        # With a quorum, rounds may have gone on without this cluster: see Rounds.step.
+        at = step if self._rounds is None else self._rounds.step
+        self.context.record.step(at, found)
         if self._lead is not None:
             self._lead.done(step)
-        if step % self._every == 0:
-            self.saved.save(step, self._packed())
+        is_due = step % self._every == 0
+        if self._rounds is not None:
+            is_due = self._rounds.is_saved_after(at)
+        if is_due:
+            self.saved.save(at, self._packed())
 
     def _packed(self) -> dict[str, Any]:
         assert self._last is not None  # a step was done
@@ -364,6 +392,16 @@ class Run:
     def exit_status(self) -> int:
         """Returns 0 after the last step; see `runtime.life.process` for others."""
         return self.context.exit_status() if self._start is not None else 0
+
+
+def _rounds_of(values: Any) -> local_steps.Rounds | None:
+    """Returns the rounds among values, if there are any."""
+
+    def is_rounds(value: Any) -> bool:
+        return isinstance(value, local_steps.Rounds)
+
+    found = filter(is_rounds, jax.tree.leaves(values, is_leaf=is_rounds))
+    return next(found, None)
 
 
 def _is_state(value: Any) -> bool:

@@ -373,7 +373,7 @@ class Rounds:
 
     @property
     def values(self) -> dict[str, Any]:
-        """All of its state: `arrays`, and integers."""
+        """The whole state: `arrays`, and integers."""
         if self._restored is not None:
             return self._restored
         return self.arrays | (self.position["rounds"] or {})
@@ -529,7 +529,6 @@ def between(
     for link in peers.links.values():
         _open_compared(link, compared)
     names, own = peers.clusters, peers.hello.cluster
-    seconds = context.settings.connection.reconnect_timeout
     ends: rounds_lib.LocalRounds | hub_lib.Hub | leaf_lib.Leaf
     if not quorum:
         exchange = rounds_lib.Exchange(
@@ -542,21 +541,34 @@ def between(
         )
         ends = rounds_lib.LocalRounds([member], exchange)
     elif own == peers.hub:
-        ends = hub_lib.Hub(
-            member,
-            names,
-            own,
-            {name: _of_one_process(link) for name, link in peers.links.items()},
-            hub_lib.Rule(quorum, grace, seconds),
-            rejoined=lambda: _rejoined(peers, compared),
-            times=timer.latest,
-            work=context.work,
-            log=process.message,
-        )
+        ends = _hub(context, peers, member, timer, (quorum, grace), compared)
     else:
         link = _of_one_process(peers.links[peers.hub])
         ends = leaf_lib.Leaf(member, names, own, link, timer.most)
     return Rounds(context, [member], timer, ends, peers, share)
+
+
+def _hub(
+    context: context_lib.Context,
+    peers: all_clusters.Peers,
+    member: member_lib.Member,
+    timer: timing.Timer,
+    quorum: tuple[int, float],
+    compared: Sequence[str],
+) -> hub_lib.Hub:
+    """Opens the hub's channels; the arguments are those of `between`."""
+    seconds = context.settings.connection.reconnect_timeout
+    return hub_lib.Hub(
+        member,
+        peers.clusters,
+        peers.hub,
+        {name: _of_one_process(link) for name, link in peers.links.items()},
+        hub_lib.Rule(quorum=quorum[0], grace=quorum[1], timeout=seconds),
+        rejoined=lambda: _rejoined(peers, compared),
+        times=timer.latest,
+        work=context.work,
+        log=process.message,
+    )
 
 
 def _open_compared(link: Link | WorkerLink, texts: Sequence[str]) -> None:

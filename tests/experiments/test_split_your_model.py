@@ -1,48 +1,19 @@
 """The examples of the face: what two and three clusters train is the uncut model."""
 
 import os
-import pathlib
 import signal
 import subprocess
-import sys
 import time
 
 import jax
 import numpy as np
 import optax
 import pytest
+from example_runs import assert_near, ended, params, start
 
 import nebula_jax as nebula
 from experiments import chain_of_three, split_your_model
 from nebula_jax.training import checkpoint
-
-ROOT = pathlib.Path(__file__).parents[2]
-
-
-def start(folder, module, **flags):
-    """Starts the real command in an empty folder; its errors are in its output."""
-    command = [sys.executable, "-m", f"experiments.{module}"]
-    return subprocess.Popen(
-        command + [f"--{name}={value}" for name, value in flags.items()],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-    )
-
-
-def ended(run):
-    output = run.communicate(timeout=240)[0]
-    assert run.returncode == 0, output
-    return output
-
-
-def params(workdir, cluster, step, like):
-    """The parameters that a cluster has saved, in the tree of `like`."""
-    saved = checkpoint.read(workdir / cluster / "checkpoints", step)
-    names = sorted(name for name in saved if " 0.params." in name)
-    return jax.tree.unflatten(jax.tree.structure(like), [saved[n] for n in names])
 
 
 def whole(loss, parts, optimizer, steps, batches):
@@ -53,12 +24,6 @@ def whole(loss, parts, optimizer, steps, batches):
         grads = gradients([each.params for each in states], batches(step))
         states = [each.apply(own) for each, own in zip(states, grads, strict=True)]
     return [each.params for each in states]
-
-
-def assert_near(found, expected, atol):
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    for one, two in pairs:
-        np.testing.assert_allclose(one, two, atol=atol)
 
 
 def test_a_decoder_in_two_clusters_is_the_uncut_one(tmp_path):

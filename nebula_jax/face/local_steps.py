@@ -1,0 +1,46 @@
+"""Local steps on a model of your own: a replica in each cluster, averaged by rounds."""
+
+from typing import Any
+
+from nebula_jax.face import run as run_lib
+from nebula_jax.runtime import local_steps as local_steps_lib
+from nebula_jax.runtime.connect import all_clusters
+
+
+def local_steps(
+    run: run_lib.Run, peers: all_clusters.Peers, params: Any, **settings: Any
+) -> local_steps_lib.Rounds:
+    """Begins local steps: every cluster trains a replica, and rounds average them.
+
+        with run.meet() as peers:
+            rounds = nebula.local_steps(
+                run, peers, state.params, inner_steps=100, codec="e3m0(256)"
+            )
+            state, rounds = run.restore(state, rounds)
+            for step in run.steps():
+                mine = batch(step, rounds.share)    # rows[rounds.share.rows(len(rows))]
+                state = state.apply(grads(state.params, mine))
+                state = state.replace(params=rounds.after(step, state.params))
+                run.done(step, (state, rounds))
+
+    The optimizer of the inner steps is the loop's own. A stop of one cluster stops all
+    after the same step, and checkpoints fall where no message is in flight.
+
+    Args:
+      run: of this cluster.
+      peers: of `run.meet`.
+      params: any pytree of arrays: those of step 0, in every cluster the same, also
+        where the run goes on from a checkpoint.
+      settings: `inner_steps`, and what else `runtime.local_steps.Settings` has:
+        fragments, delay, codec, is_trained (for adapters alone, `lambda path: "lora" in
+        path`), mixing, learning_rate and momentum of the outer step, average,
+        keeps_unsent, shares, weights, quorum, grace.
+
+    Returns:
+      Rounds, which `run.restore` and `run.done` take with the state.
+
+    Raises:
+      errors.SettingsError: at what cannot be; begins with a setting's name.
+    """
+    given = local_steps_lib.Settings(**settings)
+    return local_steps_lib.begin(run.context, peers, params, given)
