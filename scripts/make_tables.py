@@ -42,9 +42,7 @@ from scripts import (
 )
 from scripts.bench import report as bench_report
 from scripts.leaks import markdown as leaks_markdown
-from scripts.tables import (
-    main_results,
-)
+from scripts.tables import codec_choice, main_results
 
 flags.DEFINE_string(
     "collect", "", "Folder of a finished run whose record is taken into the results."
@@ -183,6 +181,9 @@ def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
     front = root / "README.md"
     table = main_results.markdown(results)
     found = {front: rewrite(front.read_text("utf-8"), "results", table)}
+    choice = root / "nebula_jax" / "communication" / "which_codec.md"
+    table = codec_choice.markdown(results)
+    found[choice] = rewrite(choice.read_text("utf-8"), "which_codec", table)
     for record in sorted(results.glob("*.json")):
         name = record.stem
         if name not in WITHDRAWN:
