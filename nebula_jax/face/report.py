@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Sequence
 from typing import Any
 
-from nebula_jax.runtime.life import restarts
+from nebula_jax.runtime.life import process, restarts
 from nebula_jax.runtime.records import report as records
 from nebula_jax.runtime.records import run_folder, traces
 from nebula_jax.training import metrics
@@ -45,7 +45,7 @@ def report(
     summary = records.read_summary(workdir)
     records.show(records.join(records.clusters(summary), records.missing(summary)))
     drawn = f", {picture}" if _plot(curves, picture) else ""
-    print(f"report: {path}{drawn}")
+    process.progress(f"report: {path}{drawn}")
 
 
 def _plot(curves: dict[str, Any], path: pathlib.Path) -> bool:
