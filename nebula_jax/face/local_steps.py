@@ -43,4 +43,5 @@ def local_steps(
       errors.SettingsError: at what cannot be; begins with a setting's name.
     """
     given = local_steps_lib.Settings(**settings)
-    return local_steps_lib.begin(run.context, peers, params, given)
+    run.rounds = local_steps_lib.begin(run.context, peers, params, given)
+    return run.rounds

@@ -71,7 +71,8 @@ class Run:
     _saved: checkpoints.Checkpoints | None = None
     _peers: all_clusters.Peers | None = None
     _lead: pace.Lead | None = None
-    _rounds: local_steps.Rounds | None = None
+    rounds: local_steps.Rounds | None = None
+    """Of `nebula.local_steps`, as they began."""
     _last: tuple[int, Any] | None = None
     _start: int | None = None
 
@@ -250,7 +251,11 @@ class Run:
           checkpoint.CheckpointError: if no step is saved in all clusters.
           values.ValueUnsaved: at a value that no checkpoint can have.
         """
-        self._rounds = _rounds_of(values)
+        if self.rounds is not None and not _has_rounds(values):
+            raise Misuse(
+                "give run.restore and run.done the rounds of nebula.local_steps, too:"
+                " state, rounds = run.restore(state, rounds)"
+            )
         start, is_behind = self._agree_start()
         fresh = values_lib.fresh(values)
         found, _ = self.saved.restore(start, fresh, is_behind)
@@ -269,8 +274,8 @@ class Run:
         And True if the run is at a later one, as of rounds with a quorum.
         """
         context = self.context
-        if self._rounds is not None:
-            return self._rounds.agree_start(self.saved)
+        if self.rounds is not None:
+            return self.rounds.agree_start(self.saved)
         if self._peers is not None:
             timeout = self._connection.connect_timeout
             start = all_clusters.agree_start(self._peers, self._every, 0, timeout)
@@ -314,15 +319,15 @@ class Run:
         about: dict[str, Any] = {
             "ledger": {each.peer.cluster: each.ledger for each in links}
         }
-        if self._rounds is not None:
-            about["rounds"] = self._rounds.described
+        if self.rounds is not None:
+            about["rounds"] = self.rounds.described
         self.context.finish(about)
 
     def _pace(self) -> Iterator[int]:
         """Returns the steps: of a leader, a follower, one between, or one alone."""
         context = self.context
-        if self._rounds is not None:
-            return self._rounds.steps()
+        if self.rounds is not None:
+            return self.rounds.steps()
         if self._dialed and self._listened:
             stop = context.stop_requested
             leader = self._dialed[0]
@@ -360,13 +365,13 @@ class Run:
             found["is_finite"] = jnp.all(jnp.stack(checks))
         self._last = step, values
         # With a quorum, rounds may have gone on without this cluster: see Rounds.step.
-        at = step if self._rounds is None else self._rounds.step
+        at = step if self.rounds is None else self.rounds.step
         self.context.record.step(at, found)
         if self._lead is not None:
             self._lead.done(step)
         is_due = step % self._every == 0
-        if self._rounds is not None:
-            is_due = self._rounds.is_saved_after(at)
+        if self.rounds is not None:
+            is_due = self.rounds.is_saved_after(at)
         if is_due:
             self.saved.save(at, self._packed())
 
@@ -394,14 +399,13 @@ class Run:
         return self.context.exit_status() if self._start is not None else 0
 
 
-def _rounds_of(values: Any) -> local_steps.Rounds | None:
-    """Returns the rounds among values, if there are any."""
+def _has_rounds(values: Any) -> bool:
+    """Returns True if rounds are among values."""
 
     def is_rounds(value: Any) -> bool:
         return isinstance(value, local_steps.Rounds)
 
-    found = filter(is_rounds, jax.tree.leaves(values, is_leaf=is_rounds))
-    return next(found, None)
+    return any(map(is_rounds, jax.tree.leaves(values, is_leaf=is_rounds)))
 
 
 def _is_state(value: Any) -> bool:
