@@ -7,7 +7,6 @@ user's: then the switch starts it by a command such as sudo.
 
 import asyncio
 import contextlib
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -18,6 +17,7 @@ from nebula_jax.security.membership import authority, site_folder
 from nebula_jax.security.tls import between_labs
 
 LONGEST = 2 * json_lines.MOST_BYTES
+END_SECONDS = 5.0
 
 
 def serve(
@@ -50,12 +50,16 @@ class Process:
           site_folder.Refusal: if the authority refuses.
           site_folder.FederationError: if it does not run.
         """
-        async with self._turn:
-            answer = await self._asked(json_lines.encode(fields))
+        # Who asks may be cancelled; the answer would then be the next one's.
+        answer = await asyncio.shield(self._in_turn(json_lines.encode(fields)))
         if "error" in answer:
             reason = str(answer.get("reason", "failed"))
             raise site_folder.Refusal(reason, str(answer["error"]))
         return answer
+
+    async def _in_turn(self, line: bytes) -> Mapping[str, Any]:
+        async with self._turn:
+            return await self._asked(line)
 
     async def _asked(self, line: bytes) -> Mapping[str, Any]:
         pipe = asyncio.subprocess.PIPE
@@ -73,16 +77,23 @@ class Process:
         try:
             running.stdin.write(line)
             await running.stdin.drain()
-            return json.loads(await running.stdout.readline())
-        except (OSError, ValueError):
-            self.close()
+            return json_lines.decode(await running.stdout.readline())
+        except (OSError, ValueError, json_lines.Malformed):
+            await self.close()
             raise site_folder.FederationError(
                 "the process of the authority has ended: " + " ".join(self._command)
             ) from None
 
-    def close(self) -> None:
+    async def close(self) -> None:
         """Ends the process: it reads the end of its requests."""
-        if self._running is not None and self._running.stdin is not None:
-            with contextlib.suppress(OSError, RuntimeError):
-                self._running.stdin.close()
-            self._running = None
+        running, self._running = self._running, None
+        if running is None:
+            return
+        assert running.stdin is not None
+        running.stdin.close()
+        try:
+            async with asyncio.timeout(END_SECONDS):
+                await running.wait()
+        except TimeoutError:
+            with contextlib.suppress(OSError):
+                running.kill()

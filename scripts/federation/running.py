@@ -68,12 +68,13 @@ def switch(given: argparse.Namespace) -> int:
         endpoints.host_and_port("listen", given.listen)
     )
     inside = endpoints.listen(endpoints.host_and_port("inside", given.inside))
-    asyncio.run(_run(made, outside or None, peers, inside))
+    asyncio.run(_run(made, authority, outside or None, peers, inside))
     return 0
 
 
 async def _run(
     made: server.Switch,
+    authority: issuer.Process | None,
     outside: socket.socket | None,
     peers: list[tuple[str, int]],
     inside: socket.socket,
@@ -88,7 +89,11 @@ async def _run(
             where.append(f"labs to {endpoints.written(outside.getsockname()[:2])}")
         print(f"the switch of {made.state.lab} runs: {', '.join(where)}", flush=True)
 
-    await made.run(outside, peers, inside, started)
+    try:
+        await made.run(outside, peers, inside, started)
+    finally:
+        if authority is not None:
+            await authority.close()
 
 
 @arguments.command("status")
