@@ -3,7 +3,6 @@
 import concurrent.futures
 import contextlib
 import os
-import pathlib
 import subprocess
 import sys
 import time
@@ -13,9 +12,9 @@ import numpy as np
 import ports
 import psutil
 import pytest
+import tiny_runs
 import tiny_translations
 
-ROOT = pathlib.Path(__file__).parents[2]
 SECONDS = 60
 RUN = {"steps": 5, "checkpoint_every": 5}  # programs of test_pretrain_m3
 
@@ -61,7 +60,7 @@ class Lab:
         path.mkdir()
         self.path, self.folder, self.prefix = path, path / "federation", prefix
         self.secrets = []
-        self._environment = os.environ | {"PYTHONPATH": str(ROOT)}
+        self._environment = os.environ | {"PYTHONPATH": tiny_runs.QUICK_PATH}
 
     def start(self, *arguments):
         return subprocess.Popen(

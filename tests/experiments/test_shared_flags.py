@@ -1,12 +1,14 @@
 """Flags: each defined once, in plain words, and read by `main` alone."""
 
 import dataclasses
+import os
 import pathlib
 import subprocess
 import sys
 
 import configured
 import pytest
+import tiny_runs
 from absl import flags
 
 from experiments import shared_flags
@@ -27,6 +29,7 @@ def command(module, *arguments):
     return subprocess.run(
         [sys.executable, "-m", module, *arguments],
         cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": tiny_runs.QUICK_PATH},
         capture_output=True,
         text=True,
     )

@@ -1,16 +1,14 @@
 """Commands of the examples, as a user starts them, and what they have saved."""
 
 import os
-import pathlib
 import subprocess
 import sys
 
 import jax
 import numpy as np
+import tiny_runs
 
 from nebula_jax.training import checkpoint
-
-ROOT = pathlib.Path(__file__).parents[2]
 
 
 def start(folder, module, **flags):
@@ -29,7 +27,7 @@ def popen(folder, what, flags):
     return subprocess.Popen(
         command + [f"--{name}={value}" for name, value in flags.items()],
         cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        env=os.environ | {"PYTHONPATH": tiny_runs.QUICK_PATH},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -17,6 +17,8 @@ SECONDS = 200.0  # for a run; with a busy machine it may take half of that
 ROOT = pathlib.Path(__file__).parents[2]
 FAILING_DISK = pathlib.Path(__file__).parent / "failing_disk"
 QUICK_START = pathlib.Path(__file__).parent / "quick_start"
+QUICK_PATH = f"{ROOT}{os.pathsep}{QUICK_START}"
+"""For PYTHONPATH: the project, in processes that start soon."""
 
 SENTENCES = {
     "en": "the {} has {} doors and {} windows",
@@ -100,7 +102,7 @@ class Runs:
 
     def environment(self) -> dict[str, str]:
         """Returns this process's environment with the project on the path."""
-        return os.environ | {"PYTHONPATH": f"{ROOT}{os.pathsep}{QUICK_START}"}
+        return os.environ | {"PYTHONPATH": QUICK_PATH}
 
     def start(self, *arguments: str, failing="", **flags) -> subprocess.Popen:
         """Starts a run; its standard error is merged into its output.

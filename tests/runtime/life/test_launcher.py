@@ -30,7 +30,7 @@ def start(tmp_path):
 
     def run(tls="off", restart=0):
         path = os.pathsep.join(
-            [str(tiny_runs.ROOT), str(tiny_runs.ROOT / "tests/helpers")]
+            [tiny_runs.QUICK_PATH, str(tiny_runs.ROOT / "tests/helpers")]
         )
         process = subprocess.Popen(
             [
