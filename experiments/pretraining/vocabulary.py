@@ -73,7 +73,13 @@ def shared(
         files.digest(text_folder.mono_path(folder, language, "train"))
         for language in languages
     ]
-    made_from = [*digests, local.vocab_size, local.vocab_lines, local.mono_alpha]
+    made_from = [
+        "long lines cut",
+        *digests,
+        local.vocab_size,
+        local.vocab_lines,
+        local.mono_alpha,
+    ]
     suffix = ".model"
     if local.hot_start:
         made_from.append(tokenizers.load(hot_start.folder(local)).digest)
@@ -84,7 +90,33 @@ def shared(
         language_mixture.check_lines(folder, groups, mixes)
         with process.timed(f"making a vocabulary of {local.vocab_size} pieces"):
             make(local, languages, path)
+        _describe(folder, languages, vocabularies.load(path))
     return path
+
+
+def _describe(
+    folder: pathlib.Path,
+    languages: Sequence[str],
+    vocabulary: vocabularies.Vocabulary,
+) -> None:
+    """Says how much of each language's text the vocabulary and a run have."""
+    for language in languages:
+        lines = cut = dropped = 0
+        pieces = np.zeros(vocabulary.size, np.int64)
+        for line in text_folder.read_mono(
+            text_folder.mono_path(folder, language, "train")
+        ):
+            ids = vocabulary.encode(line)
+            lines += 1
+            cut += len(vocabularies.cut(line)) > 1
+            dropped += not ids
+            pieces += np.bincount(ids, minlength=vocabulary.size)
+        unknown = pieces[vocabularies.SPECIAL.unk] / max(1, pieces.sum())
+        process.message(
+            f"{language}: {lines:,} lines; {cut:,} were cut for the vocabulary,"
+            f" {dropped:,} have no text and are left out; {unknown:.2%} of the pieces"
+            " are unknown"
+        )
 
 
 def make(local: config.Local, languages: Sequence[str], path: pathlib.Path) -> int:

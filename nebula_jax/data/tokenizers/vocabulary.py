@@ -9,6 +9,8 @@ V pieces.
 import hashlib
 import io
 import pathlib
+import re
+import textwrap
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -24,7 +26,7 @@ NUM_SPECIAL = len(PIECES)
 SPECIAL = tokenizers.SpecialTokens._make([*range(NUM_SPECIAL), NUM_SPECIAL])
 """Their ids, in every vocabulary of this kind; `size` counts them alone."""
 
-MAX_SENTENCE_BYTES = 4192  # sentencepiece's own default; longer lines are left out
+MAX_SENTENCE_BYTES = 4192  # sentencepiece's own default; it leaves longer lines out
 
 
 class VocabularyError(errors.NebulaError):
@@ -50,7 +52,7 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
     """Trains a unigram vocabulary, as XLM-R's is, and writes it to `path`.
 
     Args:
-      lines: sentences; the caller balances the languages.
+      lines: sentences; the caller balances the languages. Long ones are cut up.
       size: pieces wanted, special ones included. A small text may yield fewer.
       path: of the model file; written whole or not at all.
       threads: CPU threads.
@@ -66,7 +68,7 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(lines),
+            sentence_iterator=(part for line in lines for part in cut(line)),
             model_writer=model,
             model_type="unigram",
             vocab_size=size,
@@ -86,13 +88,26 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        reason = str(error).splitlines()[-1]
+        found = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+        reason = (
+            f"its characters alone need {found[1]}"
+            if found
+            else "it is too little, or none of its characters is text"
+        )
         raise VocabularyError(
             f"no vocabulary of {size} pieces from this text: {reason}"
         ) from None
     with files.writing(path) as partial:
         partial.write_bytes(model.getvalue())
     return load(path).size
+
+
+def cut(line: str) -> list[str]:
+    """Cuts a line into parts of at most MAX_SENTENCE_BYTES, at spaces if it has any."""
+    most = MAX_SENTENCE_BYTES // 4  # bytes of a character
+    if len(line.encode()) <= MAX_SENTENCE_BYTES:
+        return [line]
+    return textwrap.wrap(line, most, break_on_hyphens=False)
 
 
 def load(path: pathlib.Path) -> Vocabulary:

@@ -49,6 +49,22 @@ def test_unusable_files_are_named(tmp_path):
         vocabularies.load(tmp_path / "garbage.model")
 
 
+def test_long_lines_are_cut_and_not_left_out(tmp_path):
+    line = "".join(chr(0x4E00 + n % 60) for n in range(1500))
+    assert len(line.encode()) > vocabularies.MAX_SENTENCE_BYTES
+    assert "".join(vocabularies.cut(line)) == line
+    vocabularies.train([*LINES, *[line] * 20], 200, tmp_path / "v.model")
+    found = vocabularies.load(tmp_path / "v.model").encode(line)
+    assert vocabularies.SPECIAL.unk not in found
+
+
+def test_the_reason_is_no_assertion_of_sentencepieces(tmp_path):
+    for lines, words in (["\u200b"] * 9, "too little"), (LINES, "alone need [0-9]+$"):
+        with pytest.raises(vocabularies.VocabularyError, match=words) as caught:
+            vocabularies.train(lines, 10, tmp_path / "v.model")
+        assert ".cc" not in str(caught.value)
+
+
 def test_too_little_text_is_an_error(tmp_path):
     with pytest.raises(
         vocabularies.VocabularyError, match="no vocabulary of 100 pieces"
