@@ -88,18 +88,20 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
             minloglevel=2,
         )
     except (RuntimeError, ValueError) as error:
-        found = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
-        reason = (
-            f"its characters alone need {found[1]}"
-            if found
-            else "it is too little, or none of its characters is text"
-        )
         raise VocabularyError(
-            f"no vocabulary of {size} pieces from this text: {reason}"
+            f"no vocabulary of {size} pieces from this text: {_reason(error)}"
         ) from None
     with files.writing(path) as partial:
         partial.write_bytes(model.getvalue())
     return load(path).size
+
+
+def _reason(error: Exception) -> str:
+    """Says in words what sentencepiece asserts."""
+    found = re.search(r"required_chars\. \d+ vs (\d+)", str(error))
+    if found:
+        return f"its characters alone need {found[1]}"
+    return "it is too little, or none of its characters is text"
 
 
 def cut(line: str) -> list[str]:
