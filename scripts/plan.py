@@ -18,6 +18,7 @@ import time
 from typing import Any
 
 from experiments import shared_flags
+from nebula_jax import errors
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
@@ -39,6 +40,12 @@ def plan(given: settings.Settings) -> dict[str, Any]:
     room, local = ROOMS[given.experiment], given.run.local
     room.check(given)
     halves = room.halves(given)
+    if given.experiment == "abnet":
+        raise errors.SettingsError(
+            "--experiment=abnet: ABNet is not planned, as a plan knows neither what a"
+            " micro-batch costs nor the lengths of the text; a short run with --trace"
+            " says where the time goes"
+        )
     sides = list(zip(halves, given.devices, strict=True))
     parts = [
         count.part(half, number, local.fsdp, local.model_parallel)
@@ -63,7 +70,7 @@ def plan(given: settings.Settings) -> dict[str, Any]:
         "step": _step(given, room, found, sum(counts)),
         "savings": advice.savings(run, cores),
         "busy": _busy(found),
-        "advice": advice.OF[given.experiment](given, run, cores),
+        "advice": advice.of_m3(given, run, cores),
         "assumptions": _assumptions(given),
     }
 

@@ -8,20 +8,11 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any
 
-from nebula_jax import errors
 from nebula_jax.parallel import planner
 from nebula_jax.parallel.planner import M3, ABNet
-from scripts.plans import abnet, settings
+from scripts.plans import settings
 
 WORTH = 0.02
-LADDER = (
-    "identity",
-    "bf16",
-    "int8(tensor)",
-    "pack_tokens|int8(tensor)",
-    "pack_tokens|hadamard|int4(32)",
-)
-"""Codecs of both directions, the least lossy first."""
 WINDOWS = (*range(17), 24, 32)
 
 
@@ -167,88 +158,3 @@ def fan_out(run: M3, replicas: int) -> tuple[int, float]:
     one_each = run.discriminator.micro_batch * replicas
     ratio = one_each / max(generators)
     return max(1, min(replicas, round(ratio))), ratio
-
-
-def of_abnet(plan: settings.Settings, run: ABNet, cores: float | None) -> list[str]:
-    """Recommends --micro_batches, --max_in_flight and codecs; see `of_m3`."""
-    late = _with_lines(run, jitter=settings.jitter(plan.wan))
-    before = planner.time_of(late, cores).seconds
-    counts = [number for number in range(1, 65) if _can_divide(plan, number)]
-    divided = {number: divide(plan, late, number) for number in counts}
-    best, after = smallest(
-        counts, lambda number: planner.time_of(divided[number], cores).seconds
-    )
-    chosen = divided[best] if gain(before, after) else late
-
-    def with_ahead(number: int) -> float:
-        changed = dataclasses.replace(chosen, in_flight=number)
-        return planner.time_of(changed, cores).seconds
-
-    ahead, after = smallest(range(1, chosen.micro_batches + 1), with_ahead)
-    if after > before:
-        chosen, ahead, after = late, late.in_flight, before
-    flags = f"--micro_batches={chosen.micro_batches} --max_in_flight={ahead}"
-    if text := gain(before, after):
-        text = f"{flags}: {text}, because more overlaps."
-    else:
-        text = f"{flags} is enough, at {after:.3g} s: more gains next to nothing."
-    return [text, codec(plan, late, cores)]
-
-
-def _can_divide(plan: settings.Settings, number: int) -> bool:
-    """Returns True if a run could have so many micro-batches."""
-    run = plan.run.with_agreed(micro_batches=number)
-    try:
-        settings.check_rows(dataclasses.replace(plan, run=run))
-    except errors.SettingsError:
-        return False
-    return True
-
-
-def divide(plan: settings.Settings, run: ABNet, number: int) -> ABNet:
-    """Returns a run with its batch in another number of micro-batches, all in flight.
-
-    A micro-batch's compute is taken to be in proportion to its rows.
-    """
-    agreed = plan.run.agreed
-    share = run.micro_batches / number
-    texts = agreed.codec_texts
-    forward, backward = abnet.bytes_each_way(plan, texts, number)
-
-    def part(compute: planner.Compute) -> planner.Compute:
-        less = compute.scaled(share)
-        return dataclasses.replace(less, update=compute.update)
-
-    return dataclasses.replace(
-        run,
-        front=part(run.front),
-        back=part(run.back),
-        forward_bytes=forward,
-        backward_bytes=backward,
-        micro_batches=number,
-        in_flight=number,
-    )
-
-
-def codec(plan: settings.Settings, run: ABNet, cores: float | None) -> str:
-    """Recommends the least lossy codecs with which the line is not the bottleneck."""
-    agreed = plan.run.agreed
-    now = planner.time_of(run, cores).seconds
-    after = now
-    for text in LADDER:
-        ways = abnet.bytes_each_way(plan, (text, text), agreed.micro_batches)
-        tried = dataclasses.replace(run, forward_bytes=ways[0], backward_bytes=ways[1])
-        after = planner.time_of(tried, cores).seconds
-        if not next(iter(savings(tried, cores))).startswith("line"):
-            end = "the least lossy of the ladder with which the line is no bottleneck"
-            break
-    else:
-        end = "the smallest of the ladder, and the line is the bottleneck still"
-    if better := gain(now, after):
-        return f"--forward_codec and --backward_codec={text}: {better}: {end}."
-    return (
-        f"The codecs given are fast enough; {text} is {end}, at {after:.3g} s a step."
-    )
-
-
-OF = {"m3": of_m3, "abnet": of_abnet}
