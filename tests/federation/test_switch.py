@@ -590,7 +590,7 @@ def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
         text = issuer.invite("lab-t", where)
         joining.join(labs.t.folder, invitations.parse(text))
         labs.t.wait_for_line("lab-s")
-        assert not labs.s.switch.state.gone
+        wait_until(lambda: not labs.s.switch.state.gone)  # it may say so a bit later
         exchange(labs.s, labs.t, 3)
 
 
