@@ -609,7 +609,8 @@ def test_trainers_end_at_once_when_a_lab_is_revoked_and_say_so(tmp_path, ends):
         began = []
         listening, dialing = (getattr(labs, each) for each in ends)
         more = {"reconnect_timeout": 300.0}
-        _, failed = run(listening, dialing, gate=gate, seconds=100, **more)
+        # More steps than there is time for: the revocation ends them.
+        _, failed = run(listening, dialing, 10**6, gate=gate, seconds=100, **more)
         assert time.monotonic() - began[0] < 60.0
         assert len(failed) == 2
         assert all("revoked" in str(each) for each in failed), failed
