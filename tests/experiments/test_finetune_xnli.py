@@ -345,7 +345,7 @@ def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
     try:
         change(path)
         use(runs, workdir="undisturbed", steps=STEPS, eval_only="false")
-        with pytest.raises(errors.NebulaError, match=f"holds a run with {what}="):
+        with pytest.raises(errors.NebulaError, match=f"holds a run with (--)?{what}="):
             finetune_xnli.main()
         monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
         use(runs, eval_only="true", run="undisturbed")

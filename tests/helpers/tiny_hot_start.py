@@ -12,7 +12,8 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from scripts import train_vocabulary
 
 WORDS = ["the", "has", "doors", "and", "windows", "house", "das", "hat", "ina"]
-UNSAID = [f"unsaid{n}" for n in range(9)]
+WORDS += ["Türen", "und", "Fenster", "milango", "na", "madirisha"]  # most of the text
+UNSAID = [f"unsaid{n}" for n in range(15)]
 LENGTH = 12  # of a sequence; the checkpoint has 16 positions
 
 
