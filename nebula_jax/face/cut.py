@@ -24,6 +24,7 @@ import numpy as np
 import optax
 from flax import struct
 
+from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.models import bottleneck as bottlenecks
@@ -61,12 +62,12 @@ class Line:
 class _Norms:
     """The channels for the gradient's norm over all parts."""
 
-    def __init__(self, before: Link | None, after: Link | None) -> None:
-        none = codecs.identity()
+    def __init__(self, before: Link | None, after: Link | None, most: float) -> None:
+        none, up = codecs.identity(), f"norm so far, clipped at {most:g}"
         # Both sides open their channels in one order: up first.
-        self.came = before and before.receiver("norm so far", _NORM, none)
+        self.came = before and before.receiver(up, _NORM, none)
         self.total_to = before and before.sender("norm", _NORM, none)
-        self.goes = after and after.sender("norm so far", _NORM, none)
+        self.goes = after and after.sender(up, _NORM, none)
         self.total_from = after and after.receiver("norm", _NORM, none)
 
     def total(self, step: int, own: jax.Array) -> jax.Array:
@@ -100,12 +101,20 @@ class Part:
     """One part of a cut model; `front`, `middle` and `back` make it."""
 
     def __init__(
-        self, half: Any, names: _Codecs, clip_norm: float, ahead: int | None
+        self,
+        half: Any,
+        names: _Codecs,
+        clip_norm: float,
+        ahead: int | None,
+        reduce: Reduce,
     ) -> None:
+        if reduce not in ("mean", "sum"):
+            raise errors.SettingsError(f"reduce={reduce}: expected mean or sum")
         self._half, self._codecs, self._clip_norm = half, names, clip_norm
         self._ahead = ahead
-        # In the name, so that parts with another number are refused as they meet.
-        self._name = "hidden" if ahead is None else f"hidden, {ahead} ahead"
+        # In the name, so that parts with other settings are refused as they meet.
+        about = [f"{ahead} ahead"] * (ahead is not None) + ["sum"] * (reduce == "sum")
+        self._name = ", ".join(["hidden", *about])
 
     def _to_after(self, link: Link, h: codec_lib.Spec) -> pipeline.Ends:
         forward, backward = self._codecs
@@ -119,7 +128,8 @@ class Part:
 
     def _line(self, codec_states: Any, aux: Any, links: Any, ends: Any) -> Line:
         states = codec_states if aux is None else cut.WithAux(codec_states, aux)
-        norms = _Norms(*links) if self._clip_norm else None
+        before, after = links
+        norms = _Norms(before, after, self._clip_norm) if self._clip_norm else None
         before, after = ends
         return Line(states=states, before=before, after=after, norms=norms)
 
@@ -309,7 +319,7 @@ def front(
         has_loss=has_loss,
         has_aux=has_aux,
     )
-    return Front(half, names, clip_norm, ahead)
+    return Front(half, names, clip_norm, ahead, reduce)
 
 
 def middle(
@@ -344,7 +354,7 @@ def middle(
         has_loss=has_loss,
         has_aux=has_aux,
     )
-    return Middle(half, names, clip_norm, ahead)
+    return Middle(half, names, clip_norm, ahead, reduce)
 
 
 def back(
@@ -380,7 +390,7 @@ def back(
         is_trained=is_trained,
         has_aux=has_aux,
     )
-    return Back(half, names, clip_norm, ahead)
+    return Back(half, names, clip_norm, ahead, reduce)
 
 
 def spec(

@@ -199,12 +199,28 @@ def test_parts_that_are_not_at_the_same_batch_say_so(counts, identities, words):
     assert words in said[0] if words else not said
 
 
-def test_parts_with_another_number_in_flight_are_refused():
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        ({"ahead": 1}, "hidden, 1 ahead"),
+        ({"reduce": "sum"}, "hidden, sum"),
+        ({"codec": "fp16"}, "fp16"),
+    ],
+)
+def test_parts_with_other_settings_are_refused(other, words):
     ends = loopback.ends()
     spec = cut.spec(front, init(0), batches(1)[0])
-    cut.front(front, ahead=1).open(ends[0], spec)
-    with pytest.raises(nebula.errors.NebulaError, match="hidden, 1 ahead"):
+    cut.front(front, **other).open(ends[0], spec)
+    with pytest.raises(nebula.errors.NebulaError, match=words):
         cut.back(back).open(ends[1], spec)
+
+
+def test_parts_that_clip_at_another_norm_are_refused():
+    ends = loopback.ends()
+    spec = cut.spec(front, init(0), batches(1)[0])
+    cut.front(front, clip_norm=1.0).open(ends[0], spec)
+    with pytest.raises(nebula.errors.NebulaError, match="clipped at 1"):
+        cut.back(back, clip_norm=2.0).open(ends[1], spec)
 
 
 def test_what_is_no_dict_beside_the_loss_is_named():
