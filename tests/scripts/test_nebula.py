@@ -157,7 +157,7 @@ def test_join_takes_the_invitation_from_a_file_or_standard_input(lab, tmp_path):
     join = ("join", "127.0.0.1:1", "--federation", tmp_path / "t", "--name")
     found = nebula_command.run(*join, "lab-u", "--token_file", written)
     assert (found.status, found.err) == (
-        *(1, "error: the invitation is for lab-t, not for lab-u\n"),
+        *(2, "error: the invitation is for lab-t, not for lab-u\n"),
     )
     for more, stdin in ((["--token_file", written], ""), ([], text)):
         found = nebula_command.run(*join, "lab-t", *more, stdin=stdin)

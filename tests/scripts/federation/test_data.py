@@ -87,7 +87,7 @@ def test_a_corpus_is_offered_without_its_text_or_path(lab, corpus, tmp_path):
 def test_a_corpus_that_does_not_serve_is_refused(lab, corpus, argv, words):
     argv = [each.format(corpus) for each in argv]
     base = ["--vocabulary", corpus / "vocabulary.model", "--max_length", "32"]
-    assert words in lab("data", "add", *base, *argv, status=1).err
+    assert words in lab.fails("data", "add", *base, *argv)
     assert len(lab("data", "list").out.splitlines()) == 1
 
 
@@ -176,7 +176,7 @@ def test_data_that_is_withdrawn_is_gone(lab, corpus):
     assert "withdrawn" in lab("data", "list").out
     assert "was withdrawn" in lab.fails("grant", "ana@t", "corpus-es", "--rows", "1")
     assert "is withdrawn" in lab.fails("data", "serve", "corpus-es")
-    assert "corpus-es already" in offer(lab, corpus, status=1).err
+    assert "corpus-es already" in offer(lab, corpus, status=2).err
 
 
 def test_what_was_offered_can_be_served_from_where_it_was_packed(lab, corpus):
