@@ -1,6 +1,6 @@
 """A model of your own, a replica in each cluster, averaged every so many steps.
 
-    python -m experiments.local_steps_your_model --clusters=3
+    python -m experiments.local_steps_your_model --clusters=3 --inner_steps=20
 
 starts all here; the same command goes on after a kill. On two machines:
 
@@ -15,6 +15,7 @@ import pathlib
 import jax
 import numpy as np
 import optax
+from absl import flags
 from flax import nnx
 
 import nebula_jax as nebula
@@ -65,10 +66,10 @@ def loss_and_grads(params, rows):
 # All it takes to train a replica in each cluster.
 
 
-def train(run):
+def train(run, **more):
     state = nebula.state(PARAMS, OPTIMIZER)
     with run.meet() as peers:
-        rounds = nebula.local_steps(run, peers, state.params, **SETTINGS)
+        rounds = nebula.local_steps(run, peers, state.params, **SETTINGS | more)
         state, rounds = run.restore(state, rounds)
         for step in run.steps():
             mine = batch(step, rounds.share.rows(BATCH))
@@ -79,4 +80,6 @@ def train(run):
 
 
 if __name__ == "__main__":
-    nebula.main({"replica:*": train})
+    about = "Steps between two rounds, H."
+    inner_steps = flags.DEFINE_integer("inner_steps", 20, about, lower_bound=1)
+    nebula.main({"replica:*": lambda run: train(run, inner_steps=inner_steps.value)})

@@ -40,7 +40,9 @@ def run(
             about = sys.modules["__main__"].__doc__ or ""
             if installed.IS_WHEEL:
                 about = about.replace("python -m ", "nebula ")
-            print(command_line.help_text(about, full="helpfull" in wanted))
+            with process.for_people():  # `--help | head` reads a part of it
+                print(command_line.help_text(about, full="helpfull" in wanted))
+            process.drop_unread()
             sys.exit(0)
         try:
             rest = command_line.parse(argv)
