@@ -178,9 +178,10 @@ def _names(roles: Mapping[str, Role], clusters: Sequence[str]) -> list[str]:
             f"--clusters={','.join(clusters)}: this script has the clusters"
             f" {', '.join(roles)}"
         )
-    if not count:
+    if not count or count + len(roles) - len(starred) < 2:
         raise errors.SettingsError(
-            f"--clusters={','.join(clusters)}: expected a number such as 3"
+            f"--clusters={','.join(clusters)}: expected a number such as 3, for 2"
+            " clusters or more in all"
         )
     found = []
     for name in roles:

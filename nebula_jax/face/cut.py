@@ -436,6 +436,11 @@ def _codecs(codec: Codec, backward: Codec | None) -> _Codecs:
 
 def _weighted(micro_batches: Sequence[Any]) -> list[tuple[Any, np.float32]]:
     """Returns each micro-batch with its share of the batch's mean."""
+    if not hasattr(micro_batches, "__len__") or not len(micro_batches):
+        raise errors.SettingsError(
+            "micro_batches has to be a list of one or more, not"
+            f" {type(micro_batches).__name__}"
+        )
     weight = np.float32(1 / max(1, len(micro_batches)))
     return [(batch, weight) for batch in micro_batches]
 

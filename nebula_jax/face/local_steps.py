@@ -1,7 +1,9 @@
 """Local steps on a model of your own: a replica in each cluster, averaged by rounds."""
 
+import dataclasses
 from typing import Any
 
+from nebula_jax import errors
 from nebula_jax.face import run as run_lib
 from nebula_jax.runtime import local_steps as local_steps_lib
 from nebula_jax.runtime.connect import all_clusters
@@ -42,6 +44,12 @@ def local_steps(
     Raises:
       errors.SettingsError: at what cannot be; begins with a setting's name.
     """
+    known = [each.name for each in dataclasses.fields(local_steps_lib.Settings)]
+    for name in settings:
+        if name not in known:
+            raise errors.SettingsError(
+                f"local_steps has no setting {name}; there are {', '.join(known)}"
+            )
     given = local_steps_lib.Settings(**settings)
     run.rounds = local_steps_lib.begin(run.context, peers, params, given)
     return run.rounds

@@ -20,6 +20,7 @@ from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 import nebula_jax
 from nebula_jax import errors
@@ -75,6 +76,8 @@ class Run:
     """Of `nebula.local_steps`, as they began."""
     _last: tuple[int, Any] | None = None
     _start: int | None = None
+    _shapes: Mapping[str, Any] = {}
+    _is_finished = False
 
     def __init__(
         self,
@@ -156,6 +159,7 @@ class Run:
           The link, for `open` of a half and for channels of your own. Closes with the
           block.
         """
+        self._check_names("dial", [peer])
         found = self._addresses.get(peer, self._addresses.get("", ""))
         settings = dataclasses.replace(self._connection, peer=found)
         if not settings.federation and not found:
@@ -178,6 +182,12 @@ class Run:
         Yields:
           The link, or the links in the order of `clusters`. They close with the block.
         """
+        self._check_names("listen", clusters)
+        if self._dialed:
+            raise Misuse(
+                "call run.listen before run.dial: what this cluster tells the next one"
+                " depends on those before it"
+            )
         settings = self._connection
         connect.check_means(settings, self.cluster, listens=True, dials=False)
         with self.context.listen(self._hello(), clusters) as links:
@@ -215,6 +225,15 @@ class Run:
         ) as peers:
             self._peers = peers
             yield peers
+
+    def _check_names(self, method: str, names: Sequence[str]) -> None:
+        others = [each for each in self.clusters if each != self.cluster]
+        for name in names:
+            if name not in others:
+                raise Misuse(
+                    f"run.{method}({name!r}): the other clusters are"
+                    f" {', '.join(others) or 'none'}"
+                )
 
     def _hello(self) -> frames.Hello:
         """Returns the Hello of this cluster: with the steps it could resume after."""
@@ -258,6 +277,14 @@ class Run:
             )
         start, is_behind = self._agree_start()
         fresh = values_lib.fresh(values)
+        self._shapes = values_lib.shapes(fresh.shapes)
+        before = self.saved.position(start)
+        differs = before and values_lib.difference(self._shapes, before["shapes"])
+        if differs:
+            raise Misuse(
+                f"the run in {self.folder} has saved other values: {differs}; undo the"
+                " change, or name another workdir"
+            )
         found, _ = self.saved.restore(start, fresh, is_behind)
         if start:
             values = values_lib.restored(values, found)
@@ -312,7 +339,7 @@ class Run:
                     " with it"
                 )
         if self._last is not None:
-            self.saved.at_end(self.context.step, self._packed())
+            self.saved.at_end(self.context.step, self._packed(), self._position)
         links = [*self._dialed, *self._listened]
         if self._peers is not None:
             links += self._peers.links.values()
@@ -322,6 +349,7 @@ class Run:
         if self.rounds is not None:
             about["rounds"] = self.rounds.described
         self.context.finish(about)
+        self._is_finished = True
 
     def _pace(self) -> Iterator[int]:
         """Returns the steps: of a leader, a follower, one between, or one alone."""
@@ -353,7 +381,17 @@ class Run:
           progress.NonfiniteError: if the loss, or a State, is not finite, in more steps
             than are allowed; nothing after it is saved.
         """
-        found = dict(metrics or {})
+        found = _numbers("metrics", metrics or {})
+        if self._last is None:
+            packed = values_lib.arrays(_as_tuple(values))
+            differs = values_lib.difference(values_lib.shapes(packed), self._shapes)
+            if differs:
+                raise Misuse(
+                    "run.done takes the values of run.restore, in its order, as one"
+                    f" tuple: {differs}"
+                )
+        if step != self.context.step and self.rounds is None:
+            raise Misuse(f"run.done({step}, ...) in step {self.context.step}")
         checks = [
             each.is_finite
             for each in jax.tree.leaves(values, is_leaf=_is_state)
@@ -373,12 +411,14 @@ class Run:
         if self.rounds is not None:
             is_due = self.rounds.is_saved_after(at)
         if is_due:
-            self.saved.save(at, self._packed())
+            self.saved.save(at, self._packed(), self._position())
 
     def _packed(self) -> dict[str, Any]:
         assert self._last is not None  # a step was done
-        values = self._last[1]
-        return values_lib.arrays(values if isinstance(values, tuple) else (values,))
+        return values_lib.arrays(_as_tuple(self._last[1]))
+
+    def _position(self) -> dict[str, Any]:
+        return {"shapes": self._shapes}
 
     def evaluated(self, step: int, figures: Mapping[str, Any]) -> None:
         """Records figures on held-out data.
@@ -387,7 +427,9 @@ class Run:
           step: after which they were measured.
           figures: name -> number.
         """
-        self.context.record.evaluation(step, {"all": dict(figures)})
+        numbers = _numbers("figures", figures)
+        found = {name: float(value) for name, value in numbers.items()}
+        self.context.record.evaluation(step, {"all": found})
 
     @property
     def folder(self) -> pathlib.Path:
@@ -395,8 +437,17 @@ class Run:
         return self.context.folder
 
     def exit_status(self) -> int:
-        """Returns 0 after the last step; see `runtime.life.process` for others."""
-        return self.context.exit_status() if self._start is not None else 0
+        """Returns 0 after the last step; see `runtime.life.process` for others.
+
+        Raises:
+          Misuse: if the cluster's function has returned before `steps` had ended.
+        """
+        if not self._is_finished:
+            raise Misuse(
+                f"the function of {self.cluster} returned before run.steps() had ended:"
+                " nothing of its last steps is saved; loop over all of them"
+            )
+        return self.context.exit_status()
 
 
 def _has_rounds(values: Any) -> bool:
@@ -406,6 +457,28 @@ def _has_rounds(values: Any) -> bool:
         return isinstance(value, local_steps.Rounds)
 
     return any(map(is_rounds, jax.tree.leaves(values, is_leaf=is_rounds)))
+
+
+def _as_tuple(values: Any) -> tuple[Any, ...]:
+    """Returns values as `restore` took them: a NamedTuple is one value."""
+    return values if type(values) is tuple else (values,)
+
+
+def _numbers(what: str, found: Any) -> dict[str, Any]:
+    """Returns name -> scalar.
+
+    Raises:
+      Misuse: if they are something else.
+    """
+    if not isinstance(found, Mapping):
+        raise Misuse(f"{what} are a dict of numbers, not a {type(found).__name__}")
+    for name, value in found.items():
+        if np.shape(value) != () or isinstance(value, str):
+            raise Misuse(
+                f"{what}: {name} is no number but {type(value).__name__} of shape"
+                f" {list(np.shape(value))}"
+            )
+    return dict(found)
 
 
 def _is_state(value: Any) -> bool:

@@ -1,6 +1,6 @@
 """Values of a user's loop in a checkpoint: any pytree, leaf by leaf, by its path."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -39,9 +39,9 @@ def arrays(values: Any) -> dict[str, Any]:
             leaf = np.asarray(leaf)
         elif not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             raise ValueUnsaved(
-                f"{name} is a {type(leaf).__name__}: run.restore and run.done take"
-                " arrays, keys of jax.random, numbers, and trees of them; leave it out"
-                " of what you pass, or mark it as static"
+                f"{name} is of type {type(leaf).__name__}: run.restore and run.done"
+                " take arrays, keys of jax.random, numbers, and trees of them; leave"
+                " it out of what you pass, or mark it as static"
             )
         # A slash would be a folder to what writes checkpoints.
         found[f"{number:04d} {name.replace('/', '.')}"] = leaf
@@ -59,6 +59,22 @@ def fresh(values: Any) -> mesh_lib.ShardedInit:
         },
         {name: _sharding(leaf) for name, leaf in found.items()},
     )
+
+
+def shapes(found: dict[str, Any]) -> dict[str, list[int]]:
+    """Returns the shape of each leaf that `arrays` has found, as JSON values."""
+    return {
+        name.partition(" ")[2]: list(np.shape(leaf)) for name, leaf in found.items()
+    }
+
+
+def difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+    """Returns the first leaf of which two `shapes` differ, in words; empty if none."""
+    for name in [*one, *(each for each in other if each not in one)]:
+        if one.get(name) != other.get(name):
+            here, there = (each.get(name, "missing") for each in (one, other))
+            return f"{name} is {here}, and was {there}"
+    return ""
 
 
 def _sharding(leaf: Any) -> Any:

@@ -47,7 +47,7 @@ class Iterator:
 
 
 def test_what_no_checkpoint_can_have_is_named_with_its_place():
-    with pytest.raises(values.ValueUnsaved, match="0/data is a Iterator"):
+    with pytest.raises(values.ValueUnsaved, match="0/data is of type Iterator"):
         values.arrays(({"data": Iterator()},))
-    with pytest.raises(values.ValueUnsaved, match="0/name is a str"):
+    with pytest.raises(values.ValueUnsaved, match="0/name is of type str"):
         values.arrays(({"name": "front"},))

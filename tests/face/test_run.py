@@ -1,0 +1,123 @@
+"""A Run says what to change where its calls cannot work."""
+
+import jax.numpy as jnp
+import pytest
+
+import nebula_jax as nebula
+from nebula_jax.face.run import Misuse
+
+ONE = {"w": jnp.ones(2)}
+
+
+def alone(folder, steps=4, every=2, clusters=("front", "back")):
+    return nebula.Run(
+        clusters[0],
+        clusters,
+        steps=steps,
+        workdir=folder,
+        checkpoint_every=every,
+        tls="off",
+    )
+
+
+def train(run, values=ONE, metrics=None):
+    found = run.restore(values)
+    for step in run.steps():
+        run.done(step, found, {"loss": 1.0} if metrics is None else metrics)
+    return found
+
+
+def test_a_run_goes_on_where_it_was(tmp_path):
+    for steps in ([1, 2, 3, 4], []):
+        taken = []
+        with alone(tmp_path) as run:
+            run.restore(ONE)
+            for step in run.steps():
+                taken.append(step)
+                run.done(step, ONE)
+            assert run.exit_status() == 0
+        assert taken == steps
+
+
+def test_steps_need_restore_and_done(tmp_path):
+    with alone(tmp_path) as run, pytest.raises(Misuse, match=r"call run\.restore"):
+        next(run.steps())
+    with alone(tmp_path / "b") as run:
+        run.restore(ONE)
+        with pytest.raises(Misuse, match=r"run\.done\(1, values, metrics\) was not"):
+            list(run.steps())
+
+
+@pytest.mark.parametrize("is_begun", [True, False])
+def test_a_function_that_returns_too_early_is_no_success(tmp_path, is_begun):
+    with alone(tmp_path) as run:
+        if is_begun:
+            run.restore(ONE)
+            for step in run.steps():
+                run.done(step, ONE)
+                break
+        with pytest.raises(Misuse, match="front returned before"):
+            run.exit_status()
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        (
+            {"w": jnp.ones(3)},
+            r"0/w is \[3\], and was \[2\]|0\.w is \[3\], and was \[2\]",
+        ),
+        ((ONE, ONE), "missing"),
+        (({},), "missing"),
+    ],
+)
+def test_done_takes_what_restore_took(tmp_path, values, words):
+    with alone(tmp_path) as run:
+        run.restore(ONE)
+        step = next(run.steps())
+        with pytest.raises(Misuse, match=words):
+            run.done(step, values)
+
+
+def test_other_values_than_the_runs_are_named(tmp_path):
+    with alone(tmp_path) as run:
+        train(run)
+    with alone(tmp_path) as run, pytest.raises(Misuse, match="name another workdir"):
+        run.restore({"w": jnp.ones(3)})
+
+
+@pytest.mark.parametrize(
+    ("metrics", "words"),
+    [
+        ([1.0], "a dict of numbers, not a list"),
+        ({"loss": jnp.ones(3)}, r"loss is no number but .* of shape \[3\]"),
+        ({"name": "x"}, "name is no number"),
+    ],
+)
+def test_metrics_are_numbers(tmp_path, metrics, words):
+    with alone(tmp_path) as run, pytest.raises(Misuse, match=words):
+        train(run, metrics=metrics)
+
+
+def test_figures_of_jax_are_taken(tmp_path):
+    with alone(tmp_path, steps=1) as run:
+        run.restore(ONE)
+        for step in run.steps():
+            run.done(step, ONE)
+            run.evaluated(step, {"loss": jnp.float32(0.5)})
+    assert "0.5" in (tmp_path / "front" / "metrics.jsonl").read_text()
+
+
+def test_names_are_those_of_the_run(tmp_path):
+    with alone(tmp_path) as run:
+        for connect in (run.dial, run.listen):
+            with pytest.raises(Misuse, match="the other clusters are back"):
+                connect("bak").__enter__()
+
+
+def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
+    with (
+        alone(tmp_path) as run,
+        pytest.raises(nebula.errors.NebulaError, match="the loss of step 1 is nan"),
+    ):
+        train(run, metrics={"loss": jnp.nan})
