@@ -477,9 +477,14 @@ def _scaled_loss(out: Any, weight: jax.Array | None) -> Any:
     """Returns (loss, metrics), each times the weight."""
     loss, metrics = out if isinstance(out, tuple) else (out, {})
     if not isinstance(metrics, dict):
-        raise TypeError(
+        raise cut.PartError(
             "the last part returns its loss, or (loss, dict of metrics); it returned"
             f" (loss, {type(metrics).__name__})"
+        )
+    if jnp.shape(loss) != ():
+        raise cut.PartError(
+            "the last part returns its loss as one number, not of shape"
+            f" {list(jnp.shape(loss))}; such as its mean"
         )
     if weight is None:
         return loss, metrics

@@ -46,6 +46,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import leaves
@@ -55,6 +56,10 @@ from nebula_jax.training import partition, residuals
 Params = partition.Params
 Batch = Any  # pytree of arrays
 Rng = jax.Array | None  # a key; None if nothing is drawn with it
+
+
+class PartError(errors.SettingsError, TypeError):
+    """A part of a model that does not return what the cut needs of it."""
 
 
 class CodecStates(NamedTuple):
@@ -161,7 +166,7 @@ def front(
       Front.
 
     Raises:
-      TypeError: at its first use, if `fn` does not return that.
+      PartError: at its first use, if `fn` does not return that.
     """
     run = _front_fn(fn, has_loss, has_aux)
 
@@ -297,7 +302,7 @@ def back(
       Back.
 
     Raises:
-      TypeError: at its first use, if `fn` does not return that.
+      PartError: at its first use, if `fn` does not return that.
     """
     differentiated = _back_fn(fn, sharding, has_aux)
     decode_before, decode = selector.staged_decoder(receive)
@@ -400,12 +405,12 @@ def with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
             return fn(params, *rest), aux
         out = fn(params, aux, *rest)
         if not (isinstance(out, tuple) and len(out) == 2):
-            raise TypeError(
+            raise PartError(
                 "with has_aux, a half returns (what it returns otherwise, aux), not"
                 f" {_types(out)}"
             )
         if _types(out[1]) != _types(aux):
-            raise TypeError(
+            raise PartError(
                 f"auxiliary state goes in as {_types(aux)} and comes out as"
                 f" {_types(out[1])}: the next micro-batch needs what this one got"
             )
@@ -420,7 +425,7 @@ def _loss_and_metrics(out: Any) -> tuple[Any, Mapping[str, Any]]:
         return out, {}
     if len(out) != 2 or not isinstance(out[1], Mapping):
         given = ", ".join(type(each).__name__ for each in out)
-        raise TypeError(
+        raise PartError(
             "a back half returns the loss, or (loss, dict of metrics) as"
             f' loss, {{"accuracy": hits}}; not ({given})'
         )
@@ -432,7 +437,7 @@ def activations_of(hidden: Any) -> list[Any]:
     codec_lib.check_arrays("h", hidden)
     activations = leaves.floats(hidden)
     if not activations:
-        raise TypeError(
+        raise PartError(
             "h has no floating-point array, so no gradient can come back:"
             f" {_types(hidden)}"
         )
@@ -447,7 +452,7 @@ def _types(tree: Any) -> str:
 def apart(states: Any, has_aux: bool) -> tuple[Any, Any]:
     """Returns the codecs' states and the auxiliary one of a part."""
     if has_aux != isinstance(states, WithAux):
-        raise TypeError(
+        raise PartError(
             "the states of a half made with has_aux are"
             " cut.WithAux(half.init_codecs(spec), aux); those of one made without are"
             f" half.init_codecs(spec). This one has has_aux={has_aux}"

@@ -87,7 +87,7 @@ def middle(
       has_loss, has_aux: see `fn`.
 
     Raises:
-      TypeError: at its first use, if `fn` does not return that.
+      cut.PartError: at its first use, if `fn` does not return that.
     """
     run = _middle_fn(fn, has_loss, has_aux)
 

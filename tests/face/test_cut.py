@@ -233,3 +233,17 @@ def test_what_is_no_dict_beside_the_loss_is_named():
     sender.send(1, jnp.ones(2))
     with pytest.raises(TypeError, match="dict of metrics"):
         half.step({"w": jnp.ones(2)}, [0], None, 1, line)
+
+
+def test_a_loss_for_each_example_is_refused_in_words():
+    half = cut.back(lambda params, h, batch, rng: h @ params["w"])
+    ends = loopback.ends()
+    spec = jax.ShapeDtypeStruct((3, 2), jnp.float32)
+    line = half.open(ends[0], spec)
+    sender = ends[1].sender("hidden", spec, nebula.codecs.identity())
+    ends[1].receiver("gradient", spec, nebula.codecs.identity())
+    sender.send(1, jnp.ones((3, 2)))
+    with pytest.raises(
+        nebula.errors.NebulaError, match=r"one number, not of shape \[3"
+    ):
+        half.step({"w": jnp.ones(2)}, [0], None, 1, line)
