@@ -134,7 +134,7 @@ class Part:
         return Line(states=states, before=before, after=after, norms=norms)
 
     def _in_flight(self, micro_batches: Sequence[Any]) -> int:
-        return self._ahead or max(1, len(micro_batches))
+        return self._ahead or len(micro_batches)
 
     def _finish(
         self, step: int, grads: Any, line: Line, states: Any
@@ -343,13 +343,12 @@ def middle(
       is_trained, has_loss, has_aux, reduce, clip_norm, ahead: as in `front`.
     """
     names = _codecs(codec, backward_codec)
-    there, again = names
     half = cut_middle.middle(
         _scaled(fn, 2 + has_aux, _scale_own(has_loss, has_aux, reduce)),
-        there,
-        again,
-        there,
-        again,
+        receive=names.forward,
+        reply=names.backward,
+        send=names.forward,
+        answer=names.backward,
         is_trained=is_trained,
         has_loss=has_loss,
         has_aux=has_aux,
@@ -441,7 +440,7 @@ def _weighted(micro_batches: Sequence[Any]) -> list[tuple[Any, np.float32]]:
             "micro_batches has to be a list of one or more, not"
             f" {type(micro_batches).__name__}"
         )
-    weight = np.float32(1 / max(1, len(micro_batches)))
+    weight = np.float32(1 / len(micro_batches))
     return [(batch, weight) for batch in micro_batches]
 
 
