@@ -28,9 +28,7 @@ from nebula_jax import errors
 from nebula_jax.runtime.records import report
 from scripts import (
     bench_faults,
-    bench_planner,
     bench_security,
-    scaling,
     table1_xnli,
     table2_bleu,
     table3_throughput,
@@ -69,10 +67,8 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bench_training": bench_report.training,
     "bench_bridge": bench_report.bridge,
     "bench_faults": bench_faults.markdown,
-    "bench_planner": bench_planner.markdown,
     "bench_security": bench_security.markdown,
     "leakage": leaks_markdown.markdown,
-    "scaling": scaling.markdown,
     "simulation": bench_report.simulation,
 }
 """Beginning of a record's name -> the function that renders the record."""
@@ -80,10 +76,10 @@ SECURITY = ("bench_security",)
 """The records whose blocks are in SECURITY.md."""
 WITHDRAWN = (
     *("bert_ladder", "mutation_score", "fake_rates", "m3_recipe", "xnli_recipe"),
-    "table1_small",
+    *("table1_small", "bench_planner", "scaling"),
 )
-"""The records of withdrawn scripts: their blocks stay as 9c4ae29 rendered them, which
-is the last commit that had the scripts (of table1_small, an older form of one)."""
+"""The records of withdrawn scripts: their blocks stay as the last commit rendered them
+that had the script (of table1_small, an older form of one); the page names it."""
 PICTURES = {
     "": "Curves of {name}",
     "_fig8": "Fig. 8: a run that moved",

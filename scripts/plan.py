@@ -1,4 +1,4 @@
-"""Plans a run before any cluster is started: its time, its bottleneck, its settings.
+"""Plans a run of M3 before a cluster is started: time, bottleneck, settings.
 
     python -m scripts.plan --flagfile=experiments/flags/m3_paper.flags \\
         --cluster_devices=8,64 --device_tflops=50,50 --wan=170mbit,15ms
@@ -9,7 +9,8 @@ Nothing is started, and no weights are made: both models are traced, the codecs 
 bytes on the line, and `parallel/planner.py` runs the clusters' pace in virtual time.
 Devices are as fast as --device_tflops, or as this machine. Settings that the run would
 refuse are refused, and so are --pipeline and --emulate_compute, of which a plan has
-nothing.
+nothing. ABNet is not planned, as a plan knows neither what a micro-batch costs nor the
+lengths of the text: a short run with --trace says where the time goes.
 """
 
 import os
@@ -18,14 +19,11 @@ import time
 from typing import Any
 
 from experiments import shared_flags
-from nebula_jax import errors
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
-from scripts.plans import abnet, advice, count, m3, settings, speed
+from scripts.plans import advice, count, m3, settings, speed
 from scripts.plans import text as plan_text
-
-ROOMS: dict[str, Any] = {"m3": m3, "abnet": abnet}
 
 
 def plan(given: settings.Settings) -> dict[str, Any]:
@@ -37,15 +35,9 @@ def plan(given: settings.Settings) -> dict[str, Any]:
     Raises:
       errors.NebulaError: at settings that cannot work.
     """
-    room, local = ROOMS[given.experiment], given.run.local
-    room.check(given)
-    halves = room.halves(given)
-    if given.experiment == "abnet":
-        raise errors.SettingsError(
-            "--experiment=abnet: ABNet is not planned, as a plan knows neither what a"
-            " micro-batch costs nor the lengths of the text; a short run with --trace"
-            " says where the time goes"
-        )
+    local = given.run.local
+    m3.check(given)
+    halves = m3.halves(given)
     sides = list(zip(halves, given.devices, strict=True))
     parts = [
         count.part(half, number, local.fsdp, local.model_parallel)
@@ -57,17 +49,18 @@ def plan(given: settings.Settings) -> dict[str, Any]:
         for part, each, number in zip(parts, speeds, given.devices, strict=True)
     }
     cores = float(os.cpu_count() or 1) if given.is_shared else None
-    run = room.pace(given, compute, given.lines)
+    run = m3.pace(given, compute, given.lines)
     found = planner.time_of(run, cores)
-    counts = _counts(given)
+    generators, discriminator = given.devices
+    counts = generators * m3.generators(given.run), discriminator
     return {
         "heading": _heading(given, counts, speeds),
         "parts": [
-            _part(part, compute[part.name], number, _repeats(given))
+            _part(part, compute[part.name], number, given.run.agreed.fan_out)
             for part, number in zip(parts, given.devices, strict=True)
         ],
         "lines": _lines(given, run, found),
-        "step": _step(given, room, found, sum(counts)),
+        "step": _step(given, found, sum(counts)),
         "savings": advice.savings(run, cores),
         "busy": _busy(found),
         "advice": advice.of_m3(given, run, cores),
@@ -82,21 +75,6 @@ def _speeds(given: settings.Settings, halves: list[count.Half]) -> list[speed.Sp
         return [speed.measure(half) for half in halves]
 
 
-def _counts(given: settings.Settings) -> tuple[int, int]:
-    """Returns the devices of all generators together, or the source, and the other."""
-    first, second = given.devices
-    if given.experiment == "m3":
-        first *= m3.generators(given.run)
-    return first, second
-
-
-def _repeats(given: settings.Settings) -> int:
-    """Returns how many micro-batches of `count.Part` a cluster's step has."""
-    if given.experiment == "abnet":
-        return given.run.agreed.micro_batches
-    return given.run.agreed.fan_out
-
-
 def _heading(
     given: settings.Settings, counts: tuple[int, int], speeds: list[speed.Speed]
 ) -> list[str]:
@@ -109,10 +87,10 @@ def _heading(
     )
     names = [
         f"{name} on {number} device{'s' if number > 1 else ''}"
-        for name, number in zip(ROOMS[given.experiment].SIDES, counts, strict=True)
+        for name, number in zip(m3.SIDES, counts, strict=True)
     ]
     line = given.wan or "no limit"
-    return [f"{given.experiment}: {', '.join(names)}; line: {line}.", measured]
+    return [f"m3: {', '.join(names)}; line: {line}.", measured]
 
 
 def _part(
@@ -123,7 +101,6 @@ def _part(
         "name": name,
         "devices": devices,
         "trained": part.trained,
-        "frozen": part.frozen,
         "forward_flop": repeats * part.forward,
         "backward_flop": repeats * part.backward,
         "forward_s": repeats * compute.forward,
@@ -133,18 +110,11 @@ def _part(
 
 
 def _lines(
-    given: settings.Settings, run: planner.M3 | planner.ABNet, found: planner.Time
+    given: settings.Settings, run: planner.M3, found: planner.Time
 ) -> list[dict[str, Any]]:
     """Returns the bytes of a step in both directions of one line."""
-    if isinstance(run, planner.M3):
-        names = "generator -> discriminator (each)", "step tokens back"
-        sent = run.fan_out * run.message_bytes, planner.TOKEN_BYTES
-    else:
-        names = "source -> target, hidden states", "target -> source, gradients"
-        sent = (
-            run.micro_batches * run.forward_bytes,
-            run.micro_batches * run.backward_bytes + planner.TOKEN_BYTES,
-        )
+    names = "generator -> discriminator (each)", "step tokens back"
+    sent = run.fan_out * run.message_bytes, planner.TOKEN_BYTES
     ways = given.lines.up, given.lines.down
     return [
         {
@@ -158,14 +128,14 @@ def _lines(
 
 
 def _step(
-    given: settings.Settings, room: Any, found: planner.Time, devices: int
+    given: settings.Settings, found: planner.Time, devices: int
 ) -> dict[str, Any]:
     steps = given.run.agreed.steps
     hours = steps * found.seconds / 3600
     return {
         "seconds": found.seconds,
         "per_second": 1 / found.seconds,
-        "tokens_per_second": room.tokens_per_step(given) / found.seconds,
+        "tokens_per_second": m3.tokens_per_step(given) / found.seconds,
         "steps": steps,
         "hours": hours,
         "device_hours": hours * devices,
@@ -185,17 +155,9 @@ def _assumptions(given: settings.Settings) -> list[str]:
     found = [
         "Assumed: a cluster's devices share its work evenly; bytes are those of frames,"
         " without TCP's and TLS's own; optimizers, evaluations and checkpoints are left"
-        " out.",
+        " out."
     ]
-    if given.experiment == "abnet":
-        length = given.run.agreed.length_buckets[-1]
-        found.append(
-            f"Rows have {length} tokens, {given.padding_share:.0%} of them padding"
-            " (--padding_share)."
-        )
-        if any("delta(" in text for text in given.run.agreed.codec_texts):
-            found.append("Bytes of delta are those of every visit but a pair's first.")
-    elif given.run.agreed.micro_batches > 1:
+    if given.run.agreed.micro_batches > 1:
         found.append("Sequences are packed full.")
     if given.is_shared:
         found.append(f"All clusters share this machine's {os.cpu_count()} cores.")

@@ -1,9 +1,9 @@
-"""A planner: the time of a step of clusters joined by a line, before any is started.
+"""A planner: the time of a step of M3's clusters, before any is started.
 
 Section 3.3, Fig. 6 and 7. `time_of` runs the pace of a run in virtual time: the loops
-are those of the clusters (`pace.follow`, `pace.Lead`, the order of
-`pipeline.front_step`), but computing is a number of seconds, and sending a number of
-bytes on a line that is a queue with a rate and a delay. No device is needed.
+are those of the clusters (`pace.follow`, `pace.Lead`), but computing is a number of
+seconds, and sending a number of bytes on a line that is a queue with a rate and a
+delay. No device is needed.
 
     run = M3((Compute(0.2, 0.4),), Compute(0.5, 1.0), (LINE,), 5_000_000, window=2)
     time_of(run).seconds
@@ -75,7 +75,7 @@ class Lines:
     """A line in both directions."""
 
     up: Line = Line()
-    """To the cluster that leads: the discriminator, the target."""
+    """To the cluster that leads, the discriminator."""
     down: Line = Line()
     """Back."""
 
@@ -103,38 +103,21 @@ class M3:
 
 
 @dataclasses.dataclass(frozen=True)
-class ABNet:
-    """A run of Scenario II, or of any model in two halves."""
-
-    front: Compute
-    back: Compute
-    line: Lines
-    forward_bytes: float
-    """Hidden states of a micro-batch on the line."""
-    backward_bytes: float
-    """Their gradient."""
-    micro_batches: int = 1
-    """In a step."""
-    in_flight: int = 1
-    """Micro-batches whose gradient the front may await."""
-
-
-@dataclasses.dataclass(frozen=True)
 class Time:
     """The time of a step in the long run, and where each part spends it."""
 
     seconds: float
     """From one step to the next."""
     busy: Mapping[str, float]
-    """Seconds a step that a part works: `generator 0`, `discriminator`, `source`,
-    `target`, `line up 0`, `line down 0`."""
+    """Seconds a step that a part works: `generator 0`, `discriminator`, `line up 0`,
+    `line down 0`."""
 
     def waits(self, part: str) -> float:
         """Returns the seconds a step that a part has nothing to do."""
         return max(0.0, self.seconds - self.busy[part])
 
 
-def time_of(run: M3 | ABNet, cores: float | None = None, steps: int = STEPS) -> Time:
+def time_of(run: M3, cores: float | None = None, steps: int = STEPS) -> Time:
     """Computes the time of a step.
 
     Args:
@@ -148,15 +131,12 @@ def time_of(run: M3 | ABNet, cores: float | None = None, steps: int = STEPS) -> 
     Returns:
       Time.
     """
-    window = run.window if isinstance(run, M3) else 0
-    steps = math.ceil(steps / (window + 1)) * (window + 1)
-    first = 8 + 2 * window
-    total = first + steps + window + 1  # a follower must not be at its end
+    burst = run.window + 1
+    steps = math.ceil(steps / burst) * burst
+    first = 8 + 2 * run.window
     world = _World(cores)
-    if isinstance(run, M3):
-        world.run(_m3(run, world, total))
-    else:
-        world.run(_abnet(run, world, total))
+    # A follower must not be at its end.
+    world.run(_m3(run, world, first + steps + burst))
     (begin, before), (end, after) = world.marks[first], world.marks[first + steps]
     busy = {name: (after[name] - before[name]) / steps for name in after}
     return Time((end - begin) / steps, busy)
@@ -179,10 +159,6 @@ class _Way:
     def arrival(self, tag: Any) -> float | None:
         """Returns when something arrives; None while it has not been sent."""
         return self._arrivals.get(tag)
-
-    def has(self, tag: Any) -> bool:
-        when = self.arrival(tag)
-        return when is not None and when <= self._world.now
 
 
 _Work = tuple[float, float]  # seconds, cores
@@ -258,16 +234,6 @@ class _Link:
         raise AssertionError("nothing stops a plan")
 
 
-def _follow(link: _Link, last: int, window: int) -> Iterator[tuple[int, list[_Wait]]]:
-    """Yields each step of a follower, and what it has to wait for."""
-    for step in pace.follow(link, 0, last, window, _never):
-        yield step, [(link.down, link.needed)] if link.needed > 0 else []
-
-
-def _lead(links: Sequence[_Link], last: int, window: int) -> pace.Lead:
-    return pace.Lead(links, 0, last, window, _never, lambda line: None)
-
-
 def _never() -> bool:
     return False
 
@@ -280,8 +246,9 @@ def _m3(run: M3, world: _World, last: int) -> dict[str, _Process]:
 
     def generator(k: int) -> _Process:
         compute = run.generators[k]
-        for step, waits in _follow(links[k], last, run.window):
-            yield from waits
+        for step in pace.follow(links[k], 0, last, run.window, _never):
+            if links[k].needed > 0:
+                yield links[k].down, links[k].needed
             for number in range(run.fan_out):
                 seconds = compute.micro_batch
                 if run.fan_out == 1:  # one program: the tokens come with the new state
@@ -293,7 +260,7 @@ def _m3(run: M3, world: _World, last: int) -> dict[str, _Process]:
 
     def discriminator() -> _Process:
         compute = run.discriminator
-        lead = _lead(links, last, run.window)
+        lead = pace.Lead(links, 0, last, run.window, _never, lambda line: None)
         for step in lead:
             for up in ups:
                 for number in range(run.fan_out):
@@ -304,46 +271,3 @@ def _m3(run: M3, world: _World, last: int) -> dict[str, _Process]:
 
     processes = {f"generator {k}": generator(k) for k in numbers}
     return processes | {"discriminator": discriminator()}
-
-
-def _abnet(run: ABNet, world: _World, last: int) -> dict[str, _Process]:
-    """Makes the processes of a cut model: the loops of `pipeline`, and their pace."""
-    up = _Way(world, "line up 0", run.line.up)
-    gradients = _Way(world, "line down 0", run.line.down)
-    link = _Link(gradients)  # tokens queue behind gradients
-
-    def front() -> _Process:
-        compute = run.front
-        waiting: collections.deque[tuple[int, int]] = collections.deque()
-
-        def finish() -> _Process:
-            yield gradients, waiting.popleft()
-            yield compute.backward, compute.cores
-
-        for step, waits in _follow(link, last, window=0):
-            yield from waits
-            for number in range(run.micro_batches):
-                while waiting and (
-                    len(waiting) >= run.in_flight or gradients.has(waiting[0])
-                ):
-                    yield from finish()
-                yield compute.forward, compute.cores
-                up.send((step, number), run.forward_bytes)
-                waiting.append((step, number))
-            while waiting:
-                yield from finish()
-            yield compute.update, compute.cores
-
-    def back() -> _Process:
-        compute = run.back
-        lead = _lead([link], last, window=0)
-        for step in lead:
-            for number in range(run.micro_batches):
-                yield up, (step, number)
-                yield compute.micro_batch, compute.cores
-                gradients.send((step, number), run.backward_bytes)
-            lead.done(step)
-            yield compute.update, compute.cores
-            world.mark()
-
-    return {"source": front(), "target": back()}

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from typing import Any
 
 from nebula_jax.parallel import planner
-from nebula_jax.parallel.planner import M3, ABNet
+from nebula_jax.parallel.planner import M3
 from scripts.plans import settings
 
 WORTH = 0.02
 WINDOWS = (*range(17), 24, 32)
 
 
-def savings(run: M3 | ABNet, cores: float | None = None) -> dict[str, float]:
+def savings(run: M3, cores: float | None = None) -> dict[str, float]:
     """Computes what a step would gain if one thing were twice as fast.
 
     Args:
@@ -35,22 +35,13 @@ def savings(run: M3 | ABNet, cores: float | None = None) -> dict[str, float]:
     return dict(sorted(found.items(), key=lambda item: -item[1]))
 
 
-def _faster(run: M3 | ABNet) -> dict[str, M3 | ABNet]:
+def _faster(run: M3) -> dict[str, M3]:
     """Returns the run with one thing twice as fast, for each of them."""
-    found: dict[str, M3 | ABNet]
-    if isinstance(run, M3):
-        generators = tuple(each.scaled(0.5) for each in run.generators)
-        discriminator = run.discriminator.scaled(0.5)
-        found = {
-            "generators": dataclasses.replace(run, generators=generators),
-            "discriminator": dataclasses.replace(run, discriminator=discriminator),
-        }
-    else:
-        found = {
-            "source": dataclasses.replace(run, front=run.front.scaled(0.5)),
-            "target": dataclasses.replace(run, back=run.back.scaled(0.5)),
-        }
-    return found | {
+    generators = tuple(each.scaled(0.5) for each in run.generators)
+    discriminator = run.discriminator.scaled(0.5)
+    return {
+        "generators": dataclasses.replace(run, generators=generators),
+        "discriminator": dataclasses.replace(run, discriminator=discriminator),
         "line up": _with_lines(run, up=2),
         "line down": _with_lines(run, down=2),
         "round trips": _with_lines(run, delay=0.5),
@@ -58,8 +49,8 @@ def _faster(run: M3 | ABNet) -> dict[str, M3 | ABNet]:
 
 
 def _with_lines(
-    run: M3 | ABNet, up: int = 1, down: int = 1, delay: float = 1, jitter: float = 0.0
-) -> Any:
+    run: M3, up: int = 1, down: int = 1, delay: float = 1, jitter: float = 0.0
+) -> M3:
     """Returns the run with other lines.
 
     Args:
@@ -77,9 +68,7 @@ def _with_lines(
     def both(lines: planner.Lines) -> planner.Lines:
         return planner.Lines(changed(lines.up, up), changed(lines.down, down))
 
-    if isinstance(run, M3):
-        return dataclasses.replace(run, lines=tuple(map(both, run.lines)))
-    return dataclasses.replace(run, line=both(run.line))
+    return dataclasses.replace(run, lines=tuple(map(both, run.lines)))
 
 
 def smallest(values: Any, seconds: Callable[[Any], float]) -> tuple[Any, float]:

@@ -25,34 +25,28 @@ class Half:
     """One cluster's part of the model as shapes, and what a step computes of it."""
 
     name: str
-    """generators, discriminator, source or target."""
+    """generators or discriminator."""
     trained: Any
     """Parameters, ShapeDtypeStructs."""
-    frozen: Any
-    """Likewise."""
     kept: Any
     """All that its devices hold from step to step, and gradients that are added up."""
     loss: Callable[..., Any]
-    """(trained, frozen, *inputs) -> (scalar, anything)."""
+    """(trained, *inputs) -> (scalar, anything)."""
     inputs: Callable[[int], tuple[Any, ...]]
     """Number of rows -> ShapeDtypeStructs."""
     rows: int
     """Rows of a micro-batch on the line."""
     at_once: float
     """Rows that a step differentiates together."""
-    times: int = 1
-    """How often `at_once` waits for its backward pass."""
-    differentiated: tuple[int, ...] = (0,)
-    """Arguments of `loss` that get a gradient."""
 
     def arguments(self, rows: int) -> tuple[Any, ...]:
         """Returns the shapes of the arguments of `loss`."""
-        return self.trained, self.frozen, *self.inputs(rows)
+        return self.trained, *self.inputs(rows)
 
     @property
     def gradient(self) -> Callable[..., Any]:
-        """The gradient of `loss`, of parameters and of what was received."""
-        return jax.grad(self.loss, self.differentiated, has_aux=True)
+        """The gradient of `loss` in the parameters."""
+        return jax.grad(self.loss, has_aux=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,8 +55,6 @@ class Part:
 
     name: str
     trained: int
-    """Parameters."""
-    frozen: int
     """Parameters."""
     forward: float
     """FLOP of a micro-batch on the line."""
@@ -93,11 +85,10 @@ def part(half: Half, devices: int, fsdp: int, model_parallel: int) -> Part:
     return Part(
         half.name,
         parameters(half.trained),
-        parameters(half.frozen),
         forward,
         flops(half.gradient, *arguments) - forward,
         bytes_on_device(half.kept, grid),
-        half.times * _activations(half, of_device) / model_parallel,
+        _activations(half, of_device) / model_parallel,
     )
 
 

@@ -4,8 +4,7 @@ B rows of a generator's micro-batch, K generators.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from nebula_jax.models import transformer
 from nebula_jax.parallel import planner
 from nebula_jax.training import m3
 from scripts.plans import count, shapes
-from scripts.plans.settings import Settings, check_rows, of_all
+from scripts.plans.settings import Settings, check_rows
 
 SIDES = ("generators", "discriminator")
 
@@ -45,9 +44,7 @@ def model(run: m3_config.Run) -> m3.Config:
         each.hot_start for each in (local.of_generator(), local.of_discriminator())
     ]
     if all(starts):
-        small, large = (
-            shapes.of("hot_start", each, **fields).config for each in starts
-        )
+        small, large = (shapes.of("hot_start", each, **fields) for each in starts)
         of_layers = models.layers(run, small, large)
         shapes.check_layers("generator", of_layers[0], small)
         shapes.check_layers("discriminator", of_layers[1], large)
@@ -90,7 +87,10 @@ def check(settings: Settings) -> None:
             f"--emulate_compute={given}: a plan is of the run's own models, without"
             " sleeps"
         )
-    run = of_all(settings.run).with_local(data="")
+    # What is given to one cluster does not matter.
+    run = settings.run.with_local(
+        cluster="all", coordinator="", devices_per_cluster=0, data=""
+    )
     if local.of_generator().hot_start and local.of_discriminator().hot_start:
         # Their files need not be here: `model` checks their shapes.
         starts = ("hot_start", "generator_start", "discriminator_start")
@@ -109,16 +109,12 @@ def halves(settings: Settings) -> list[count.Half]:
     held = agreed.fan_out > 1  # in `m3_steps.Begun`
     all_rows = generators(settings.run) * agreed.batch_size
 
-    def loss(fn: Callable[..., Any]) -> Callable[..., Any]:
-        return lambda trained, frozen, *inputs: fn(config, trained, *inputs)
-
     return [
         count.Half(
             "generators",
             generator.params,
-            frozen=(),
             kept=(generator, [generator.params] * (added_up + held)),
-            loss=loss(m3.generator_loss),
+            loss=functools.partial(m3.generator_loss, config),
             inputs=lambda rows: (key, ids(config, rows)),
             rows=agreed.batch_size,
             at_once=agreed.batch_size / agreed.micro_batches,
@@ -126,9 +122,8 @@ def halves(settings: Settings) -> list[count.Half]:
         count.Half(
             "discriminator",
             discriminator.params,
-            frozen=(),
             kept=(discriminator, [discriminator.params] * added_up),
-            loss=loss(m3.discriminator_loss),
+            loss=functools.partial(m3.discriminator_loss, config),
             inputs=lambda rows: (key, m3.tokens_spec(config, rows)),
             rows=all_rows,
             at_once=all_rows * agreed.fan_out / agreed.micro_batches,

@@ -6,24 +6,16 @@ from typing import Any
 
 from absl import flags
 
-from experiments.abnet import config as abnet_config
 from experiments.m3 import config as m3_config
 from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.ranks import devices
 
-flags.DEFINE_enum(
-    "experiment",
-    "",
-    ["", "m3", "abnet"],
-    "Scenario to plan; if empty, found out from the flags given.",
-)
 flags.DEFINE_list(
     "cluster_devices",
     ["1", "1"],
-    "Devices of each cluster: with m3 those of each generator and of the discriminator,"
-    " with abnet those of source and target.",
+    "Devices of each cluster: those of each generator and of the discriminator.",
 )
 flags.DEFINE_list(
     "device_tflops",
@@ -37,22 +29,7 @@ flags.DEFINE_bool(
     "All clusters compute on this machine, as with --cluster=all; else each has its"
     " own devices.",
 )
-flags.DEFINE_float(
-    "padding_share",
-    0.4,
-    "Share of a row's tokens that is padding, in batches of sentences: codecs with"
-    " pack_tokens leave it out. M3's packed sequences have next to none.",
-    lower_bound=0.0,
-    upper_bound=0.95,
-)
-NAMES = (
-    "experiment",
-    "cluster_devices",
-    "device_tflops",
-    "shared_machine",
-    "padding_share",
-)
-EXPERIMENTS = {"m3": m3_config, "abnet": abnet_config}
+NAMES = ("cluster_devices", "device_tflops", "shared_machine")
 NO_LINE = planner.Lines()
 
 
@@ -60,17 +37,13 @@ NO_LINE = planner.Lines()
 class Settings:
     """The configuration of a plan."""
 
-    experiment: str
-    """m3 or abnet."""
-    run: Any
-    """The experiment's own configuration."""
+    run: m3_config.Run
     devices: tuple[int, int]
-    """Devices of a generator or the source, and of the discriminator or the target."""
+    """Devices of a generator, and of the discriminator."""
     tflops: tuple[float, float] | None
     """TFLOP/s of a device of each side; None to measure."""
     is_shared: bool
     """True if all clusters compute on this machine."""
-    padding_share: float
     wan: str
     """As given."""
     out: str
@@ -88,11 +61,6 @@ def check_rows(settings: Settings) -> None:
     for number in settings.devices:
         layout = devices.Layout(number, local.fsdp, local.model_parallel)
         devices.check(layout, agreed.batch_size, agreed.micro_batches)
-
-
-def of_all(run: Any) -> Any:
-    """Returns a run without what is given to one cluster, for an experiment's check."""
-    return run.with_local(cluster="all", coordinator="", devices_per_cluster=0)
 
 
 def lines(text: str) -> planner.Lines:
@@ -119,46 +87,17 @@ def from_flags() -> Settings:
       errors.SettingsError: at what cannot work.
     """
     given = {name: flags.FLAGS[name].value for name in (*NAMES, "wan", "out")}
-    present = {name for name in flags.FLAGS if flags.FLAGS[name].present}
-    experiment = given["experiment"] or recognize(present)
-    config = EXPERIMENTS[experiment]
-    for name, value in config.DEFAULTS.items():
+    for name, value in m3_config.DEFAULTS.items():
         flags.FLAGS.set_default(name, value)
     tflops = given["device_tflops"]
     return Settings(
-        experiment=experiment,
-        run=config.from_flags(),
+        run=m3_config.from_flags(),
         devices=_two("cluster_devices", given["cluster_devices"], int),
         tflops=_two("device_tflops", tflops, float) if tflops else None,
         is_shared=given["shared_machine"],
-        padding_share=given["padding_share"],
         wan=given["wan"],
         out=given["out"],
     )
-
-
-def recognize(present: set[str]) -> str:
-    """Returns the experiment whose flags were given.
-
-    Args:
-      present: names of the flags given.
-
-    Raises:
-      errors.SettingsError: if they are of none or of both.
-    """
-    own = {name: set(each.FLAGS) for name, each in EXPERIMENTS.items()}
-    found = [
-        name
-        for name in own
-        if present & own[name] - set().union(*(own[n] for n in own if n != name))
-    ]
-    if len(found) != 1:
-        whose = "of both experiments" if found else "of no experiment"
-        raise errors.SettingsError(
-            f"the flags are {whose}: give --flagfile, such as"
-            " experiments/flags/m3_paper.flags, or --experiment=m3 or abnet"
-        )
-    return found[0]
 
 
 def _two(flag: str, parts: list[str], read: type) -> tuple[Any, Any]:
@@ -176,5 +115,4 @@ def _two(flag: str, parts: list[str], read: type) -> tuple[Any, Any]:
 
 def flag_names() -> list[str]:
     """Returns every flag of the command."""
-    own = [name for config in EXPERIMENTS.values() for name in config.FLAGS]
-    return [*NAMES, *dict.fromkeys(own), "wan", "out"]
+    return [*NAMES, *m3_config.FLAGS, "wan", "out"]

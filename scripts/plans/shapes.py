@@ -1,19 +1,12 @@
 """Shapes of pretrained models, with which a plan needs none of their files."""
 
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
 from nebula_jax import errors
 from nebula_jax.models import transformer
 from nebula_jax.models.pretrained import config_json
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-
-
-class Plm(NamedTuple):
-    """The shape of a pretrained model."""
-
-    config: transformer.Config
-    has_mlm_head: bool
 
 
 def _bert(
@@ -32,16 +25,16 @@ def _bert(
 
 # As their config.json have them; the last three as prepare_pretrained makes them.
 KNOWN = {
-    "ernie-m-base": Plm(_bert(250_002, 12, 768, 0), True),
-    "bert-base-uncased": Plm(_bert(30_522, 12, 768, 2), True),
-    "bert-base-multilingual-cased": Plm(_bert(119_547, 12, 768, 2), True),
-    "e5-small": Plm(_bert(250_037, 12, 384, 2), False),
-    "e5-small-enpt": Plm(_bert(47_284, 12, 384, 2), False),
-    "minilm-l6": Plm(_bert(30_522, 6, 384, 2), False),
+    "ernie-m-base": _bert(250_002, 12, 768, 0),
+    "bert-base-uncased": _bert(30_522, 12, 768, 2),
+    "bert-base-multilingual-cased": _bert(119_547, 12, 768, 2),
+    "e5-small": _bert(250_037, 12, 384, 2),
+    "e5-small-enpt": _bert(47_284, 12, 384, 2),
+    "minilm-l6": _bert(30_522, 6, 384, 2),
 }
 
 
-def of(flag: str, name: str, **fields: Any) -> Plm:
+def of(flag: str, name: str, **fields: Any) -> transformer.Config:
     """Returns the shape of a model.
 
     Args:
@@ -57,20 +50,19 @@ def of(flag: str, name: str, **fields: Any) -> Plm:
     if (path / checkpoint_folder.CONFIG).is_file():
         about = checkpoint_folder.read_config(path)
         _, config = config_json.read(about, path / checkpoint_folder.CONFIG)
-        plm = Plm(config, has_mlm_head=True)
     elif path.name in KNOWN:
-        plm = KNOWN[path.name]
+        config = KNOWN[path.name]
     else:
         raise errors.SettingsError(
             f"--{flag}={name}: no such folder, and its shape is not in the planner's"
             f" table, which has {', '.join(KNOWN)}"
         )
-    most = plm.config.max_length
+    most = config.max_length
     if (length := fields.get("max_length", 0)) > most:
         raise errors.SettingsError(
             f"--max_length={length}: --{flag}={name} has {most} positions"
         )
-    return plm._replace(config=plm.config.__class__(**vars(plm.config) | fields))
+    return config.__class__(**vars(config) | fields)
 
 
 def check_layers(side: str, number: int, config: transformer.Config) -> None:

@@ -73,9 +73,9 @@ def plan(result: Mapping[str, Any]) -> str:
 
 
 def _parts(result: Mapping[str, Any]) -> list[tuple[str, ...]]:
-    titles = ["cluster", "devices", "trained", "frozen", "FLOP forward", "backward"]
+    titles = ["cluster", "devices", "trained", "FLOP forward", "backward"]
     rows = [(*titles, "s forward", "backward", "memory a device, estimated")]
-    counts = ("trained", "frozen", "forward_flop", "backward_flop")
+    counts = ("trained", "forward_flop", "backward_flop")
     for each in result["parts"]:
         rows.append(
             (

@@ -1,17 +1,14 @@
 """The model of time, held against closed forms and the loops that it stands for."""
 
-import contextlib
 import dataclasses
 import math
-from typing import NamedTuple
 
 import jax
 import pytest
 
-from nebula_jax.communication import selector
 from nebula_jax.communication.wire import frames
-from nebula_jax.parallel import pipeline, planner
-from nebula_jax.parallel.planner import M3, ABNet, Compute, Line, Lines
+from nebula_jax.parallel import planner
+from nebula_jax.parallel.planner import M3, Compute, Line, Lines
 
 RATE, DELAY = 1e6, 0.05
 LINE = Line(RATE, DELAY)
@@ -88,133 +85,6 @@ def test_a_steps_seconds_are_accounted_for():
     assert found.busy["line down 0"] == pytest.approx(TOKEN)
     assert found.waits("generator 0") == pytest.approx(0.45)
     assert found.waits("discriminator") == pytest.approx(0)
-
-
-class Clock:
-    """The two processes of a cut model in virtual time: no queue is shared, so when a
-    tensor comes back follows from when it was sent."""
-
-    def __init__(self, run):
-        self.run, self.now, self.back_free = run, 0.0, 0.0
-        self.idle = {"up": 0.0, "down": 0.0}
-        self.gradients = {}
-
-    def cross(self, way, count, now):
-        line = getattr(self.run.line, way)
-        self.idle[way] = max(self.idle[way], now) + line.seconds(count)
-        return self.idle[way] + line.delay_seconds
-
-
-class NoTrace:
-    """The spans of a trace that is off."""
-
-    def span(self, *args, **about):
-        return contextlib.nullcontext()
-
-    def ready(self, found):
-        return found
-
-
-class Hidden(NamedTuple):
-    clock: Clock
-    trace: NoTrace = NoTrace()
-
-    def send_payload(self, step, selected, number):
-        clock, run = self.clock, self.clock.run
-        arrived = clock.cross("up", run.forward_bytes, clock.now)
-        clock.back_free = max(clock.back_free, arrived) + run.back.micro_batch
-        back = clock.cross("down", run.backward_bytes, clock.back_free)
-        clock.gradients[step, number] = back
-
-    def end_step(self, *about):
-        pass  # its bytes are none beside a tensor's
-
-
-class Gradient(NamedTuple):
-    clock: Clock
-    trace: NoTrace = NoTrace()
-
-    @property
-    def has_arrived(self):
-        gradients = self.clock.gradients
-        return bool(gradients) and gradients[min(gradients)] <= self.clock.now
-
-    def recv_payload(self, step, number):
-        self.clock.now = max(self.clock.now, self.clock.gradients.pop((step, number)))
-
-
-class Half(NamedTuple):
-    clock: Clock
-
-    def forward(self, *args):
-        self.clock.now += self.clock.run.front.forward
-        return selector.Selected(None), None, 0.0, None
-
-    def backward(self, *args):
-        self.clock.now += self.clock.run.front.backward
-        return None, None
-
-
-def steps_of_the_pipeline(run, steps=30):
-    """Seconds of a step of `pipeline.front_step` itself."""
-    clock, marks, tokens = Clock(run), [], [0.0]
-    for step in range(1, steps + 1):
-        clock.now = max(clock.now, tokens[step - 1])
-        pipeline.front_step(
-            Half(clock),
-            None,
-            range(run.micro_batches),
-            None,
-            step,
-            Hidden(clock),
-            Gradient(clock),
-            None,
-            ahead=run.in_flight,
-            grads=(),
-        )
-        clock.now += run.front.update
-        # The token follows the last gradient, before the back's update.
-        tokens.append(clock.cross("down", planner.TOKEN_BYTES, clock.back_free))
-        clock.back_free += run.back.update
-        marks.append(clock.now)
-    return (marks[-1] - marks[9]) / (steps - 10)
-
-
-@pytest.mark.parametrize("in_flight", [1, 2, 3, 8])
-@pytest.mark.parametrize("delay", [0.0, 0.02, 0.7])
-@pytest.mark.parametrize(
-    ("front", "back"),
-    [
-        (Compute(0.1, 0.2), Compute(0.05, 0.1)),
-        (Compute(0.03, 0.05, 0.01), Compute(0.1, 0.25, 0.02)),
-    ],
-)
-def test_the_plan_is_the_pipelines_own_order(front, back, delay, in_flight):
-    """Against `pipeline.front_step`, its halves and channels replaced by a clock."""
-    line = Lines(Line(2e6, delay), Line(1e6, delay))
-    run = ABNet(
-        front,
-        back,
-        line,
-        2e5,
-        3e5,
-        micro_batches=6,
-        in_flight=in_flight,
-    )
-    assert seconds(run) == pytest.approx(steps_of_the_pipeline(run), rel=1e-6)
-
-
-def test_more_in_flight_hides_the_round_trip():
-    part = Compute(0.05, 0.05)
-    far = Lines(Line(0, 0.2), Line(0, 0.2))
-    times = [
-        seconds(ABNet(part, part, far, 0, 0, micro_batches=8, in_flight=ahead))
-        for ahead in (1, 2, 4, 8)
-    ]
-    assert times == sorted(times, reverse=True)
-    alone = 8 * (0.1 + 0.1 + 0.4)
-    assert times[0] == pytest.approx(alone, rel=0.1)
-    assert times[-1] < alone / 3
 
 
 def test_a_token_has_the_size_of_its_frame():

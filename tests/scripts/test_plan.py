@@ -19,20 +19,15 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
 from nebula_jax.communication.wire import frames
 from nebula_jax.parallel import planner
-from nebula_jax.parallel.planner import M3, ABNet, Compute, Line, Lines
+from nebula_jax.parallel.planner import M3, Compute, Line, Lines
 from nebula_jax.training import m3 as m3_training
 from scripts import plan
-from scripts.plans import abnet, advice, count, m3, settings, shapes, speed, text
+from scripts.plans import advice, count, m3, settings, shapes, speed, text
 
 FLAGS = pathlib.Path(__file__).parents[2] / "experiments" / "flags"
 M3_SMALL = (
     f"--flagfile={FLAGS / 'm3_quickstart.flags'}",
     *("--wan=60mbit,15ms", "--vocab_size=1000"),
-)
-ABNET_SMALL = (
-    f"--flagfile={FLAGS / 'abnet_quickstart.flags'}",
-    *("--source_layers=1", "--target_layers=1", "--wan=60mbit,15ms"),
-    *("--target_model=pretrained/bert-base-uncased", "--objective=cmlm"),
 )
 SPEED = "--device_tflops=0.1,0.05"
 
@@ -52,13 +47,12 @@ def within(found, expected, share):
 
 
 def half_of(plan_of, side):
-    room = plan.ROOMS[plan_of.experiment]
-    return room.halves(plan_of)[room.SIDES.index(side)]
+    return m3.halves(plan_of)[m3.SIDES.index(side)]
 
 
 def part_of(plan_of, side):
     local = plan_of.run.local
-    number = plan_of.devices[plan.ROOMS[plan_of.experiment].SIDES.index(side)]
+    number = plan_of.devices[m3.SIDES.index(side)]
     half = half_of(plan_of, side)
     return count.part(half, number, local.fsdp, local.model_parallel)
 
@@ -67,9 +61,7 @@ def part_of(plan_of, side):
     ("arguments", "side"),
     [
         ((*M3_SMALL, "--discriminator_size=mini"), "discriminator"),
-        (ABNET_SMALL, "source"),
         pytest.param(M3_SMALL, "generators", marks=pytest.mark.slow),
-        pytest.param(ABNET_SMALL, "target", marks=pytest.mark.slow),
     ],
 )
 def test_flops_and_activations_are_those_of_xla(arguments, side):
@@ -83,21 +75,8 @@ def test_flops_and_activations_are_those_of_xla(arguments, side):
     executable = jax.jit(half.gradient).lower(*shapes_of).compile()
     xla = executable.cost_analysis()["flops"]
     assert within(part.forward + part.backward, xla, 0.2)
-    if plan_of.experiment == "m3":
-        real = executable.memory_analysis().temp_size_in_bytes
-        assert within(part.working_bytes, real, 0.3)
-
-
-def test_frozen_layers_have_no_weight_gradients():
-    """A frozen layer's backward pass has a product for each of its forward pass."""
-    for side in abnet.SIDES:
-        part = part_of(given(*ABNET_SMALL, SPEED), side)
-        assert part.backward < 1.6 * part.forward
-        assert part.frozen > part.trained
-    for side in m3.SIDES:
-        part = part_of(given(*M3_SMALL, SPEED), side)
-        assert part.backward == pytest.approx(2 * part.forward)
-        assert not part.frozen
+    real = executable.memory_analysis().temp_size_in_bytes
+    assert within(part.working_bytes, real, 0.3)
 
 
 def test_a_loop_is_counted_as_often_as_it_runs():
@@ -151,45 +130,6 @@ def test_m3s_bytes_are_those_of_a_frame():
     assert m3.message_bytes(run) == len(b"".join(frame))
 
 
-def test_padding_does_not_cross_where_the_codec_leaves_it_out():
-    few, many = (
-        given(*ABNET_SMALL, SPEED, f"--padding_share={share}") for share in (0.1, 0.7)
-    )
-    packed = ("pack_tokens|fp16",) * 2
-    assert abnet.bytes_each_way(few, packed, 2) > abnet.bytes_each_way(many, packed, 2)
-    plain = ("identity",) * 2
-    rows, length, width = 16, 64, 384
-    expected = rows * (length * (4 * width + 1) + 4)
-    for each in (few, many):
-        forward, _ = abnet.bytes_each_way(each, plain, 2)
-        assert forward == frames.frame_bytes(frames.Tensor, expected)
-    assert codec_lib.nbytes(abnet.spec(rows, length, width)) == expected
-
-
-def test_a_codec_that_begins_late_is_planned_as_begun():
-    late = ("from_step(10, fp16)",) * 2
-    plan_of = given(*ABNET_SMALL, SPEED)
-    assert abnet.bytes_each_way(plan_of, late, 2) == abnet.bytes_each_way(
-        plan_of, ("fp16",) * 2, 2
-    )
-
-
-def test_the_bytes_of_delta_are_those_of_later_visits():
-    """Of which delta could remember more than there is memory for here."""
-    plain = "pack_tokens|hadamard|int4(64)"
-    texts = f"delta({plain}, 2000000000)", plain
-    forward, backward = abnet.bytes_each_way(given(*ABNET_SMALL, SPEED), texts, 2)
-    assert within(forward, backward, 0.01)
-
-
-def test_a_plan_names_what_its_bytes_are_the_mean_of():
-    def assumed(*arguments):
-        return " ".join(plan._assumptions(given(*ABNET_SMALL, SPEED, *arguments)))
-
-    assert "mean" not in assumed()
-    assert "a pair's first" in assumed("--forward_codec=delta(fp16, 100)")
-
-
 # Speed.
 
 
@@ -200,13 +140,13 @@ def test_a_speed_is_the_flops_of_a_rows_share_of_a_step():
     flops = count.flops(half.gradient, *half.arguments(half.rows))
     assert found.flops == pytest.approx(flops / 0.5)
     assert found.cores == 1.5
-    part = count.Part("x", 1, 0, 1e9, 2e9, 0, 0)
+    part = count.Part("x", 1, 1e9, 2e9, 0, 0)
     compute = speed.Speed(1e9).compute(part, devices=2)
     assert (compute.forward, compute.backward) == pytest.approx((0.5, 1.0))
 
 
 def test_more_devices_of_one_machine_have_no_more_cores():
-    part = count.Part("x", 1, 0, 1e9, 2e9, 0, 0)
+    part = count.Part("x", 1, 1e9, 2e9, 0, 0)
     for devices in (1, 4):
         cluster = speed.Speed(1e9, cores=2.0).compute(part, devices)
         run = M3((cluster,), cluster, (settings.NO_LINE,), message_bytes=1)
@@ -215,13 +155,10 @@ def test_more_devices_of_one_machine_have_no_more_cores():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("room", "arguments"), [(m3, M3_SMALL), (abnet, ABNET_SMALL)], ids=["m3", "abnet"]
-)
-def test_the_gradients_that_are_timed_run(room, arguments, monkeypatch):
+def test_the_gradients_that_are_timed_run(monkeypatch):
     monkeypatch.setattr(speed, "TIMED_SECONDS", 0.0)
     monkeypatch.setattr(speed, "MOST_FLOP", 1e6)
-    for half in room.halves(given(*arguments, SPEED)):
+    for half in m3.halves(given(*M3_SMALL, SPEED)):
         assert speed.measure(half).flops > 0
 
 
@@ -245,12 +182,6 @@ def test_the_bottleneck_is_what_would_gain_most(changes, bottleneck):
     found = advice.savings(dataclasses.replace(RUN, **changes))
     assert next(iter(found)) == bottleneck
     assert 0.2 < found[bottleneck] <= 0.5 + 1e-9
-
-
-def test_the_slower_direction_of_abnets_line_is_its_bottleneck():
-    tiny = Compute(0.001, 0.001)
-    run = ABNet(tiny, tiny, BOTH, 0.1e6, 0.2e6, micro_batches=8, in_flight=8)
-    assert next(iter(advice.savings(run))) == "line down"
 
 
 def test_a_far_line_needs_a_wider_window():
@@ -302,27 +233,6 @@ def test_the_command_prints_a_plan_and_writes_its_numbers(tmp_path, capsys):
     assert step == pytest.approx(slowest, rel=0.01)
 
 
-def test_a_translation_is_not_planned():
-    with pytest.raises(errors.SettingsError, match=r"ABNet is not planned.* --trace"):
-        plan.plan(given(*ABNET_SMALL, SPEED))
-
-
-def test_the_papers_models_need_no_files():
-    run = given(f"--flagfile={FLAGS / 'abnet_paper.flags'}", SPEED)
-    config, has_head = abnet.translator(run)
-    assert (config.source.layers, config.source.width) == (12, 768)
-    assert config.source.vocab_size == 250_002
-    assert (config.target.vocab_size, has_head) == (30_522, True)
-
-
-def test_the_experiment_is_found_out():
-    assert settings.recognize({"generators", "steps"}) == "m3"
-    assert settings.recognize({"pair"}) == "abnet"
-    for present in ({"steps"}, {"pair", "generators"}):
-        with pytest.raises(errors.SettingsError, match="--experiment=m3 or abnet"):
-            settings.recognize(present)
-
-
 @pytest.mark.parametrize(
     ("argument", "message"),
     [
@@ -346,40 +256,27 @@ WARM = "--hot_start=e5-small"
 
 
 @pytest.mark.parametrize(
-    ("common", "flagged", "message"),
+    ("flagged", "message"),
     [
-        (ABNET_SMALL, ["--forward_codec=auto"], "are auto together"),
-        (ABNET_SMALL, ["--micro_batches=3"], "does not divide batch_size=32"),
-        (ABNET_SMALL, ["--pair=es"], "--pair=es: expected two"),
-        (ABNET_SMALL, ["--target_layers=13"], "--target_layers=13: .* has 12"),
-        (M3_SMALL, ["--generator_start=e5-small"], "go together"),
-        (M3_SMALL, [WARM, "--generator_layers=13"], "--generator_layers=13: .* has 12"),
-        (M3_SMALL, [WARM, "--max_length=1024"], "--max_length=1024: .* has 512"),
-        (M3_SMALL, ["--pipeline=2", "--fsdp=2"], "--pipeline=2: a plan has no"),
-        (M3_SMALL, ["--emulate_compute=50,400"], "--emulate_compute=50,400: a plan is"),
+        (["--micro_batches=3"], "does not divide batch_size=16"),
+        (["--generator_start=e5-small"], "go together"),
+        ([WARM, "--generator_layers=13"], "--generator_layers=13: .* has 12"),
+        ([WARM, "--max_length=1024"], "--max_length=1024: .* has 512"),
+        (["--pipeline=2", "--fsdp=2"], "--pipeline=2: a plan has no"),
+        (["--emulate_compute=50,400"], "--emulate_compute=50,400: a plan is"),
     ],
 )
-def test_what_a_run_or_a_plan_cannot_have_is_refused(common, flagged, message):
+def test_what_a_run_or_a_plan_cannot_have_is_refused(flagged, message):
     devices = "--cluster_devices=2,2"
     with pytest.raises(errors.SettingsError, match=message):
-        plan.plan(given(*common, SPEED, devices, *flagged))
+        plan.plan(given(*M3_SMALL, SPEED, devices, *flagged))
 
 
-@pytest.mark.parametrize(
-    ("common", "flagged", "room"),
-    [
-        (ABNET_SMALL, ["--cluster=source", "--coordinator=here:7071"], abnet),
-        (ABNET_SMALL, ["--cluster=target", "--side_dir=nowhere"], abnet),
-        (
-            *(M3_SMALL, [WARM, "--discriminator_start=pretrained/minilm-l6"]),
-            m3,
-        ),
-    ],
-)
-def test_what_one_cluster_is_given_and_files_do_not_matter(common, flagged, room):
-    plan_of = given(*common, SPEED, *flagged)
+def test_what_one_cluster_is_given_and_files_do_not_matter():
+    flagged = "--discriminator_start=pretrained/minilm-l6", "--coordinator=here:7071"
+    plan_of = given(*M3_SMALL, SPEED, WARM, *flagged, "--cluster=discriminator")
     with mock.patch.object(hot_start, "folder", side_effect=AssertionError):
-        room.check(plan_of)
+        m3.check(plan_of)
 
 
 def test_the_lines_of_a_flag_are_those_of_a_plan():
