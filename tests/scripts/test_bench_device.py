@@ -1,0 +1,125 @@
+import json
+import sys
+
+import jax
+import pytest
+
+from nebula_jax import installed
+from scripts import bench_device
+from scripts.bench import device_step
+
+TINY = device_step.TINY
+
+
+def test_the_operations_of_a_step_are_those_of_its_products():
+    shape = device_step.BASE._replace(batch=2, layers=1, length=64, vocab_size=2_000)
+    dense = 6 * (4 * 768**2 + 2 * 768 * 3072 + 2 * 64 * 768)
+    head = 6 * (768**2 + 768 * 2_000) * 9 / 64  # 9 of 64 have logits
+    assert device_step.flops_per_token(shape) == pytest.approx(dense + head)
+
+
+def test_a_rung_trains_and_tells_its_figures():
+    found = device_step.measure("stored", tiny=True, rounds=2)
+    assert len(found["losses"]) == 1 + device_step.WARM + 2
+    assert all(4 < loss < 7 for loss in found["losses"])  # log(200) is 5.3
+    assert found["tokens_per_second"] == pytest.approx(
+        TINY.batch * TINY.length / found["ms"] * 1e3
+    )
+
+
+@pytest.mark.parametrize(
+    ("code", "seconds", "expected"),
+    [
+        ("print('{\"ms\": 1}')", 60, [{"ms": 1}]),
+        ("print('{\"ms\": 1}'); raise SystemExit(3)", 60, ["ms", "status 3"]),
+        (
+            "print('{\"ms\": 1}', flush=True); import time; time.sleep(60)",
+            1.5,
+            ["ms", "not done after"],
+        ),
+    ],
+)
+def test_a_part_that_ends_early_keeps_what_it_has(
+    tmp_path, monkeypatch, code, seconds, expected
+):
+    (tmp_path / "part_of_a_bench.py").write_text(code)
+    monkeypatch.setattr(installed, "FOLDER", tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    part = bench_device.Part("it", ["part_of_a_bench"], seconds)
+    found = bench_device.run(part, seconds)
+    assert found[0] == {"ms": 1}
+    if expected[0] == "ms":
+        assert expected[1] in found[1]["failed"]
+
+
+def test_a_record_is_rendered(capsys):
+    step = {
+        "about": "operands in bfloat16",
+        "batch": 4,
+        "length": 8,
+        "compile_s": 2.0,
+        "ms": 10.0,
+        "tokens_per_second": 3200.0,
+        "teraflops": 400.0,
+        "losses": [5.0, 4.0],
+        "digest": "ab",
+        "peak_gib": 1.5,
+    }
+    record = {
+        "command": "python -m scripts.bench_device",
+        "commit": "abc",
+        "seconds": 60.0,
+        "hardware": {"cores": 2, "cpu": "c", "python": "3", "jax": "1"},
+        "rounds": 5,
+        "device": "NVIDIA H100 80GB HBM3",
+        "parts": {
+            "ladder": [step, {"failed": "not done after 3 s"}],
+            "pytorch": [step | {"tokens_per_second": 1600.0}],
+            "determinism": [step, step | {"digest": "cd"}],
+            "deterministic": [step, step],
+            "codecs": {
+                "shape": [10, 10, 10],
+                "copy_ms": {"copy": 1.0},
+                "codecs": [
+                    {
+                        "codec": "fp16",
+                        "encode_ms": 2.0,
+                        "decode_ms": 4.0,
+                        "encode_over_copy": 2.0,
+                    }
+                ],
+            },
+            "local_steps": {
+                "rounds": 2,
+                "inner_steps": 3,
+                "ends": [{"status": 0, "last": ""}, {"status": 0, "last": ""}],
+            },
+        },
+    }
+    record["targets"] = bench_device.targets(record)
+    found = bench_device.markdown(json.loads(json.dumps(record)))
+    assert "| 40.4 % |" in found.replace("  ", " ")
+    assert "2.00" in found
+    assert "1.5 GiB" in found
+    assert "end with other parameters" in found
+    assert "end with equal parameters" in found
+    assert "the digests of the anchors equal in each" in found
+    assert "Not measured: ladder: not done after 3 s." in found
+    assert record["targets"][0]["met"]
+
+
+@pytest.mark.slow
+def test_all_parts_run_on_cores(tmp_path):
+    import subprocess
+
+    out = tmp_path / "device.json"
+    command = [sys.executable, "-m", "scripts.bench_device", "--tiny", "--rounds=1"]
+    done = subprocess.run(
+        [*command, f"--out={out}"], cwd=installed.FOLDER, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(out.read_text())["parts"]
+    assert len([each for each in found["ladder"] if "ms" in each]) == 6
+    assert [each["status"] for each in found["local_steps"]["ends"]] == [0, 0]
+    assert found["determinism"][0]["digest"] == found["determinism"][1]["digest"]
+    assert jax.default_backend() == "cpu"
