@@ -34,9 +34,7 @@ from scripts import (
     table3_throughput,
     table4_speedup,
     table5_compression,
-    table_codec_control,
     table_local_steps,
-    table_long_run,
 )
 from scripts.bench import report as bench_report
 from scripts.leaks import markdown as leaks_markdown
@@ -60,8 +58,6 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "table4": table4_speedup.markdown,
     "table5_": table5_compression.markdown,
     "bert_": bert_report.markdown,
-    "codec_control": table_codec_control.markdown,
-    "long_run": table_long_run.markdown,
     "local_steps": table_local_steps.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_training": bench_report.training,
@@ -76,7 +72,7 @@ SECURITY = ("bench_security",)
 """The records whose blocks are in SECURITY.md."""
 WITHDRAWN = (
     *("bert_ladder", "mutation_score", "fake_rates", "m3_recipe", "xnli_recipe"),
-    *("table1_small", "bench_planner", "scaling"),
+    *("table1_small", "bench_planner", "scaling", "codec_control", "long_run"),
 )
 """The records of withdrawn scripts: their blocks stay as the last commit rendered them
 that had the script (of table1_small, an older form of one); the page names it."""

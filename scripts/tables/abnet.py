@@ -15,7 +15,7 @@ MODULE = "experiments.train_abnet"
 SEEDS = 3  # by default
 SHORT_STEPS = 16  # of a run that is timed over a line
 TIMED_STEPS = 10  # the last of them; in the first ones programs are compiled
-RECORDED = ("step", "time", "bytes_sent", "bytes_received", "waiting_share")
+RECORDED = ("step", "time", "bytes_sent", "bytes_received")
 
 
 def run(name: str, arguments: Sequence[str], model: str = "") -> table_runs.Run:

@@ -123,34 +123,6 @@ def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def codec_control(record: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws the codecs that runs used, and the seconds of their steps."""
-    curves, ladder = record["curves"], record["ladder"]
-    figure = matplotlib.figure.Figure(
-        figsize=(3.2 * len(curves), 5.0), layout="constrained"
-    )
-    panels = figure.subplots(2, len(curves), sharex=True, squeeze=False)
-    for (rungs, times), curve in zip(panels.T, curves, strict=True):
-        steps, seconds, forward, backward = zip(*curve["steps"], strict=True)
-        rungs.step(steps, forward, where="mid", label="forward", linestyle="-")
-        rungs.step(steps, backward, where="mid", label="backward", linestyle=":")
-        rungs.set_yticks(range(len(ladder)), ladder)
-        rungs.set(title=curve["line"], ylim=(-0.3, len(ladder) - 0.7))
-        times.plot(steps, seconds, linewidth=0.8, color="black", label="auto")
-        times.set(xlabel="step", yscale="log")
-        of_line = [row for row in record["rows"] if row["line"] == curve["line"]]
-        if len(of_line) == 1:  # of a line that changes there are two of each
-            for number, (name, fixed) in enumerate(of_line[0]["fixed"].items()):
-                times.axhline(fixed, color=f"C{number}", linewidth=0.8, label=name)
-        times.legend(fontsize=7)
-        for axes in (rungs, times):
-            axes.grid(alpha=0.3)
-    panels[0, 0].set_ylabel("codec in use")
-    panels[0, 0].legend(fontsize=7)
-    panels[1, 0].set_ylabel("seconds a step")
-    figure.savefig(path, dpi=110)
-
-
 class Curve(NamedTuple):
     """The loss of a row against the bytes that have crossed."""
 
