@@ -79,12 +79,6 @@ class Agreed(pretraining_config.Agreed):
     clm_weight: float = fields.of_training(
         1.0, "Weight of the CLM loss, γ of eq. 11.", source="section 4.1"
     )
-    teacher_gate: float = fields.for_experts(
-        0.0,
-        "Share of masked tokens, such as 0.05, that the generators must sample right"
-        " before the discriminator's encoder begins to train; 0 for no such gate.",
-        upper=1.0,
-    )
 
     def groups(self) -> list[list[str]]:
         """Returns the languages of each generator."""

@@ -61,9 +61,6 @@ class Agreed(configuration.Agreed):
         True, "Keep only rows of the table that some pair here needs."
     )
     freeze_embeddings: bool
-    freeze_layers: int = fields.of_training(
-        0, "First layers that are left as they are, with --freeze_embeddings."
-    )
     pooling: str = fields.of_model(
         "cls",
         "Input of the classifier: cls (the first position), or the mean of all.",
@@ -81,9 +78,8 @@ class Agreed(configuration.Agreed):
     checkpoint_selection: str = fields.of_training(
         "best",
         "Parameters to test: those of the step with the best accuracy on English dev,"
-        " the earliest of equals; of the last step; or the average of those at all"
-        " evaluations on English dev since the warm-up.",
-        choices=["best", "last", "average"],
+        " the earliest of equals; or of the last step.",
+        choices=["best", "last"],
     )
 
 
@@ -168,11 +164,6 @@ def check(run: Run) -> None:
         raise errors.SettingsError(
             f"--length_buckets={','.join(map(str, lengths))}: must ascend, from 6 or"
             " more, at most 250 of them"
-        )
-    if run.agreed.freeze_layers and not run.agreed.freeze_embeddings:
-        raise errors.SettingsError(
-            f"--freeze_layers={run.agreed.freeze_layers} needs --freeze_embeddings,"
-            " which are below them"
         )
     languages = run.local.languages
     if not languages or len(set(languages)) != len(languages) or not all(languages):

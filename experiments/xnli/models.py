@@ -56,11 +56,6 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
     )
     if agreed.encoder_layers:
         model = pretrained.first_layers(model, agreed.encoder_layers)
-    if agreed.freeze_layers > model.config.layers:
-        raise errors.SettingsError(
-            f"--freeze_layers={agreed.freeze_layers}: the encoder has"
-            f" {model.config.layers}"
-        )
     local = run.local
     shape = dataclasses.replace(
         model.config, remat=local.remat, pipeline=local.pipeline
@@ -89,10 +84,9 @@ def describe(run: config.Run, text: data.Text) -> classifier.Config:
 
 def is_trained(run: config.Run) -> partition.IsTrained:
     """Returns which parameters a run trains."""
-    if not run.agreed.freeze_embeddings:
-        return partition.train_all
-    layers = run.agreed.freeze_layers
-    return lambda path: classification.is_trained(path, layers)
+    if run.agreed.freeze_embeddings:
+        return classification.is_trained
+    return partition.train_all
 
 
 def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:

@@ -7,16 +7,15 @@ import jax
 import jax.numpy as jnp
 
 from experiments.xnli import config
-from nebula_jax.training import state as train_state
 
 
 class Selection(NamedTuple):
     """The parameters that are selected so far, and the evaluations behind that."""
 
     step: int
-    """The selected step; with `average` the last that counts; 0 before any."""
+    """The selected step; 0 before any."""
     params: Any
-    """Parameters of the selected step, or the average."""
+    """Parameters of the selected step."""
     curve: tuple[tuple[int, float], ...] = ()
     """(step, accuracy on English dev) of every evaluation."""
 
@@ -36,18 +35,13 @@ def select(
 
     Args:
       agreed: of the run, with the rule: --checkpoint_selection.
-      before: the selection so far; with `average`, its parameters are used up.
+      before: the selection so far.
       step: that was evaluated.
       accuracy: on English dev.
       params: after `step`; copied, because the next step uses them up.
     """
     curve = (*before.curve, (step, accuracy))
     rule = agreed.checkpoint_selection
-    if rule == "average":
-        warmup = agreed.warmup_ratio * agreed.steps
-        count = sum(evaluated > warmup for evaluated, _ in curve)
-        mean = train_state.running_mean(before.params, params, max(1, count))
-        return Selection(step, mean, curve)
     if rule == "last" or all(accuracy > earlier for _, earlier in before.curve):
         return Selection(step, jax.tree.map(jnp.copy, params), curve)
     return before._replace(curve=curve)

@@ -3,7 +3,6 @@
 B batch, L length, C classes.
 """
 
-import re
 from typing import Any
 
 import jax
@@ -14,19 +13,9 @@ from nebula_jax.models import classifier
 from nebula_jax.training import accumulate, losses, partition
 from nebula_jax.training import state as train_state
 
-_LAYER = re.compile(r"encoder/layer_(\d+)/")
 
-
-def is_trained(path: str, frozen_layers: int = 0) -> bool:
-    """Returns True for all parameters but the embeddings and the first layers.
-
-    Args:
-      path: of the parameter.
-      frozen_layers: number of first layers that do not train either.
-    """
-    layer = _LAYER.match(path)
-    if layer:
-        return int(layer[1]) >= frozen_layers
+def is_trained(path: str) -> bool:
+    """Returns True for the paths of all parameters but the embeddings."""
     return not path.startswith("embeddings/")
 
 

@@ -162,18 +162,13 @@ def _updated_discriminator(
 ) -> tuple[train_state.TrainState, m3.Metrics]:
     inputs = m3.inputs_of(tokens)
     replaced = ~inputs.is_original & inputs.attention_mask
-    right = inputs.is_original & tokens.masked
+    kinds = replaced, inputs.is_original & inputs.attention_mask
     seen = warm_start.Seen(
         warm_start.words_seen(inputs.text, config.discriminator.vocab_size),
-        _counts(replaced, inputs.is_original & inputs.attention_mask),
-        _counts(right, tokens.masked),
+        jnp.stack([jnp.sum(each).astype(jnp.float32) for each in kinds]),
     )
     optimizer = config.optimizer(config.discriminator)
     return state.apply_gradients(grads, optimizer, metrics, seen=seen)
-
-
-def _counts(*kinds: jax.Array) -> jax.Array:
-    return jnp.stack([jnp.sum(each).astype(jnp.float32) for each in kinds])
 
 
 class Whole(NamedTuple):

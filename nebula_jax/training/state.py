@@ -1,7 +1,6 @@
 """The state of a model in training: parameters, optimizer, step and randomness."""
 
 import dataclasses
-import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -97,19 +96,6 @@ class TrainState:
             self, step=self.step + 1, params=params, opt_state=opt_state
         )
         return state, {**metrics, "is_finite": is_finite}
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def running_mean(mean: Any, new: Any, count: jax.Array) -> Any:
-    """Updates the mean of `count` trees of parameters.
-
-    Args:
-      mean: of the first count - 1, donated; not used if count is 1.
-      new: the last tree.
-      count: [] int32, at least 1.
-    """
-    before = (count - 1) / count
-    return jax.tree.map(lambda old, leaf: old * before + leaf / count, mean, new)
 
 
 def create(

@@ -20,9 +20,7 @@ import optax
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.training import optimizers, partition
 
-NEVER = 2**31 - 1
 SMOOTHING = 0.5  # counts that every outcome has before anything was seen
-MEAN_STEPS = 20  # steps that the mean of what the gate waits for looks back on
 _WORDS = ("mlm_head", "clm_head")  # whose biases are of words
 _REPLACED = "rtd_head/output/bias"
 
@@ -41,9 +39,6 @@ class Config:
     """True if no embedding trains."""
     head_priors: bool = False
     """True if the heads' biases follow the frequencies seen while heads train alone."""
-    teacher_gate: float = 0.0
-    """Share of masked tokens that generators must sample right before the
-    discriminator's encoder trains; 0 for no gate."""
 
     def __post_init__(self) -> None:
         """Raises ValueError, which begins with a field's name, at what cannot be."""
@@ -63,19 +58,17 @@ class Seen(NamedTuple):
 
     words: [V] float32, tokens of text of each piece.
     replaced: [2] float32, tokens that were replaced, and those that were not.
-    right: [2] float32, masked tokens that generators sampled right, and all.
     """
 
     words: jax.Array
     replaced: jax.Array | None = None
-    right: jax.Array | None = None
 
 
 class State(NamedTuple):
     """The state of `optimizer`.
 
-    seen: sums of the steps in which heads trained alone; `right` is a mean of the last.
-    opened: [] int32, steps after which the encoder trains; NEVER if that is open.
+    seen: sums of the steps in which heads trained alone.
+    opened: [] int32, steps after which the encoder trains.
     heads: of their optimizer.
     encoder: of its optimizer.
     """
@@ -180,10 +173,9 @@ def _init(config: Config, inner: optax.GradientTransformation, params: Any) -> S
     heads, encoder = _parts(config, params)
     bias = next(params[name]["bias"] for name in _WORDS if name in params)
     words, finds_fakes = jnp.zeros(bias.shape), "rtd_head" in params
-    has_gate = config.teacher_gate > 0 and finds_fakes
     return State(
-        Seen(words, jnp.zeros(2), jnp.zeros(2)) if finds_fakes else Seen(words),
-        jnp.array(NEVER if has_gate else config.head_warmup_steps, jnp.int32),
+        Seen(words, jnp.zeros(2)) if finds_fakes else Seen(words),
+        jnp.array(config.head_warmup_steps, jnp.int32),
         inner.init(heads),
         inner.init(encoder),
     )
@@ -274,17 +266,9 @@ def _after(config: Config, state: State, step: jax.Array, seen: Seen) -> State:
     words = before.words + jnp.where(is_alone, seen.words, 0)
     if before.replaced is None:
         return state._replace(seen=Seen(words))
-    assert before.right is not None
     assert seen.replaced is not None
-    assert seen.right is not None
     replaced = before.replaced + jnp.where(is_alone, seen.replaced, 0)
-    right = before.right * (1 - 1 / MEAN_STEPS) + seen.right
-    is_reached = right[0] >= config.teacher_gate * right[1]
-    is_reached &= step + 1 >= max(config.head_warmup_steps, MEAN_STEPS)
-    opened = jnp.where(is_reached, jnp.minimum(state.opened, step + 1), state.opened)
-    if not config.teacher_gate:
-        opened = state.opened
-    return state._replace(seen=Seen(words, replaced, right), opened=opened)
+    return state._replace(seen=Seen(words, replaced))
 
 
 def _with_priors(config: Config, updates: Any, before: Seen, after: Seen) -> Any:

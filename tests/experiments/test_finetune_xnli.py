@@ -3,7 +3,6 @@
 import json
 import pathlib
 import shutil
-import time
 
 import configured
 import jax
@@ -385,29 +384,6 @@ def test_the_small_recipe_is_trained_and_tested_alike(runs, here, monkeypatch, c
     assert summary["selected_step"] == curve[-1]["step"] == 6
     assert summary["dev"]["accuracy"]["en"] == pytest.approx(curve[-1]["accuracy"])
     assert (out / "dev.en.tsv").is_file()
-
-
-@pytest.mark.slow
-def test_the_average_is_of_all_looks_since_the_warm_up_however_often_it_stopped(runs):
-    given = {"workdir": "mean", "checkpoint_selection": "average", "steps": 12}
-    # Of the evaluations, 4 is before step 4.8, 8 and 12 are after it.
-    given |= {"warmup_ratio": 0.4, "checkpoint_every": 4, "eval_every": 4}
-    looks = {}
-    process = runs.start(**given)
-    folder = runs.folder / "mean" / "finetune" / "checkpoints"
-    while not (folder / f"{8:08d}").exists():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.02)
-    process.kill()
-    process.communicate()
-    status, output = runs.run(**given)
-    assert status == 0, output
-    for step in (8, 12):
-        looks[step] = checkpoint.read(folder, step)
-    assert int(looks[12]["selected_step"]) == 12
-    ends = [jax.tree.leaves(looks[step]["state"]["params"]) for step in (8, 12)]
-    for mean, *both in zip(jax.tree.leaves(looks[12]["best"]), *ends, strict=True):
-        np.testing.assert_allclose(mean, np.mean(both, axis=0), rtol=1e-5, atol=1e-7)
 
 
 def test_a_run_that_has_selected_nothing_yet_is_not_tested(

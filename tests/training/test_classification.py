@@ -67,15 +67,9 @@ def test_frozen_embeddings_stay_and_the_rest_learns_the_batch(made):
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
 
 
-def test_first_layers_may_stay_too():
-    paths = ["embeddings/x", "encoder/layer_0/x", "encoder/layer_10/x", "classifier/x"]
-    found = [[classification.is_trained(each, n) for each in paths] for n in (0, 1, 10)]
-    assert found == [
-        [False, True, True, True],
-        [False, False, True, True],
-        [False, False, True, True],
-    ]
-    assert not classification.is_trained("encoder/layer_10/x", 11)
+def test_embeddings_may_stay():
+    paths = ["embeddings/x", "encoder/layer_0/x", "classifier/x"]
+    assert [classification.is_trained(each) for each in paths] == [False, True, True]
 
 
 def test_a_step_has_dropout_and_a_prediction_none(made):

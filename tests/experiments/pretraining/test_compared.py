@@ -19,7 +19,7 @@ SETTINGS = {
     "--learning_rate": 1e-4, "--warmup_steps": 10_000, "--weight_decay": 0.0,
     "--clip_norm": 1.0, "--eval_every": 500, "--eval_batches": 2,
     "--head_warmup_steps": 0, "--head_learning_rate": 0.0, "--head_priors": False,
-    "--layer_decay": 1.0, "--freeze_embeddings": False, "--teacher_gate": 0.0,
+    "--layer_decay": 1.0, "--freeze_embeddings": False,
 }  # fmt: skip
 """M3's, by default; a checkpoint that holds others is not gone on from."""
 

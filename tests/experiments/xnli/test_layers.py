@@ -25,14 +25,3 @@ def test_the_first_layers_are_those_of_the_encoder(tmp_path):
     )
     with pytest.raises(errors.NebulaError, match="4 layers of a model that has 3"):
         models.load(configured.run(config, **given, encoder_layers=4))
-
-
-def test_layers_can_be_frozen_with_the_embeddings_below_them(tmp_path):
-    folder = tiny_nli.write_model(tmp_path / "bert", layers=3)
-    given = {"encoder": folder, "length_buckets": "16", "data_dir": tmp_path}
-    config.check(configured.run(config, **given, freeze_layers=2, freeze_embeddings=1))
-    with pytest.raises(errors.SettingsError, match="freeze_layers=2 needs"):
-        config.check(configured.run(config, **given, freeze_layers=2))
-    most = configured.run(config, **given, freeze_layers=4, freeze_embeddings=1)
-    with pytest.raises(errors.SettingsError, match="the encoder has 3"):
-        models.load(most)

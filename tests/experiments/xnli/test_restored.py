@@ -83,10 +83,9 @@ def test_a_classifier_has_what_was_trained_and_a_model_of_another_shape_is_refus
         trained.as_classifier_params(new, classification.is_trained)
 
 
-@pytest.mark.parametrize("frozen_layers", [1, 2])
-def test_frozen_layers_are_the_models(tmp_path, frozen_layers):
-    """Of two layers one is trained, or none; the checkpoint is a whole one."""
-    run = configured.run(config, freeze_embeddings=1, freeze_layers=frozen_layers)
+def test_frozen_embeddings_are_the_models(tmp_path):
+    """The checkpoint is a whole one."""
+    run = configured.run(config, freeze_embeddings=1)
     is_trained = models.is_trained(run)
     model, tokenizer = loaded(tmp_path)
     shape = classifier.config(model, tokenizer, pooling="mean")
