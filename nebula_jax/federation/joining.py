@@ -10,9 +10,10 @@ import asyncio
 import socket
 import ssl
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors, printable
@@ -37,6 +38,10 @@ class JoinError(errors.NebulaError):
     """A federation that could not be joined."""
 
 
+class Unreachable(JoinError):
+    """An authority that does not answer at an address, or is not there."""
+
+
 Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 """Sends a request to the authority and returns its answer; see `answer`."""
 
@@ -52,7 +57,7 @@ async def serve(
       seconds: for the request to come.
 
     Returns:
-      The request, for the audit log.
+      Request and answer, for the audit log.
 
     Raises:
       errors.NebulaError: if it was refused, after that was sent.
@@ -68,7 +73,7 @@ async def serve(
         raise
     writer.write(json_lines.encode(made))
     await writer.drain()
-    return fields
+    return {**fields, **made}
 
 
 def answer(
@@ -88,7 +93,7 @@ def answer(
         return {"revocations": "" if known else pem.decode()}
     if op == "renew":
         pem, lab, role = issuer.renew(member.Renewal.parse(fields))
-        return {"pem": pem.decode(), "lab": lab, "role": role}
+        return {"pem": pem.decode(), "lab": lab, "issued": {role: serial_of(pem)}}
     if op != "join":
         raise json_lines.Malformed(
             f"requested {printable.line(op, SHOWN)} without a certificate"
@@ -103,10 +108,18 @@ def answer(
         *(bytes.fromhex(json_lines.field(fields, name, str)) for name in CLAIM)
     )
     issuer.redeem(claim, lab, list(requests.values()))
-    issued = {
-        role: issuer.certify(csr, lab, role).decode() for role, csr in requests.items()
+    made = {role: issuer.certify(csr, lab, role) for role, csr in requests.items()}
+    return {
+        "revocations": issuer.revocation_list().decode(),
+        "lab": lab,
+        "issued": {role: serial_of(pem) for role, pem in made.items()},
+        **{role: pem.decode() for role, pem in made.items()},
     }
-    return {"revocations": issuer.revocation_list().decode(), **issued}
+
+
+def serial_of(pem: bytes) -> str:
+    """Returns the serial number of a certificate, as audit logs have it."""
+    return f"{x509.load_pem_x509_certificate(pem).serial_number:x}"
 
 
 def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None:
@@ -154,37 +167,32 @@ def _is_back(folder: site_folder.Folder, invitation: invitations.Invitation) -> 
     return bool(here.authority) and (here.name, here.fingerprint) == wanted
 
 
-def fetch_list(folder: site_folder.Folder) -> None:
-    """Gets the revocation list for a lab that has none that serves.
+def ask(
+    folder: site_folder.Folder, fields: Mapping[str, Any], addresses: Sequence[str] = ()
+) -> Mapping[str, Any]:
+    """Asks the authority, which is at another lab; see `answer`.
 
-    Without one a lab trusts nobody, not even who would send it one. The list is signed,
-    so it does not matter by whom it comes.
+    The connection is one of its own, to the switch of that lab, and needs neither
+    certificate nor revocation list of this one: they may be what is asked for.
 
-    Raises:
-      errors.NebulaError: if it cannot be had.
-    """
-    address = folder.load().authority
-    ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
-    context, name = between_labs.joining_context(ca, folder.load().fingerprint)
-    answer = _request(address, {"op": "list"}, context, name)
-    revocation.RevocationList(folder).accept(_text(answer, "revocations"))
-
-
-def renew(folder: site_folder.Folder) -> None:
-    """Replaces the expired certificate of a switch, which opens no line by it.
-
-    It is shown to the authority with the request, and its key vouches for that.
+    Args:
+      folder: of this lab.
+      fields: of the request.
+      addresses: of switches, one of which may be that lab's, if it has moved.
 
     Raises:
-      errors.NebulaError: if the authority cannot be reached, or refuses.
+      errors.NebulaError: if it cannot be reached, or refuses.
     """
-    ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
-    request, renewal = member.renewal_request(folder, "switch")
     settings = folder.load()
+    ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
     context, name = between_labs.joining_context(ca, settings.fingerprint)
-    fields = {"op": "renew", **renewal.fields()}
-    answer = _request(settings.authority, fields, context, name)
-    member.install(folder, "switch", request.key, _text(answer, "pem"), ca)
+    failed = []
+    for address in (settings.authority, *addresses):
+        try:
+            return _request(address, fields, context, name)
+        except Unreachable as error:
+            failed.append(error)
+    raise failed[0]
 
 
 def clock_ahead(address: str) -> float:
@@ -233,17 +241,17 @@ def _request(
         clock = ""
         if between_labs.reason_of(error) in ("expired", "not_yet_valid"):
             clock = f"; here it is {site_folder.utc_now():%Y-%m-%d %H:%M} UTC: is it?"
-        raise JoinError(
-            f"{address}: not the switch of {lab}, which issued the invitation:"
+        raise Unreachable(
+            f"{address}: not the switch of {lab}, which issues certificates:"
             f" {error.verify_message}{clock}"
         ) from None
     except (OSError, EOFError) as error:
         reason = tls.in_words(error)
         if not isinstance(error, ssl.SSLError):
             reason = getattr(error, "strerror", None) or reason
-        raise JoinError(
+        raise Unreachable(
             f"{address}: no switch answers there: {reason}; is `nebula"
-            " switch` running at the lab that invited?"
+            " switch` running at the lab that issues certificates?"
         ) from None
     if "error" in answer:
         text = printable.line(str(answer["error"]), SHOWN)

@@ -220,12 +220,12 @@ class Entrance:
     ) -> None:
         made = self._state
         try:
-            if made.issuer is None:
+            if not made.is_issuer:
                 raise between_labs.PeerRefused(
                     "none", "the authority is at another lab"
                 )
             stream = connection.reader, connection.writer
-            done = await joining.serve(stream, made.issuer, HANDSHAKE_SECONDS)
+            done = await joining.serve(stream, made.ask, HANDSHAKE_SECONDS)
             if done["op"] == "join":
                 made.log(f"{done['lab']} has joined the federation")
                 about = {"event": "joined", "host": pending.host}

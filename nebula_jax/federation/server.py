@@ -27,7 +27,7 @@ from nebula_jax.federation import (
     streams,
     upkeep,
 )
-from nebula_jax.security.membership import member, revocation, site_folder
+from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
@@ -88,6 +88,7 @@ class Switch:
         self._record("switch", event="started")
         if listening is not None:
             begin(self._entrance.accept(listening))
+        self.state.peers = [endpoints.written(each) for each in peers]
         for address in peers:
             begin(self._keep_dialing(address))
         begin(self.upkeep.run())
@@ -156,10 +157,6 @@ class Switch:
                     self.state.log(f"{reason}; trying again")
                     self._record("fault", event=between_labs.reason_of(error))
                     logged = reason
-                if isinstance(error, revocation.ListRefused):  # no line brings one
-                    await self._mend("revocation list", joining.fetch_list)
-                elif _is_own_expired(error):
-                    await self._mend("certificate of this switch", joining.renew)
                 self.state.no_line[where] = str(error)
                 pause = _longer(pause)
             else:
@@ -196,7 +193,8 @@ class Switch:
 
         No line tells it, so the list is fetched.
         """
-        await self._mend("revocation list", joining.fetch_list)
+        with contextlib.suppress(errors.NebulaError):
+            await self.upkeep.fetch_list()
         if not self._has_revoked_certificate():
             return False
         if not self.state.is_revoked:
@@ -209,15 +207,6 @@ class Switch:
         with contextlib.suppress(errors.NebulaError):
             return self.upkeep.is_revoked
         return False
-
-    async def _mend(self, what: str, get: Callable[[site_folder.Folder], None]) -> None:
-        """Gets from the authority what no line brings, if it is at another lab."""
-        if self.state.issuer is None:
-            try:
-                await asyncio.to_thread(get, self.state.folder)
-                self.state.log(f"the {what} is new")
-            except errors.NebulaError as error:
-                self.state.log(f"no {what}: {error}")
 
     def _line(self, connection: line.Connection, is_dialer: bool) -> line.Line:
         beat, receive = self.upkeep.beat, self._receive
@@ -233,11 +222,6 @@ class Switch:
                 made.close(f"{lab} and this lab dial each other: {first}'s line stays")
                 self.state.log(f"closed a line to {lab}: {first}'s stays")
                 return
-        ends = asyncio.get_running_loop().call_later(
-            max(0.0, made.expires - time.time()),
-            made.close,
-            f"the certificate of {lab} has expired",
-        )
         try:
             self.state.lines[lab] = made
             self.state.gone.pop(lab, None)
@@ -253,7 +237,6 @@ class Switch:
             self._entrance.refusals.add_error(lab, error)
             return
         finally:
-            ends.cancel()
             if self.state.lines.get(lab) is made:
                 del self.state.lines[lab]
         self.state.log(f"the line to {lab} ended: {reason}")
@@ -352,10 +335,6 @@ class Switch:
                 inner.answer(writer, **reason)
         finally:
             await streams.close(writer)
-
-
-def _is_own_expired(error: Exception) -> bool:
-    return isinstance(error, member.CredentialsRefused) and error.reason == "expired"
 
 
 def _longer(pause: float) -> float:

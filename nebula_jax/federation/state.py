@@ -18,6 +18,7 @@ from nebula_jax.security.audit import entries
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, site_folder
 
+AWAY_SECONDS = 5.0  # between attempts to reach the authority at another lab
 OPEN_SECONDS = 10.0  # for the other switch to answer
 USAGE_FILE = "usage.json"
 """The bytes that jobs have used, over restarts of the switch."""
@@ -65,11 +66,16 @@ class State:
         self.lab = self.settings.name
         self.identity = identity.Identity.open(folder.path)
         self.audit = audit_log.Log(folder.audit, self.lab)
-        self.issuer = issuer
+        self.is_issuer = not self.settings.authority
+        """True if the authority is this lab's."""
+        self.peers: list[str] = []
+        """Addresses of the switches that this one dials."""
         self.authority: authority.LocalAuthority | None = None
-        if issuer is None and not self.settings.authority:
+        if issuer is None and self.is_issuer:
             self.authority = authority.LocalAuthority(folder)
-            self.issuer = self._ask
+        self._issuer = issuer
+        self._away: tuple[float, str] | None = None
+        """Until when the authority is not asked again, and why."""
         self.lines: dict[str, line.Line] = {}
         self.served: dict[tuple[str, str], Served] = {}
         """(job, cluster) -> the trainer here that is it."""
@@ -95,9 +101,37 @@ class State:
         self.rules = policy.load(folder.path / policy.FILE)
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    async def _ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        assert self.authority is not None  # `__init__` has opened it
-        return joining.answer(fields, self.authority)
+    async def ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Asks the authority, here or at another lab; records what is issued here.
+
+        Raises:
+          errors.NebulaError: if it cannot be reached, or refuses.
+        """
+        if not self.is_issuer:
+            return await self._ask_elsewhere(fields)
+        if self.authority is not None:
+            found = joining.answer(fields, self.authority)
+        else:
+            assert self._issuer is not None
+            found = await self._issuer(fields)
+        for role, serial in found.get("issued", {}).items():
+            about = {"lab": found["lab"], "role": role, "serial": serial}
+            self.record("certificate", self.lab, event="issued", **about)
+        return found
+
+    async def _ask_elsewhere(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Asks an authority that may be away for days: not all who ask wait for it."""
+        if self._away is not None and time.monotonic() < self._away[0]:
+            raise joining.Unreachable(self._away[1])
+        try:
+            found = await asyncio.to_thread(
+                joining.ask, self.folder, fields, self.peers
+            )
+        except joining.Unreachable as error:
+            self._away = time.monotonic() + AWAY_SECONDS, str(error)
+            raise
+        self._away = None
+        return found
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> None:
         """Starts a task of the switch; an error of it is logged."""

@@ -5,7 +5,6 @@ What is done here is done now and then, whatever crosses meanwhile.
 
 import asyncio
 import contextlib
-import itertools
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -13,9 +12,9 @@ from typing import Any
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
-from nebula_jax import errors, printable
+from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
-from nebula_jax.federation import cosigning, joining, line, meter
+from nebula_jax.federation import cosigning, line, meter
 from nebula_jax.federation.state import State, write_usage
 from nebula_jax.security import accounts, policy
 from nebula_jax.security.accounts.identity import Identity
@@ -25,7 +24,7 @@ TURN_SECONDS = 0.2
 SAVED_SECONDS = 2.0  # between charges of accounts
 LIST_SECONDS = 60.0  # between looks if the revocation list has to be signed anew
 ASKED_SECONDS = 0.5  # the same, of an authority whose files are another user's
-ANSWER_SECONDS = 20.0  # for the authority to certify
+SAID_SECONDS = 3600.0  # between two lines about the same fault
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
 
 
@@ -43,8 +42,8 @@ class Upkeep:
         self._sessions = dict(state.sessions)
         self._enforced = self.revocations.number
         self._saved = self._listed = self._tried = 0.0
-        self._numbers = itertools.count(1)
-        self._answers: dict[int, asyncio.Future[bytes]] = {}
+        self._failed: dict[str, tuple[str, float]] = {}
+        """What went wrong last, by what was done, and when that was said."""
 
     async def run(self) -> None:
         """Does what is due, again and again."""
@@ -52,14 +51,22 @@ class Upkeep:
             for turn in (
                 self._look_at_files,
                 self._renew_if_due,
+                self._end_expired,
                 self._save,
                 self.cosigning.send_again,
             ):
                 try:
                     await turn()
                 except (errors.NebulaError, OSError) as error:
-                    self.state.log(f"error: {error}")
+                    self._say(turn.__name__, f"error: {error}")
             await asyncio.sleep(TURN_SECONDS)
+
+    def _say(self, what: str, text: str) -> None:
+        """Logs what went wrong, the same again once an hour: it may last for days."""
+        last, now = self._failed.get(what, ("", 0.0)), time.monotonic()
+        if last[0] != text or now > last[1] + SAID_SECONDS:
+            self._failed[what] = text, now
+            self.state.log(text)
 
     def met(self, made: line.Line) -> None:
         """Begins with a new line: both sides compare what they have."""
@@ -92,19 +99,6 @@ class Upkeep:
                     self._push(made)
             case "list":
                 self._take_list(made, json_lines.field(fields, "pem", str).encode())
-            case "certify":
-                self.state.begin(self._certify(made, fields))
-            case "certified":
-                number = json_lines.field(fields, "number", int)
-                waiting = self._answers.pop(number, None)
-                if waiting is not None and not waiting.done():
-                    pem = json_lines.field(fields, "pem", str)
-                    if pem:
-                        waiting.set_result(pem.encode())
-                    else:
-                        why = printable.line(json_lines.field(fields, "why", str))
-                        refusal = joining.JoinError(f"{made.lab} refused: {why}")
-                        waiting.set_exception(refusal)
             case "renew":
                 made.wants_successor.set()
             case "witnessed":
@@ -121,13 +115,11 @@ class Upkeep:
 
     async def _look_at_files(self) -> None:
         """Takes in what commands have changed: the revocation list and the policy."""
-        issuer = self.state.issuer
         seconds = LIST_SECONDS if self.state.authority else ASKED_SECONDS
-        if issuer is not None and time.monotonic() > self._listed + seconds:
+        is_due = time.monotonic() > self._listed + seconds
+        if is_due and (self.state.is_issuer or not self._has_list()):
             self._listed = time.monotonic()
-            found = await issuer({"op": "list", "number": self.revocations.number})
-            if pem := found["revocations"]:
-                self.revocations.accept(str(pem).encode())
+            await self.fetch_list()
         if self.revocations.number > self._enforced:
             self._enforce()
             for each in list(self.state.lines.values()):
@@ -136,6 +128,26 @@ class Upkeep:
             self._policy_seen = seen
             self.state.set_rules(policy.load(self._policy))
             self.state.log("policy.json was read again")
+
+    async def fetch_list(self) -> None:
+        """Gets the newest revocation list from the authority: no line may bring one.
+
+        Raises:
+          errors.NebulaError: if that cannot be reached, or sends none.
+        """
+        known = self.revocations.number if self._has_list() else 0
+        found = await self.state.ask({"op": "list", "number": known})
+        pem = str(found["revocations"]).encode()
+        if pem and self.revocations.accept(pem):
+            self.state.log("the revocation list is new")
+
+    def _has_list(self) -> bool:
+        """Returns True if there is a revocation list that serves."""
+        try:
+            self.revocations.check()
+        except revocation.ListRefused:
+            return False
+        return True
 
     def _stamp(self) -> tuple[int, int]:
         """Returns what changes with the policy: an editor may write it in two parts."""
@@ -197,6 +209,7 @@ class Upkeep:
             each.renew()
 
     async def _renew_if_due(self) -> None:
+        """Renews the switch's certificate, also one that has expired."""
         if time.monotonic() < self._tried + RETRY_SECONDS:
             return
         self._tried, now = time.monotonic(), site_folder.utc_now()
@@ -204,58 +217,21 @@ class Upkeep:
         if member.renewal_due(x509.load_pem_x509_certificate(pem), now):
             await self.rotate()
 
+    async def _end_expired(self) -> None:
+        """Ends the lines of labs whose certificate has expired, by this clock."""
+        now = site_folder.utc_now().timestamp()
+        for lab, each in list(self.state.lines.items()):
+            if each.expires <= now:
+                each.close(f"the certificate of {lab} has expired")
+
     async def certified(self, renewal: member.Renewal) -> bytes:
         """Returns a certificate (PEM) from the authority, for this switch or a trainer.
-
-        A line that breaks meanwhile comes back, and the request is sent again.
 
         Raises:
           errors.NebulaError: if the authority cannot be reached, or refuses.
         """
-        if self.state.issuer is not None:
-            found = await self.state.issuer({"op": "renew", **renewal.fields()})
-            self._issued(found)
-            return str(found["pem"]).encode()
-        lab = member.issuing_lab(member.pinned_authority(self.state.folder))
-        number = next(self._numbers)
-        answer = asyncio.get_running_loop().create_future()
-        self._answers[number] = answer
-        sent: line.Line | None = None
-        try:
-            async with asyncio.timeout(ANSWER_SECONDS):
-                while not answer.done():
-                    made = self.state.lines.get(lab)
-                    if made is not None and made is not sent:
-                        made.send(op="certify", number=number, **renewal.fields())
-                        sent = made
-                    await asyncio.wait([answer], timeout=TURN_SECONDS)
-                return await answer
-        except TimeoutError:
-            raise joining.JoinError(
-                f"{lab} issued no certificate within {ANSWER_SECONDS:.0f} s: is there a"
-                " line to its switch?"
-            ) from None
-        finally:
-            self._answers.pop(number, None)
-
-    async def _certify(self, made: line.Line, fields: Mapping[str, Any]) -> None:
-        """Issues a certificate to the lab at the other end of a line."""
-        number = json_lines.field(fields, "number", int)
-        if self.state.issuer is None:
-            raise json_lines.Malformed(
-                "requested a certificate that is not issued here"
-            )
-        try:
-            found = await self.state.issuer({**fields, "op": "renew"})
-        except errors.NebulaError as error:
-            made.send(op="certified", number=number, pem="", why=str(error))
-            raise
-        self._issued(found)
-        made.send(op="certified", number=number, pem=found["pem"])
-
-    def _issued(self, found: Mapping[str, Any]) -> None:
-        about = {"event": "issued", "lab": found["lab"], "role": found["role"]}
-        self.state.record("certificate", self.state.lab, **about)
+        found = await self.state.ask({"op": "renew", **renewal.fields()})
+        return str(found["pem"]).encode()
 
     # Quotas and the disk.
 

@@ -14,7 +14,16 @@ import threading
 import nebula_command
 import pytest
 import two_labs
-from lab_exchange import discriminate, exchange, generate, rotate, run, values
+from lab_exchange import (
+    discriminate,
+    exchange,
+    exchange_between,
+    generate,
+    name_of,
+    rotate,
+    run,
+    values,
+)
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
@@ -96,28 +105,6 @@ def pairs(labs):
         if name != "lab-s":
             yield labs["lab-s"], labs[name]
             yield labs[name], labs["lab-s"]
-
-
-def exchange_between(listening, dialing, steps=20, **more):
-    """Runs a trainer of each lab, each of which names the other's."""
-    tokens, failed = [], []
-
-    def discriminator():
-        try:
-            discriminate(listening, steps, tokens, peer=name_of(dialing), **more)
-        except errors.NebulaError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=discriminator)
-    thread.start()
-    generate(dialing, steps, [], peer=name_of(listening), **more)
-    thread.join(60)
-    assert not failed
-    assert tokens == list(range(1, steps + 1))
-
-
-def name_of(lab):
-    return lab.switch.state.lab
 
 
 def test_no_switch_has_a_key_of_trainers_or_authority(labs):

@@ -82,6 +82,28 @@ def exchange(listening, dialing, steps=20, **more):
     assert tokens == list(range(1, steps + 1))
 
 
+def name_of(lab):
+    return lab.switch.state.lab
+
+
+def exchange_between(listening, dialing, steps=20, gate=lambda step: None, **more):
+    """The same of two labs of several: a trainer of each names the other's."""
+    tokens, failed = [], []
+
+    def discriminator():
+        try:
+            discriminate(listening, steps, tokens, peer=name_of(dialing), **more)
+        except errors.NebulaError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=discriminator)
+    thread.start()
+    generate(dialing, steps, [], gate, peer=name_of(listening), **more)
+    thread.join(60)
+    assert not failed
+    assert tokens == list(range(1, steps + 1))
+
+
 def rotate(lab):
     """Replaces the certificates of a lab, as `nebula rotate` does."""
     lab.run(lab.switch.upkeep.rotate())

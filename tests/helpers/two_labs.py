@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import datetime
 import threading
 import time
 
@@ -10,7 +11,7 @@ from nebula_jax.communication import endpoints
 from nebula_jax.federation import joining, outside, server
 from nebula_jax.runtime import connect
 from nebula_jax.security.accounts import identity
-from nebula_jax.security.membership import authority, invitations, site_folder
+from nebula_jax.security.membership import authority, invitations, member, site_folder
 
 OWNER = "owner"
 SECONDS = 20.0
@@ -94,6 +95,21 @@ def join(path, at, address, name="lab-t"):
     joining.join(folder, invitations.parse(text))
     identity.Identity.begin(path, OWNER).close()
     return folder
+
+
+PAST = datetime.timedelta(days=7)
+
+
+def expire(folder, issuer):
+    """Replaces the certificates of a lab with others, of a week ago."""
+    past = site_folder.utc_now() - PAST
+    with issuer._store.writing() as connection:  # it has been a member since
+        connection.execute("UPDATE labs SET since = ?", (int(past.timestamp()),))
+    for role in site_folder.ROLES:
+        request = member.new_request()
+        pem = issuer.certify(request.csr, folder.load().name, role, past)
+        ca = issuer.certificate()
+        member.install(folder, role, request.key, pem, ca, past)
 
 
 @dataclasses.dataclass

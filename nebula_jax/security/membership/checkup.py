@@ -23,8 +23,8 @@ MOST_CLOCK_SECONDS = issuing.BACKDATED.total_seconds() / 2
 TRUSTED_FILE_TIME = datetime.timedelta(minutes=5)
 """A certificate is installed within seconds of its issue; a file whose time is further
 off was copied, or the clock is that wrong: both are reported."""
-LATE = 0.8
-"""The part of a certificate's life after which its renewal has failed for hours."""
+LATE = 2 / 5
+"""The part of a certificate's life after which its renewal has failed for a day."""
 OLD_LIST = datetime.timedelta(days=2)
 """The authority signs a new list every day."""
 
@@ -116,8 +116,8 @@ def certificate(found: site_folder.Folder, role: str, now: datetime.datetime) ->
     if now < own.not_valid_before_utc + life * LATE:
         return FINE, f"{text}; its renewal is due: a running {role} does it"
     return WRONG, (
-        f"{text}, and its renewal is late: is the switch running, with a line to the"
-        " lab that issues certificates? then: nebula rotate"
+        f"{text}, and its renewal is late: is the switch running, and does it reach"
+        " that of the lab that issues certificates? then: nebula rotate"
     )
 
 

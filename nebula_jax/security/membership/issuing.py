@@ -18,12 +18,14 @@ from nebula_jax.security.tls.certificates import Authority
 
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 """Longer than any federation: with another authority every lab would join anew."""
-LEAF_LIFETIME = datetime.timedelta(hours=24)
-"""A stolen key serves no longer. Two thirds of it are a working day and a night."""
+LEAF_LIFETIME = datetime.timedelta(days=5)
+"""Certificates are a day old when they are renewed: so runs go on while the authority
+is away for four days. A stolen key serves for so long, unless it is revoked."""
 BACKDATED = datetime.timedelta(seconds=60)
 """Clocks of labs may be this far behind the authority's."""
-LIST_LIFETIME = datetime.timedelta(days=7)
-"""A lab that has had no newer revocation list for so long admits nobody."""
+LIST_LIFETIME = LEAF_LIFETIME
+"""A lab that has had no newer revocation list for so long admits nobody. The list is
+signed anew every day: it is the short-lived status of certificates that live longer."""
 
 
 def authority(

@@ -32,9 +32,9 @@ from nebula_jax.security.tls import certificates, credentials
 PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
 STRONG_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 
-RENEWAL = 2 / 3
-"""The part of its life after which a certificate is renewed: of 24 h, eight are left
-for an authority that is down."""
+RENEWAL = 1 / 5
+"""The part of its life after which a certificate is renewed: of five days, four are
+left for an authority that is away."""
 KEPT = 2
 """Folders of credentials that stay: the newest and the one before."""
 _PURPOSE = b"nebula renewal 1\0"
@@ -315,7 +315,7 @@ def issuing_lab(authority: x509.Certificate) -> str:
 
 
 def renewal_due(certificate: x509.Certificate, now: datetime.datetime) -> bool:
-    """Returns True if a certificate should be renewed: from two thirds of life on."""
+    """Returns True if a certificate should be renewed, or has expired."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     return now >= begin + (end - begin) * RENEWAL
 
@@ -365,9 +365,7 @@ def _check(
     if wrong := credentials.out_of_period(certificate, now):
         reason, text = wrong
         if reason == "expired":
-            text += (
-                "; a running `nebula switch` replaces it, with a line to the authority"
-            )
+            text += "; a running `nebula switch` that reaches the authority replaces it"
         raise CredentialsRefused(reason, f"{what} {text}")
 
 

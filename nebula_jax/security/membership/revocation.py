@@ -18,7 +18,7 @@ from nebula_jax import files
 from nebula_jax.security.membership import member, site_folder
 
 MOST_BYTES = 1 << 20
-"""Bytes of a list: 10,000 certificates revoked within the day that they last."""
+"""Bytes of a list: 10,000 certificates revoked within the days that they last."""
 HASHES = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
 """Digests that a signature may be of; older ones can be forged."""
 PEM = serialization.Encoding.PEM

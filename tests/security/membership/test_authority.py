@@ -71,7 +71,7 @@ def listed(issuer, now=NOW):
 @pytest.mark.parametrize(
     ("role", "name"), [("switch", "lab-t"), ("trainer", "trainer.lab-t")]
 )
-def test_a_certificate_is_for_a_role_of_a_lab_on_either_side_for_a_day(
+def test_a_certificate_is_for_a_role_of_a_lab_on_either_side_for_five_days(
     issuer, role, name
 ):
     found = certify(issuer, role=role)
@@ -80,7 +80,7 @@ def test_a_certificate_is_for_a_role_of_a_lab_on_either_side_for_a_day(
     assert not value(found, x509.BasicConstraints).ca
     assert not value(found, x509.KeyUsage).key_cert_sign
     assert found.not_valid_before_utc == NOW - datetime.timedelta(seconds=60)
-    assert found.not_valid_after_utc == NOW + 24 * HOUR
+    assert found.not_valid_after_utc == NOW + 5 * DAY
     found.verify_directly_issued_by(
         x509.load_pem_x509_certificate(issuer.certificate())
     )
@@ -220,8 +220,8 @@ def test_a_revoked_lab_is_on_the_list_and_gets_no_other_certificate(issuer):
         certify(again)
     assert again.revoke("lab-t", NOW) == 3  # once more
     assert listed(again) == (3, both)
-    assert listed(again, NOW + 1.9 * DAY)[1] == both
-    assert listed(again, NOW + 3.5 * DAY)[1] == set()  # they have expired
+    assert listed(again, NOW + 5.9 * DAY)[1] == both
+    assert listed(again, NOW + 7.5 * DAY)[1] == set()  # they have expired
 
 
 def issuer_folder(issuer):
@@ -261,7 +261,7 @@ def test_no_other_key_renews_a_certificate(tmp_path):
     assert labs.authority.renew(as_switch)[2] == "switch"
 
 
-@pytest.mark.parametrize(("days", "reason"), [(1, ""), (3, ""), (15.5, "expired")])
+@pytest.mark.parametrize(("days", "reason"), [(3, ""), (18.9, ""), (19.5, "expired")])
 def test_an_expired_certificate_is_renewed_within_its_grace(tmp_path, days, reason):
     labs = lab_folders.copy(tmp_path)
     now = site_folder.utc_now() + days * DAY
@@ -305,16 +305,16 @@ def test_no_lab_makes_the_revocation_list_too_long(issuer, monkeypatch):
     monkeypatch.setattr(authority, "MOST_CERTIFICATES", 3)
     csr = member.new_request().csr
     certify(issuer, now=NOW, csr=csr)
-    certify(issuer, now=NOW + DAY, csr=csr)
-    later = NOW + 1.5 * DAY
+    certify(issuer, now=NOW + 5 * DAY, csr=csr)
+    later = NOW + 5.5 * DAY
     certify(issuer, now=later, csr=csr)
     with pytest.raises(authority.RequestRefused, match="has 3 certificates") as error:
         certify(issuer, now=later, csr=csr)
     assert error.value.reason == "too_many"
     certify(issuer, "lab-s", now=later, csr=csr)
-    certify(issuer, now=NOW + 2.5 * DAY, csr=csr)
-    issuer.revoke("lab-t", NOW + 2.5 * DAY)
-    assert len(listed(issuer, NOW + 2.5 * DAY)[1]) == 3
+    certify(issuer, now=NOW + 6.5 * DAY, csr=csr)
+    issuer.revoke("lab-t", NOW + 6.5 * DAY)
+    assert len(listed(issuer, NOW + 6.5 * DAY)[1]) == 3
 
 
 def test_a_member_that_joins_again_has_its_former_certificates_revoked(issuer):
@@ -344,14 +344,14 @@ def test_a_lab_that_never_came_is_revoked_by_its_invitation(issuer):
         issuer.revoke("lab-s", NOW)
 
 
-def test_every_list_has_a_greater_number_and_lasts_a_week(issuer):
+def test_every_list_has_a_greater_number_and_lasts_five_days(issuer):
     numbers = []
     for hour in (0, 1, 23, 24, 25, 47, 48):
         now = NOW + hour * HOUR
         found = x509.load_pem_x509_crl(issuer.revocation_list(now))
         numbers.append(value(found, x509.CRLNumber).crl_number)
         left = found.next_update_utc - now
-        assert 6 * DAY < left <= 7 * DAY
+        assert 4 * DAY < left <= 5 * DAY
         assert found.last_update_utc < now
     assert numbers == [1, 1, 1, 2, 2, 2, 3]
     assert issuer.revocation_list(now) == issuer.revocation_list(now + HOUR)
@@ -410,8 +410,8 @@ def test_an_authority_that_comes_back_from_a_copy_forgets_no_revocation(tmp_path
     assert listed.accept(issuer.revocation_list())
     assert listed.number == 5
     assert {*serials.values(), late} <= set(listed.revoked())
-    first = x509.load_pem_x509_crl(issuer.revocation_list(now + 1.9 * DAY))
-    later = x509.load_pem_x509_crl(issuer.revocation_list(now + 3.5 * DAY))
+    first = x509.load_pem_x509_crl(issuer.revocation_list(now + 5.9 * DAY))
+    later = x509.load_pem_x509_crl(issuer.revocation_list(now + 7.5 * DAY))
     assert {each.serial_number for each in first} >= {*serials.values(), late}
     assert not list(later)
 

@@ -85,12 +85,12 @@ def test_a_work_folder_that_others_can_read_is_found(folder):
 
 def test_a_certificate_whose_renewal_is_late_or_that_has_expired(folder):
     now = site_folder.utc_now()
-    for hours, words in ((17, None), (20, "its renewal is late"), (25, "expired on")):
+    for hours, words in ((40, None), (50, "its renewal is late"), (121, "expired on")):
         found = wrong(folder, now + hours * HOUR)
         for role in site_folder.ROLES:
             text = found.get(f"certificate of the {role}")
             assert (text is None) if words is None else (words in text)
-    _, due = checkup.certificate(folder, "switch", now + 17 * HOUR)
+    _, due = checkup.certificate(folder, "switch", now + 40 * HOUR)
     assert "due for renewal" in due or "renewal is due" in due
 
 

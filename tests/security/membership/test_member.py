@@ -166,7 +166,7 @@ def test_bad_credentials_are_not_installed(labs, tmp_path):
     other_key, other_lab = request_and_certificate(labs, "lab-s")
     trainers_key, trainers = request_and_certificate(labs, role="trainer")
     now = site_folder.utc_now()
-    old_key, old = request_and_certificate(labs, now=now - 2 * DAY)
+    old_key, old = request_and_certificate(labs, now=now - 6 * DAY)
     new_key, new = request_and_certificate(labs, now=now + HOUR)
     refused(labs, "wrong_key", member.new_request().key, pem)
     refused(labs, "wrong_name", other_key, other_lab)
@@ -186,7 +186,7 @@ def test_bad_credentials_are_not_installed(labs, tmp_path):
 
 def test_own_credentials_that_have_expired_are_refused_when_they_are_loaded(labs):
     now = site_folder.utc_now()
-    for later, reason in ((25 * HOUR, "expired"), (-HOUR, "not_yet_valid")):
+    for later, reason in ((121 * HOUR, "expired"), (-HOUR, "not_yet_valid")):
         with pytest.raises(member.CredentialsRefused) as error:
             member.load(labs.t, "switch", now + later)
         assert error.value.reason == reason
@@ -195,7 +195,7 @@ def test_own_credentials_that_have_expired_are_refused_when_they_are_loaded(labs
         with pytest.raises(
             member.CredentialsRefused, match="a running `nebula switch`"
         ):
-            member.load(folder, "switch", now + 25 * HOUR)
+            member.load(folder, "switch", now + 121 * HOUR)
 
 
 def test_a_key_that_others_can_read_is_refused(labs):
@@ -257,25 +257,25 @@ def test_an_authority_of_no_lab(labs):
 
 @pytest.fixture
 def certificate(tmp_path):
-    """A certificate of 24 h that is valid from midnight on."""
+    """A certificate of five days that is valid from midnight on."""
     begin = datetime.datetime(2026, 5, 4, tzinfo=datetime.UTC)
     now = begin + datetime.timedelta(seconds=60)
     folder = site_folder.Folder(tmp_path / "lab")
-    life = DAY - datetime.timedelta(seconds=60)
+    life = 5 * DAY - datetime.timedelta(seconds=60)
     issuer = authority.LocalAuthority.create(folder, "lab-s", now, life)
     pem = issuer.certify(member.new_request().csr, "lab-s", "switch", now)
     found = x509.load_pem_x509_certificate(pem)
     assert (found.not_valid_before_utc, found.not_valid_after_utc) == (
         begin,
-        begin + DAY,
+        begin + 5 * DAY,
     )
     return found
 
 
-def test_a_certificate_is_renewed_from_two_thirds_of_its_life_on(certificate):
+def test_a_certificate_is_renewed_from_a_fifth_of_its_life_on(certificate):
     begin = certificate.not_valid_before_utc
     second = datetime.timedelta(seconds=1)
     assert not member.renewal_due(certificate, begin)
-    assert not member.renewal_due(certificate, begin + 16 * HOUR - second)
+    assert not member.renewal_due(certificate, begin + DAY - second)
     for later in (second, HOUR, 8 * HOUR, 30 * DAY):
-        assert member.renewal_due(certificate, begin + 16 * HOUR + later)
+        assert member.renewal_due(certificate, begin + DAY + later)
