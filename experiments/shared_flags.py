@@ -33,8 +33,8 @@ class Shared(cluster_flags.Clusters):
     )
     warmup_ratio: float = fields.of_training(
         0.1,
-        "Share of the run until the peak learning rate: of the steps of a fine-tuning,"
-        " or of --total_time; a pre-training by steps has --warmup_steps.",
+        "Share of a fine-tuning's steps until the peak learning rate; a pre-training"
+        " has --warmup_steps.",
         upper=1.0,
     )
     clip_norm: float = fields.of_training(

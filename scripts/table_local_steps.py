@@ -69,10 +69,6 @@ OUTER = ("--outer_learning_rate=1.0",)
 AVERAGING = (*OUTER, "--fragments=1", "--delay=0", "--outer_momentum=0", "--mixing=0")
 SPARSE = ("--sync=sparse", "--inner_steps=3", "--fragments=1", "--delay=0")
 KEPT = (*SPARSE, "--unsent=parameters")
-SENDERS = (
-    *(*SPARSE, "--sparse_average=senders"),
-    "--delta_codec=error_feedback(sparse_loco(64, 4096))",
-)
 ROWS = (
     ALL_REDUCE,
     Row("streaming, e3m0", "streaming2", 2, OUTER, ALL_REDUCE.key, True),
@@ -95,7 +91,6 @@ ROWS = (
         f"--batch_size={BATCH // 2}",
     ),
     _tried("sparse, SparseLoCo's residual", "decay2", 2, *SPARSE),
-    _tried("sparse, residual kept, by senders", "senders2", 2, *SENDERS),
 )
 
 

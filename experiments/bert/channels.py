@@ -15,7 +15,6 @@ from typing import Any
 from experiments.bert import config, models
 from nebula_jax.communication.wire import frames
 from nebula_jax.parallel.local_steps import member as member_lib
-from nebula_jax.parallel.local_steps import timing
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime import local_steps
 from nebula_jax.runtime.connect import all_clusters
@@ -37,7 +36,6 @@ def rounds(
     context: context_lib.Context,
     peers: all_clusters.Peers,
     member: member_lib.Member | None,
-    timer: timing.Timer,
 ) -> local_steps.Rounds:
     """Opens a cluster's channels to its peers; none if it is the only cluster."""
     agreed = run.agreed
@@ -45,7 +43,6 @@ def rounds(
         context,
         peers,
         member,
-        timer,
         quorum=agreed.quorum,
         grace=agreed.grace,
     )

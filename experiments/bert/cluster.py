@@ -6,14 +6,12 @@ from typing import Any
 from experiments.bert import channels, config, data, models, replica
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as vocabularies
-from nebula_jax.parallel.local_steps import timing
 from nebula_jax.runtime import context as context_lib
 
 
 def train(run: config.Run) -> int:
     """Trains this cluster's replica to the end; returns the exit status."""
-    agreed, timer = run.agreed, timing.Timer(run.agreed.seconds(), run.agreed.steps)
-    context = config.context(run, timer.most)
+    agreed, context = run.agreed, config.context(run)
     vocabulary = vocabularies.given(run.local)
     made, index = (
         models.load(run, vocabulary),
@@ -28,31 +26,29 @@ def train(run: config.Run) -> int:
     hello = run.hello(compared, saved.steps)
     with text, channels.connected(run, context, hello) as peers:
         # All that crosses: the deltas of rounds, from each cluster to all others.
-        rounds = channels.rounds(run, context, peers, own.member, timer)
+        rounds = channels.rounds(run, context, peers, own.member)
         start, is_behind = rounds.agree_start(saved)
         arrays, position = saved.restore(start, own.fresh, is_behind)
-        state = own.resume(arrays, position, text, timer)
+        state = own.resume(arrays, position, text)
         del arrays  # the first anchor, which a round replaces
-        context.begin(start, peers.lines, timer.shown)
+        context.begin(start, peers.lines)
         if start == 0:
             evaluate(context, 0, own, state, text)
         for step in context.each(rounds.steps()):
             with context.trace.span("next batch"):
-                batch = own.batch(next(text.batches), timer.progress(step))
-            state, metrics = context.compute(
-                step, own.step, state, own.frozen, *batch.inputs
-            )
+                batch = own.batch(next(text.batches))
+            state, metrics = context.compute(step, own.step, state, own.frozen, *batch)
             context.emulate_compute(metrics)
             # A fragment's delta leaves after its step; the mean is applied some later.
             params = rounds.after(step, state.params, metrics["tokens"])
             if rounds.step > step:  # rounds went on without this cluster
                 state = state.at_step(rounds.step)
             state, done = dataclasses.replace(state, params=params), rounds.step
-            context.record.step(done, {**metrics, "left_out": batch.left_out})
+            context.record.step(done, metrics)
             if rounds.is_last or done % agreed.eval_every == 0:
                 evaluate(context, done, own, state, text)
             if rounds.is_saved_after(done):
-                saved.save(done, *own.to_save(state, text, timer))
+                saved.save(done, *own.to_save(state, text))
         context.finish(channels.described(run, made, rounds, peers))
     if not rounds.is_last:
         return context.exit_status()

@@ -1,7 +1,6 @@
 """The configuration of a BERT run: its flags, and the values that are passed on."""
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,8 +13,7 @@ from nebula_jax import errors
 from nebula_jax.commands import command_line, fields
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import attention, transformer
-from nebula_jax.parallel.local_steps import messages
+from nebula_jax.models import transformer
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import all_reduce, bert, optimizers, warm_start
@@ -27,14 +25,11 @@ DEFAULTS = {
     "mask_policy": "bert",
     "eval_batch_size": 32,
     "job": "pretrain_bert",
-    "warmup_ratio": 0.1,
 }
 """Shared flags that have another default in this experiment."""
 
 NAME = text.FLAG.reader
 MOST_CLUSTERS = 8
-_TIME = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)([smh])")
-_SECONDS = {"s": 1, "m": 60, "h": 3600}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,49 +56,21 @@ class Agreed(pretraining_config.Agreed, local_steps.Settings):
     adapter_dim: int = fields.of_model(
         64, "Inner width of an adapter, with --trains=adapters.", lower=1
     )
-    batch_sizes: tuple[int, ...] = fields.of_training(
-        (),
-        "Examples of a step, a number for each cluster; --batch_size in every"
-        " cluster if empty.\n"
-        "32,64: of cluster 0 and of cluster 1.",
-    )
     optimizer: str = fields.of_training(
         "adamw",
-        "Optimizer of each cluster's own steps: adamw, lamb (for large batches), muon"
-        " (for hidden matrices, Nesterov's Adam for the rest), or sgd (without"
-        " momentum).",
+        "Optimizer of each cluster's own steps: adamw, muon (for hidden matrices,"
+        " Nesterov's Adam for the rest), or sgd (without momentum).",
         choices=list(optimizers.BY_NAME),
     )
-    total_time: str = fields.of_training(
-        "",
-        "Time after which the run has ended, its learning rate at 0; --warmup_ratio"
-        " is then the share of it until the peak. If empty, --steps and"
-        " --warmup_steps count.\n"
-        "90s, 30m or 2h; at most 1193h.",
-    )
-    warmup_ratio: float
     logits: str = fields.for_experts(
         "masked",
         "Positions at which the head computes logits: the masked ones, or all.",
         choices=list(bert.LOGITS),
     )
-    layout: str = fields.for_experts(
-        "padded",
-        "Layout of a batch: padded (a sequence in each row), or joined (several"
-        " sequences in a row, for less padding).",
-        choices=list(bert.LAYOUTS),
-    )
-    attention: str = fields.for_experts(
-        "einsum",
-        "Computation of attention: einsum (all scores are in memory), or fused (one"
-        " operation, without dropout of the scores).",
-        choices=list(attention.KINDS),
-    )
     all_reduce: str = fields.for_experts(
         "each",
         "Times that the gradients of a cluster's devices are added up: after each"
-        " micro-batch, once a batch, or once while the last micro-batch's backward"
-        " pass still runs (overlapped).",
+        " micro-batch, or once a batch.",
         choices=list(all_reduce.WHEN),
     )
     eval_batch_size: int
@@ -111,32 +78,6 @@ class Agreed(pretraining_config.Agreed, local_steps.Settings):
     def groups(self) -> list[list[str]]:
         """Returns the languages of every cluster (one group), or of each."""
         return language_mixture.parse_groups(" ".join(self.languages), *text.FLAG)
-
-    def rows(self) -> tuple[int, ...]:
-        """Returns the examples of a step of each cluster."""
-        return self.batch_sizes or (self.batch_size,) * self.clusters
-
-    def seconds(self) -> float | None:
-        """Returns --total_time; None if the schedule is by steps.
-
-        Raises:
-          errors.SettingsError: if it is no time, or more than a message can have.
-        """
-        if not self.total_time:
-            return None
-        found = _TIME.fullmatch(self.total_time)
-        seconds = float(found[1]) * _SECONDS[found[2]] if found else 0.0
-        if not seconds:
-            raise errors.SettingsError(
-                f"--total_time={self.total_time}: expected a time such as 90s, 30m or"
-                " 2h"
-            )
-        if 1000 * seconds > messages.MOST:
-            most = messages.MOST // (1000 * _SECONDS["h"])
-            raise errors.SettingsError(
-                f"--total_time={self.total_time}: expected at most {most}h"
-            )
-        return seconds
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -165,10 +106,10 @@ def from_flags() -> Run:
     )
 
 
-def context(run: Run, steps: int) -> context_lib.Context:
-    """Returns the context of a training loop of at most so many steps."""
+def context(run: Run) -> context_lib.Context:
+    """Returns the context of a training loop."""
     window, seconds = run.agreed.window(), run.local.emulated_seconds()
-    return run.with_agreed(steps=steps).context(window, emulated_seconds=seconds)
+    return run.context(window, emulated_seconds=seconds)
 
 
 def name_of(index: int) -> str:
@@ -219,12 +160,10 @@ def check(run: Run) -> None:
             f"--emulate_compute={given}: expected one number, as in 50"
         )
     _check_training(run)
-    rows = agreed.rows()
     if local.cluster not in ("all", "whole"):
-        rows = (rows[index_of(agreed, local.cluster)],)
-    for number in rows:
-        devices.check(local.layout(), number, agreed.micro_batches)
+        index_of(agreed, local.cluster)
     layout = local.layout()
+    devices.check(layout, agreed.batch_size, agreed.micro_batches)
     replicas = max(1, layout.devices_per_cluster // layout.model_parallel)
     if agreed.eval_batch_size % replicas:
         raise errors.SettingsError(
@@ -241,12 +180,6 @@ def _check_clusters(agreed: Agreed) -> None:
         raise errors.SettingsError(
             f"--clusters={agreed.clusters}: expected 1 to {MOST_CLUSTERS}"
         )
-    if len(agreed.rows()) != agreed.clusters or not all(agreed.rows()):
-        given = ",".join(map(str, agreed.batch_sizes))
-        raise errors.SettingsError(
-            f"--batch_sizes={given}: expected {agreed.clusters} numbers above 0, one"
-            " for each cluster"
-        )
     if [each.strip() for each in agreed.languages] != [text.ALL]:
         groups = len(agreed.groups())
         if groups not in (1, agreed.clusters):
@@ -258,19 +191,9 @@ def _check_clusters(agreed: Agreed) -> None:
 
 
 def _check_training(run: Run) -> None:
-    """Raises errors.SettingsError at a schedule, start or pipeline that cannot be."""
+    """Raises errors.SettingsError at a start or a pipeline that cannot be."""
     agreed, local = run.agreed, run.local
     has_start = agreed.start() != warm_start.NONE
-    if agreed.seconds() is None and agreed.warmup_ratio != DEFAULTS["warmup_ratio"]:
-        raise errors.SettingsError(
-            f"--warmup_ratio={agreed.warmup_ratio:g} is for --total_time; a run by"
-            " steps has --warmup_steps"
-        )
-    if agreed.seconds() and has_start:
-        raise errors.SettingsError(
-            f"--total_time={agreed.total_time} is not for a warm start of heads, which"
-            " counts steps"
-        )
     if agreed.trains == "adapters" and has_start:
         raise errors.SettingsError(
             "--trains=adapters has no head that trains, and so no warm start of heads;"
@@ -295,14 +218,11 @@ def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
 
 def model(agreed: Agreed, encoder: transformer.Config) -> bert.Config:
     """Returns the configuration of a model of this shape, and of its training."""
-    by_time = agreed.seconds() is not None
-    by_steps = min(1.0, agreed.warmup_steps / agreed.steps)
     own = fields.common(agreed, bert.Config)
     own["adapter_dim"] = 0 if agreed.trains == "all" else agreed.adapter_dim
     return bert.Config(
         encoder=encoder,
-        warmup=agreed.warmup_ratio if by_time else by_steps,
-        by_time=by_time,
+        warmup=min(1.0, agreed.warmup_steps / agreed.steps),
         start=agreed.start(),
         **own,
     )

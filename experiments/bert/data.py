@@ -45,11 +45,10 @@ class Share(NamedTuple):
 
 def share_of(agreed: config.Agreed, index: int) -> Share:
     """Returns the rows of cluster `index`."""
-    rows = agreed.rows()
-    number = sum(rows[:index])
+    rows, number = agreed.batch_size, agreed.batch_size * index
     if len(agreed.groups()) > 1:
-        return Share(rows[index], 0, rows[index], number)
-    return Share(sum(rows), number, rows[index], number)
+        return Share(rows, 0, rows, number)
+    return Share(rows * agreed.clusters, number, rows, number)
 
 
 def checked(run: config.Run, only: int | None = None) -> config.Run:
@@ -98,12 +97,12 @@ def text_of(
         languages=agreed.groups()[stream],
         mix=_mixes(agreed)[stream],
         seed=text.seed_of(agreed, stream),
-        rows=share_of(agreed, index).rows,
+        rows=agreed.batch_size,
         held_out_rows=agreed.eval_batch_size,
         # Alone it ends after the next step. With others the request goes with the next
         # fragment, and is received when that is applied.
         ahead=2 if agreed.sync == "allreduce" else agreed.window() + 2,
-        most=agreed.steps if agreed.seconds() is None else None,
+        most=agreed.steps,
     )
     return text.Text(agreed, run.local, reader, vocabulary, work)
 

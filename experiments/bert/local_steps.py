@@ -13,7 +13,6 @@ ONLY_OF = {
     "mixing": "streaming",
     "outer_learning_rate": "streaming",
     "outer_momentum": "streaming",
-    "sparse_average": "sparse",
     "unsent": "sparse",
 }
 """Setting that one --sync alone has -> this one."""
@@ -72,18 +71,6 @@ class Settings:
         " with --sync=sparse, or without its residual where --unsent=parameters.\n"
         "e3m0(256)|zstd(3): a codec, and the level of zstd.",
     )
-    delta_weights: str = fields.for_experts(
-        "equal",
-        "Weights of the clusters in the mean of what they send: equal, or tokens (by"
-        " what each has trained on).",
-        choices=["equal", "tokens"],
-    )
-    sparse_average: str = fields.for_experts(
-        "clusters",
-        "Divisor of a sum with --sync=sparse: clusters (their number), or senders (of"
-        " each value, those that sent it).",
-        choices=["clusters", "senders"],
-    )
     unsent: str = fields.for_experts(
         "residual",
         "Place of what a cluster has learned and not sent yet, with --sync=sparse:"
@@ -133,7 +120,6 @@ class Settings:
             mixing=0.0 if is_sparse else self.mixing,
             learning_rate=1.0 if is_sparse else self.outer_learning_rate,
             momentum=0.0 if is_sparse else momentum,
-            average=self.sparse_average,
             keeps_unsent=is_sparse and self.unsent == "parameters",
         )
 
@@ -159,7 +145,6 @@ class Settings:
 OWN_FLAGS = {
     "learning_rate": "outer_learning_rate",
     "momentum": "outer_momentum",
-    "average": "sparse_average",
 }
 """Field of `diloco.Config` -> its flag, where that has another name."""
 

@@ -3,7 +3,6 @@
 It begins random, or with a pretrained encoder's layers.
 """
 
-import dataclasses
 import pathlib
 import re
 from typing import Any, NamedTuple
@@ -55,7 +54,6 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
             f"--fragments={agreed.fragments} does not divide the {shape.layers} layers"
             f" of the encoder; {nearest} does"
         )
-    shape = dataclasses.replace(shape, attention=agreed.attention)
     return Models(config.model(agreed, shape), params)
 
 

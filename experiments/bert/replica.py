@@ -9,7 +9,6 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -18,25 +17,12 @@ from experiments.pretraining import text as text_lib
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import ranks
-from nebula_jax.data import joined_rows
-from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.parallel.local_steps import member as member_lib
-from nebula_jax.parallel.local_steps import timing
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import bert, diloco, partition
 from nebula_jax.training import state as train_state
-
-
-class Batch(NamedTuple):
-    """A batch of a cluster, on its devices."""
-
-    inputs: tuple[Any, ...]
-    """The last arguments of `Replica.step`."""
-    left_out: jax.Array
-    """[] int32, sequences of all processes that found no room in the rows of the layout
-    `joined`."""
 
 
 class Replica(NamedTuple):
@@ -49,7 +35,7 @@ class Replica(NamedTuple):
     frozen: Any
     """The parameters that do not train."""
     step: Callable[..., Any]
-    """(state, frozen, *inputs) -> (state, metrics); see `batch`."""
+    """(state, frozen, *batch) -> (state, metrics); see `batch`."""
     evaluate: Callable[..., bert.Sums]
     """(trained, frozen, key, [B, L] int32, first row) -> sums."""
     member: member_lib.Member | None
@@ -69,58 +55,44 @@ class Replica(NamedTuple):
         arrays: dict[str, Any],
         saved: dict[str, Any] | None,
         text: text_lib.Text,
-        timer: timing.Timer,
     ) -> train_state.TrainState:
         """Resumes from a checkpoint, or begins at step 0; returns the state.
 
         Args:
           arrays: restored, like `fresh`.
           saved: the position beside them; None at step 0.
-          text, timer: of the cluster.
+          text: of the cluster.
         """
-        position = saved or {"text": None, "time": None, "rounds": None}
+        position = saved or {"text": None, "rounds": None}
         here = mesh_lib.rows_here(self.mesh, self.share.rows)
         text.begin(position["text"], self.share.batch_size, self.share.within(here))
-        timer.resume(position["time"])
         if self.member is not None:
             self.member.resume(arrays, position["rounds"])
         return arrays["state"]
 
     def to_save(
-        self, state: train_state.TrainState, text: text_lib.Text, timer: timing.Timer
+        self, state: train_state.TrainState, text: text_lib.Text
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Returns what `resume` takes: arrays, and the position beside them."""
         own = {} if self.member is None else self.member.arrays
         rounds = None if self.member is None else self.member.position
-        position = {"text": text.position(), "time": timer.position, "rounds": rounds}
+        position = {"text": text.position(), "rounds": rounds}
         return {"state": state} | own, position
 
     def params(self, state: train_state.TrainState) -> Any:
         """Returns all parameters, on the root's host; None in other processes."""
         return ranks.to_root(partition.merge(state.params, self.frozen))
 
-    def batch(self, input_ids: np.ndarray, progress: float) -> Batch:
-        """Puts a batch on the devices.
+    def batch(self, input_ids: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        """Puts a batch on the devices: its rows, and the number of the first.
 
         Args:
           input_ids: [rows of this process, L] int32.
-          progress: share of the run's time that is over.
         """
-        everywhere, rows = mesh_lib.replicated(self.mesh), self.share.rows
-        batch = mesh_lib.put_rows(self.mesh, input_ids, rows)
+        batch = mesh_lib.put_rows(self.mesh, input_ids, self.share.rows)
         # Masks are drawn by a row's number in the batch of all clusters.
-        numbers = np.int32(self.share.number), np.float32(progress)
-        more = mesh_lib.put(numbers, everywhere)
-        if self.config.layout == "padded":
-            return Batch((batch, *more), jnp.zeros((), jnp.int32))
-        replicas, here = mesh_lib.replicas(self.mesh), len(input_ids)
-        groups = replicas * here // rows
-        joined = self.config.rows(rows, replicas) * here // rows
-        lengths = joined_rows.lengths(input_ids, vocabularies.SPECIAL.pad)
-        plan = joined_rows.plan(lengths, input_ids.shape[1], joined, groups)
-        where = mesh_lib.put_rows(self.mesh, plan.where, joined * rows // here)
-        left_out = mesh_lib.total(self.mesh, plan.left_out)
-        return Batch((batch, *more, where), left_out)
+        number = np.int32(self.share.number)
+        return batch, mesh_lib.put(number, mesh_lib.replicated(self.mesh))
 
     def held_out(
         self, trained: Any, text: text_lib.Text
@@ -160,9 +132,7 @@ def plan(run: config.Run, made: models.Models, index: int) -> Replica:
     whole = planned(mesh, init)
     (shapes, frozen_shapes), (sharding, frozen_at) = whole.shapes, whole.sharding
     frozen = whole.init()[1] if jax.tree.leaves(frozen_shapes) else frozen_shapes
-    inputs = [frozen_at, rules.BATCH, rules.REPLICATED, rules.REPLICATED]
-    if settings.layout == "joined":
-        inputs.append(rules.BATCH)
+    inputs = [frozen_at, rules.BATCH, rules.REPLICATED]
     step = functools.partial(bert.step, settings)
     member = None
     if agreed.clusters > 1:
@@ -215,7 +185,7 @@ def _member(
             own=names[index],
             shapes=shapes,
             sharding=sharding,
-            weights=agreed.delta_weights,
+            weights="equal",
             where=diloco.places(shapes, models.fragment_of(agreed.fragments)),
         )
     except errors.SettingsError as error:

@@ -25,7 +25,6 @@ def figures(
     return {
         "bytes": crossed(_of_clusters(found)),
         "held_out": {name: held_out(each) for name, each in records.items()},
-        "left_out": {name: left_out(each) for name, each in records.items()},
     }
 
 
@@ -104,13 +103,6 @@ def held_out(records: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     ]
 
 
-def left_out(records: Sequence[Mapping[str, Any]]) -> float:
-    """Returns how many sequences of a batch joined rows had no room for, on average."""
-    counts = [record["left_out"] for record in records if record.get("left_out")]
-    steps = sum("loss" in record for record in records)
-    return sum(counts) / steps if steps else 0.0
-
-
 def mean(figures: Mapping[str, float | None]) -> float:
     """Averages a figure over the languages; NaN if one is null."""
     values = [math.nan if each is None else each for each in figures.values()]
@@ -165,7 +157,6 @@ def markdown(summary: Mapping[str, Any]) -> str:
         restarts.markdown(summary),
         traces.markdown(summary["clusters"]),
         _bytes_markdown(summary["bytes"]),
-        _left_out_markdown(summary.get("left_out", {})),
         run_report.outages(summary["clusters"]),
         *_held_out_markdown(summary["held_out"]),
     )
@@ -181,17 +172,6 @@ def _bytes_markdown(sizes: Mapping[str, float]) -> str:
         " of float32 gradients at every step would have sent"
         f" {run_report.figure(sizes['all_reduce_per_token'], ',.0f')}:"
         f" {run_report.figure(sizes['fewer'], '.0f')} times as many."
-    )
-
-
-def _left_out_markdown(counts: Mapping[str, float]) -> str:
-    most = max(counts.values(), default=0.0)
-    if not most:
-        return ""
-    return (
-        f"Joined rows had no room for {most:.1f} sequences of a batch, on average: they"
-        " were not trained on. A text whose rows are full already is trained on whole"
-        " with --layout=padded."
     )
 
 

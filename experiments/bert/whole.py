@@ -14,7 +14,6 @@ import jax.numpy as jnp
 from experiments.bert import channels, config, data, models, replica
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as vocabularies
-from nebula_jax.parallel.local_steps import timing
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime import local_steps
 from nebula_jax.runtime.records import checkpoints
@@ -24,14 +23,13 @@ from nebula_jax.training import state as train_state
 def train(run: config.Run) -> int:
     """Trains all replicas to the end; returns the exit status."""
     agreed, names = run.agreed, config.names(run.agreed)
-    timer = timing.Timer(agreed.seconds(), agreed.steps)
-    context = config.context(run, timer.most)
+    context = config.context(run)
     vocabulary = vocabularies.given(run.local)
     made = models.load(run, vocabulary)
     group = [replica.plan(run, made, index) for index in range(len(names))]
     texts = [data.text_of(run, index, vocabulary) for index in range(len(names))]
     members = [each.member for each in group if each.member is not None]
-    rounds = local_steps.in_one_process(context, members, timer)
+    rounds = local_steps.in_one_process(context, members)
     settings = config.settings(run, vocabulary)
     saved = [context.open_checkpoints(settings, part=name) for name in names]
     start = checkpoints.newest_of_all(
@@ -40,21 +38,21 @@ def train(run: config.Run) -> int:
         agreed.window(),
     )
     states = [
-        own.resume(*of_own.restore(start, own.fresh), text, timer)
+        own.resume(*of_own.restore(start, own.fresh), text)
         for own, of_own, text in zip(group, saved, texts, strict=True)
     ]
-    context.begin(start, steps=timer.shown)
+    context.begin(start)
     if start == 0:
         evaluate(context, 0, run, group, states, texts)
     for step in context.each(rounds.steps()):
         metrics = []
         for k, (own, text) in enumerate(zip(group, texts, strict=True)):
             with context.trace.span("next batch"):
-                batch = own.batch(next(text.batches), timer.progress(step))
+                batch = own.batch(next(text.batches))
             states[k], found = context.compute(
-                step, own.step, states[k], own.frozen, *batch.inputs, part=names[k]
+                step, own.step, states[k], own.frozen, *batch, part=names[k]
             )
-            metrics.append({**found, "left_out": batch.left_out})
+            metrics.append(found)
         context.emulate_compute()
         tokens = [each["tokens"] for each in metrics]
         params = rounds.after_all(step, [each.params for each in states], tokens)
@@ -64,7 +62,7 @@ def train(run: config.Run) -> int:
             evaluate(context, step, run, group, states, texts)
         if rounds.is_saved_after(step):
             for k, own in enumerate(group):
-                saved[k].save(step, *own.to_save(states[k], texts[k], timer))
+                saved[k].save(step, *own.to_save(states[k], texts[k]))
     context.finish(channels.described(run, made, rounds) | {"clusters": len(names)})
     if not rounds.is_last:
         return context.exit_status()

@@ -35,7 +35,7 @@ def local_steps(
         where the run goes on from a checkpoint.
       settings: `inner_steps`, and what else `runtime.local_steps.Settings` has:
         fragments, delay, codec, is_trained (for adapters alone, `lambda path: "lora" in
-        path`), mixing, learning_rate and momentum of the outer step, average,
+        path`), mixing, learning_rate and momentum of the outer step,
         keeps_unsent, shares, weights, quorum, grace.
 
     Returns:

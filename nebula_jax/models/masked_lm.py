@@ -41,23 +41,20 @@ class MaskedLM(nn.Module):
         attention_mask: jax.Array,
         masked: jax.Array | None = None,
         deterministic: bool = True,
-        positions: jax.Array | None = None,
     ) -> jax.Array:
         """Computes logits of masked tokens, or of all.
 
         Args:
           input_ids: [B, L] int32, with [MASK]s.
-          attention_mask: bool, [B, L], false at padding, or [B, L, L], which tokens
-            each may attend to.
+          attention_mask: [B, L] bool, false at padding.
           masked: [B, M] int32, places of masked tokens; L in empty slots, whose logits
             mean nothing. None for logits everywhere.
           deterministic: no dropout.
-          positions: [B, L] int32, of tokens in their sequences, if rows have several.
 
         Returns:
           [B, M, V] float32; [B, L, V] if `masked` is None.
         """
-        hidden = self.embeddings(input_ids, deterministic, positions=positions)
+        hidden = self.embeddings(input_ids, deterministic)
         hidden = self.encoder(
             hidden, attention_mask, deterministic, self._after_layer()
         )

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from nebula_jax.models import activations, attention, mixed_precision, stages
+from nebula_jax.models import activations, mixed_precision, stages
 from nebula_jax.models.activations import MODEL, ROWS, place
 
 LAYER_NORM_EPSILON = 1e-12  # BERT's
@@ -60,8 +60,6 @@ class Config:
     """Micro-batches that go through the layers as a pipeline (`stages`); 0: none."""
     embedding_width: int | None = None
     """E, where embeddings are narrower and then projected (ELECTRA). None: D."""
-    attention: str = "einsum"
-    """A name in attention.KINDS: `einsum` or `fused`."""
 
     @property
     def operands(self) -> jax.typing.DTypeLike:
@@ -173,7 +171,6 @@ class Embeddings(nn.Module):
         deterministic: bool,
         token_type_ids: jax.Array | None = None,
         first_position: jax.Array | int = 0,
-        positions: jax.Array | None = None,
     ) -> jax.Array:
         """Embeds tokens.
 
@@ -183,13 +180,11 @@ class Embeddings(nn.Module):
           token_type_ids: [B, L] int32; type 0 everywhere if None.
           first_position: [] int32, position of the first token; for decoding token by
             token.
-          positions: [B, L] int32, of each token; counted from the first if None.
 
         Returns:
           [B, L, D] float32.
         """
-        if positions is None:
-            positions = first_position + jnp.arange(input_ids.shape[-1])[None, :]
+        positions = first_position + jnp.arange(input_ids.shape[-1])[None, :]
         embedded = jnp.take(self.table, input_ids, axis=0) + self.position_embeddings(
             positions + self.config.position_offset
         )
@@ -253,16 +248,20 @@ def attend(
       memory: M keys and values.
       attention_mask: bool; [B, M], true where all queries may attend, or [B, Q, M],
         where each may. B may be 1.
-      config: for its dtype and its kind of attention.
-      drop: dropout of the probabilities; `fused` has none.
+      config: for the dtype of the products' operands.
+      drop: dropout of the probabilities [B, H, Q, M].
 
     Returns:
       [B, Q, H, K] float32.
     """
     if attention_mask.ndim == 2:
         attention_mask = attention_mask[:, None, :]
-    compute = attention.KINDS[config.attention]
-    return compute(query, *memory, attention_mask, config.operands, drop)
+    scores = einsum("bqhk,bmhk->bhqm", query, memory.key, config)
+    scores = scores * query.shape[-1] ** -0.5
+    lowest = jnp.finfo(jnp.float32).min
+    scores = jnp.where(attention_mask[:, None, :, :], scores, lowest)
+    shares = drop(jax.nn.softmax(scores))
+    return einsum("bhqm,bmhk->bqhk", shares, memory.value, config)
 
 
 class SelfAttention(nn.Module):

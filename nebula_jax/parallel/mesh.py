@@ -86,25 +86,6 @@ def put_rows(mesh: Mesh, rows: Any, batch_size: int) -> Any:
     )
 
 
-def total(mesh: Mesh, number: int) -> jax.Array:
-    """Sums numbers of the processes on their devices.
-
-    Args:
-      mesh: of this cluster.
-      number: of this process; those that have the same rows of a batch have the same
-        number, which counts once.
-
-    Returns:
-      [] int32, on every device.
-    """
-    groups = replicas(mesh)
-    here = rows_here(mesh, groups)
-    numbers = np.zeros(here.stop - here.start, np.int32)
-    numbers[0] = number
-    add = jax.jit(jnp.sum, out_shardings=replicated(mesh))
-    return add(put_rows(mesh, numbers, groups))
-
-
 def put(arrays: Any, where: Any) -> Any:
     """Puts arrays on the devices that every process has whole.
 

@@ -25,7 +25,6 @@ R clusters, P fragments.
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -40,7 +39,6 @@ from nebula_jax.communication.link import Link
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import rounds as rounds_lib
-from nebula_jax.parallel.local_steps import timing
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
 from nebula_jax.parallel.local_steps.quorum import leaf as leaf_lib
 from nebula_jax.runtime import context as context_lib
@@ -51,6 +49,8 @@ from nebula_jax.training import diloco, partition
 
 NOTHING = jax.ShapeDtypeStruct((), "uint8")
 """Of a channel on which nothing is sent."""
+EVERY = 10
+"""Steps between two times that the processes of an only cluster agree on its end."""
 
 
 class Share(NamedTuple):
@@ -118,8 +118,6 @@ class Settings:
     momentum: float | None = None
     """Of the outer step, Nesterov's; None for 0.9 where inner_steps is 24 or more, else
     0."""
-    average: str = "clusters"
-    """Divisor of a sum: `clusters`, or of each value those that sent it: `senders`."""
     keeps_unsent: bool = False
     """True if a cluster goes on with what it has learned and not sent, for a sparse
     codec without error feedback."""
@@ -151,7 +149,6 @@ class Settings:
             mixing,
             self.learning_rate,
             self.momentum,
-            self.average,
             self.keeps_unsent,
         )
 
@@ -197,7 +194,6 @@ class Rounds:
         self,
         context: context_lib.Context,
         members: Sequence[member_lib.Member],
-        timer: timing.Timer,
         ends: rounds_lib.LocalRounds | hub_lib.Hub | leaf_lib.Leaf | None = None,
         peers: all_clusters.Peers | None = None,
         share: Share = ALONE,
@@ -207,13 +203,13 @@ class Rounds:
         Args:
           context: of this process.
           members: the replicas' parts in the rounds; none if there is one cluster.
-          timer: of the run.
           ends: of the rounds; None if there are none.
           peers: the other clusters; None if their replicas are here.
           share: of this cluster.
         """
-        self._context, self._members, self.timer = context, list(members), timer
+        self._context, self._members = context, list(members)
         self._ends, self._peers, self.share = ends, peers, share
+        self._is_stopping = False
         self._restored: Any = None  # values that are yet to be taken
 
     # In the loop.
@@ -263,16 +259,18 @@ class Rounds:
         self._take_restored()
         is_requested, self._context.step = self._context.stop_requested(), step
         if self._ends is None:
-            self.timer.agree(self.timer.alone(step, is_requested))
+            if ranks.count() == 1 or step % EVERY == 0:
+                self._is_stopping |= bool(ranks.agree(is_requested))
             return list(params)
         for each, of_step in zip(self._members, tokens, strict=True):
             each.took(of_step)
-        now = functools.partial(self.timer.now, is_requested)
-        found, heads = self._ends.after(step, params, now)
+        found, heads = self._ends.after(
+            step, params, lambda: bool(ranks.agree(is_requested))
+        )
         # Rounds went on without this cluster: it skips their steps.
         self._context.step = self._ends.step
-        # The heads of all clusters: each agrees on the time, and on a stop, as all do.
-        self.timer.agree(heads)
+        # Requests travel in the heads: all clusters stop after the same round.
+        self._is_stopping |= any(head.is_stopping for head in heads)
         if self.is_last:
             found = self._ends.finish(self.step, found)
         return found
@@ -280,12 +278,15 @@ class Rounds:
     @property
     def is_last(self) -> bool:
         """True if the run is complete."""
-        return self.timer.is_last(self.step)
+        return self._is_last(self.step)
 
     @property
     def is_over(self) -> bool:
         """True if no step follows: the run is complete, or a cluster has stopped it."""
-        return self.timer.is_over(self.step)
+        return self._is_stopping or self.is_last
+
+    def _is_last(self, step: int) -> bool:
+        return step >= self._context.settings.steps
 
     # In a checkpoint.
 
@@ -340,7 +341,7 @@ class Rounds:
         None is due while a message is in flight, which would have to be saved too.
         """
         every = self._context.settings.checkpoint_every
-        if self.timer.is_over(step):
+        if self._is_stopping or self._is_last(step):
             return True
         if not self._members:
             return step % every == 0
@@ -355,7 +356,7 @@ class Rounds:
     def position(self) -> dict[str, Any]:
         """The rest of the state, as JSON values."""
         rounds = self._members[0].position if self._members else None
-        return {"time": self.timer.position, "rounds": rounds}
+        return {"rounds": rounds}
 
     def resume(
         self, arrays: Mapping[str, Any], position: Mapping[str, Any] | None
@@ -366,10 +367,9 @@ class Rounds:
           arrays: like `arrays`.
           position: like `position`; None at step 0.
         """
-        position = position or {"time": None, "rounds": None}
-        self.timer.resume(position["time"])
         if self._members:
-            self._members[0].resume(arrays, position["rounds"])
+            rounds = None if position is None else position["rounds"]
+            self._members[0].resume(arrays, rounds)
 
     @property
     def values(self) -> dict[str, Any]:
@@ -425,9 +425,8 @@ def begin(
     config = settings.config(1 + max(where.values()))
     codec = settings.compression()
     share = settings.share(names.index(own), len(names))
-    timer = timing.Timer(None, context.settings.steps)
     if len(names) == 1:
-        return Rounds(context, [], timer, peers=peers, share=share)
+        return Rounds(context, [], peers=peers, share=share)
     member = member_lib.Member(
         config,
         codec,
@@ -452,7 +451,6 @@ def begin(
         context,
         peers,
         member,
-        timer,
         quorum=settings.quorum,
         grace=settings.grace,
         share=share,
@@ -481,24 +479,21 @@ def _digest(params: Any) -> str:
 def in_one_process(
     context: context_lib.Context,
     members: Sequence[member_lib.Member],
-    timer: timing.Timer,
 ) -> Rounds:
     """Returns the rounds of the replicas of all clusters, without a line.
 
     Args:
       context: of this process.
       members: R parts in the rounds; none if there is one cluster.
-      timer: of the run.
     """
     ends = rounds_lib.LocalRounds(members) if members else None
-    return Rounds(context, members, timer, ends)
+    return Rounds(context, members, ends)
 
 
 def between(
     context: context_lib.Context,
     peers: all_clusters.Peers,
     member: member_lib.Member | None,
-    timer: timing.Timer,
     *,
     quorum: int = 0,
     grace: float = 0.0,
@@ -511,7 +506,6 @@ def between(
       context: of this process.
       peers: of `Context.connect_all`; with a quorum they may return.
       member: this cluster's part in the rounds; None if it is the only one.
-      timer: of the run.
       quorum, grace: see `Settings`.
       share: of this cluster.
       compared: texts that must be equal in all clusters; the Welcome has them.
@@ -521,7 +515,7 @@ def between(
         there are, or in a cluster of several processes.
     """
     if member is None:
-        return Rounds(context, [], timer, peers=peers)
+        return Rounds(context, [], peers=peers)
     if quorum and not (peers.hub and quorum <= len(peers.clusters)):
         raise errors.SettingsError(
             f"quorum={quorum}: needs a hub, and at most {len(peers.clusters)} clusters"
@@ -541,18 +535,17 @@ def between(
         )
         ends = rounds_lib.LocalRounds([member], exchange)
     elif own == peers.hub:
-        ends = _hub(context, peers, member, timer, (quorum, grace), compared)
+        ends = _hub(context, peers, member, (quorum, grace), compared)
     else:
         link = _of_one_process(peers.links[peers.hub])
-        ends = leaf_lib.Leaf(member, names, own, link, timer.most)
-    return Rounds(context, [member], timer, ends, peers, share)
+        ends = leaf_lib.Leaf(member, names, own, link, context.settings.steps)
+    return Rounds(context, [member], ends, peers, share)
 
 
 def _hub(
     context: context_lib.Context,
     peers: all_clusters.Peers,
     member: member_lib.Member,
-    timer: timing.Timer,
     quorum: tuple[int, float],
     compared: Sequence[str],
 ) -> hub_lib.Hub:
@@ -565,7 +558,6 @@ def _hub(
         {name: _of_one_process(link) for name, link in peers.links.items()},
         hub_lib.Rule(quorum=quorum[0], grace=quorum[1], timeout=seconds),
         rejoined=lambda: _rejoined(peers, compared),
-        times=timer.latest,
         work=context.work,
         log=process.message,
     )

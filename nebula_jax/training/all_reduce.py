@@ -1,19 +1,15 @@
 """The gradient of a batch whose rows lie on many devices: when its parts are added up.
 
-    each         in every micro-batch, as the compiler has it of the shardings
-    once         each device adds up its own micro-batches, and one sum follows
-    overlapped   the same, but part by part in the last micro-batch: the sum of the top
-                 layer is in flight while the gradient of those below is computed
+    each   in every micro-batch, as the compiler has it of the shardings
+    once   each device adds up its own micro-batches, and one sum follows
 
-All three take the same step, up to the rounding of sums. With N micro-batches `each`
-sends N times as much. `overlapped` gains where a collective runs beside computation (on
-GPUs), and costs the latency of a sum for each part.
+Both take the same step, up to the rounding of sums. With N micro-batches `each` sends N
+times as much.
 
-B rows of a batch, N micro-batches, P parts.
+B rows of a batch, N micro-batches.
 """
 
 import itertools
-from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -25,11 +21,7 @@ from nebula_jax.models import activations
 from nebula_jax.models.activations import DATA, FSDP, MODEL, ROWS
 from nebula_jax.training import accumulate
 
-WHEN = ("each", "once", "overlapped")
-
-Part = Callable[[str], int]
-"""Path of a parameter, as in `encoder/layer_0/output/kernel` -> number of its part;
-the gradients of lower numbers are there earlier."""
+WHEN = ("each", "once")
 
 
 def replicas() -> int:
@@ -47,7 +39,6 @@ def gradients(
     batch: Any,
     micro_batches: int,
     when: str,
-    part: Part,
 ) -> tuple[Any, accumulate.Outcome]:
     """Computes the gradient of a batch's loss, on the mesh that is in use.
 
@@ -61,7 +52,6 @@ def gradients(
       batch: tree of arrays [B, ...], split over the mesh's `data` and `fsdp`.
       micro_batches: N; together with the devices, divides B.
       when: one of WHEN.
-      part: groups the parameters, for `overlapped`.
 
     Returns:
       The gradient, like the parameters, and the batch's outcome.
@@ -81,10 +71,8 @@ def gradients(
         def numbered(params: Any, rows: Any, number: Any) -> accumulate.Outcome:
             return loss(params, rows, first if number is None else first + number)
 
-        compute = accumulate.gradients if when == "once" else _last_apart
-        grads, outcome = compute(numbered, params, batch, micro_batches)
-        groups = part if when == "overlapped" else lambda path: 0
-        grads, outcome = _add_up(grads, outcome, groups)
+        found = accumulate.gradients(numbered, params, batch, micro_batches)
+        grads, outcome = _add_up(*found)
         return grads, tuple(outcome)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(ROWS)
@@ -131,83 +119,14 @@ def check(rows: int, micro_batches: int, when: str, mesh: Mesh | None) -> None:
         )
 
 
-def _last_apart(
-    loss: accumulate.Loss, params: Any, batch: Any, micro_batches: int
-) -> tuple[Any, accumulate.Outcome]:
-    """Computes `accumulate.gradients` with the last micro-batch after the loop.
-
-    A loop returns everything at its end; what follows it can be added up as it comes.
-    """
-    divided = jax.tree.map(lambda leaf: accumulate.split(leaf, micro_batches), batch)
-    last = jax.tree.map(lambda leaf: leaf[-1], divided)
-
-    def numbered(params: Any, rows: Any, number: Any) -> accumulate.Outcome:
-        del number
-        return loss(params, rows, jnp.asarray(micro_batches - 1))
-
-    grads, outcome = accumulate.gradients(numbered, params, last, 1)
-    if micro_batches == 1:
-        return grads, outcome
-    before = jax.tree.map(lambda leaf: accumulate.join(leaf[:-1]), divided)
-    found, earlier = accumulate.gradients(loss, params, before, micro_batches - 1)
-    grads = jax.tree.map(jnp.add, found, grads)
-    added, sums = jax.tree.map(jnp.add, earlier[:2], outcome[:2])
-
-    def together(early: jax.Array, late: jax.Array) -> jax.Array:
-        parts = accumulate.split(early, micro_batches - 1)
-        return accumulate.join(jnp.concatenate([parts, late[None]]))
-
-    rows = jax.tree.map(together, earlier.rows, outcome.rows)
-    return grads, accumulate.Outcome(added, sums, rows)
-
-
-def _add_up(
-    grads: Any, outcome: accumulate.Outcome, part: Part
-) -> tuple[Any, accumulate.Outcome]:
-    """Adds up the gradients of all devices, a sum for each part, and their outcomes."""
-    paths, structure = jax.tree_util.tree_flatten_with_path(grads)
-    leaves = [leaf for _, leaf in paths]
-    numbers = [
-        part(jax.tree_util.keystr(path, simple=True, separator="/"))
-        for path, _ in paths
-    ]
-    parts = [
-        [place for place, number in enumerate(numbers) if number == wanted]
-        for wanted in sorted(set(numbers))
-    ]
-    figures, structure_of_figures = jax.tree.flatten(outcome[:2])
-    added, before, sums = dict[int, jax.Array](), None, list[jax.Array]()
-    for places in parts:
-        own = [leaves[place] for place in places]
-        own += figures if places is parts[-1] else []
-        sums, before = _sum(own, before)
-        added |= dict(zip(places, sums, strict=False))
-    figures = sums[len(parts[-1]) :]
-    loss, of_outcome = jax.tree.unflatten(structure_of_figures, figures)
-    whole = jax.tree.unflatten(structure, [added[n] for n in range(len(leaves))])
-    return whole, accumulate.Outcome(loss, of_outcome, outcome.rows)
-
-
-def _sum(
-    arrays: Sequence[jax.Array], before: jax.Array | None
-) -> tuple[list[jax.Array], jax.Array]:
-    """Adds up arrays over all devices as one vector: a latency for all of them.
-
-    Args:
-      arrays: float32.
-      before: the vector that was added up before, which this one waits for. If the
-        compiler saw no reason to wait, it would make one sum of all, at the end.
-
-    Returns:
-      The sums, and their vector.
-    """
-    vector = jnp.concatenate([jnp.ravel(each) for each in arrays])
-    if before is not None:
-        vector = jnp.where(jnp.isnan(before[0]), jnp.nan, vector)
-    vector = jax.lax.psum(vector, ROWS)
-    ends = list(itertools.accumulate(each.size for each in arrays))
+def _add_up(grads: Any, outcome: accumulate.Outcome) -> tuple[Any, accumulate.Outcome]:
+    """Adds up what all devices have, as one vector: a latency for all of it."""
+    leaves, structure = jax.tree.flatten((grads, outcome[:2]))
+    vector = jax.lax.psum(jnp.concatenate([jnp.ravel(each) for each in leaves]), ROWS)
+    ends = list(itertools.accumulate(each.size for each in leaves))
     pieces = jnp.split(vector, ends[:-1])
-    shaped = [
-        piece.reshape(each.shape) for piece, each in zip(pieces, arrays, strict=True)
+    added = [
+        piece.reshape(each.shape) for piece, each in zip(pieces, leaves, strict=True)
     ]
-    return shaped, vector
+    grads, (loss, sums) = jax.tree.unflatten(structure, added)
+    return grads, accumulate.Outcome(loss, sums, outcome.rows)

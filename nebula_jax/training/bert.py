@@ -2,17 +2,14 @@
 
 Every row draws its masks from its number in the whole batch. So a batch that is split
 over devices, processes and clusters is masked as if it were in one place, and whatever
-is faster (`logits`, `layout`, `all_reduce`, `transformer.Config.attention` and
-`.dtype`) follows the same loss curve.
+is faster (`logits`, `all_reduce`, `transformer.Config.dtype`) follows the same loss
+curve.
 
-B sequences of a batch, one a row; R rows, fewer than B if sequences are joined; L
-length; V vocabulary; M slots for masked tokens in a row.
+B rows of a batch, L length, V vocabulary, M slots for masked tokens in a row.
 """
 
 import dataclasses
 import functools
-import math
-import re
 from typing import Any, NamedTuple
 
 import jax
@@ -20,12 +17,13 @@ import jax.numpy as jnp
 import optax
 
 from nebula_jax import errors
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import mask_slots, masked_lm, transformer
 from nebula_jax.training import (
+    abnet_losses,
     accumulate,
     all_reduce,
     losses,
-    masked_rows,
     masking,
     optimizers,
     partition,
@@ -49,8 +47,8 @@ TRAINS = {
 }
 """The parameters that train; the others are frozen, and never cross a line. The head is
 for a pretrained encoder that comes without one."""
+PAD = vocabularies.SPECIAL.pad
 LOGITS = ("masked", "all")
-LAYOUTS = ("padded", "joined")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +57,7 @@ class Config:
 
     encoder: transformer.Config
     steps: int
-    """Optimization steps; the learning rate falls to 0 after them, unless `by_time`."""
+    """Optimization steps; the learning rate falls to 0 after them."""
     mask_rate: float = 0.15
     """Share of tokens that are masked."""
     mask_policy: str = "bert"
@@ -68,10 +66,6 @@ class Config:
     """Parts of a device's rows whose gradients are added up, one after the other."""
     logits: str = "masked"
     """Tokens that have logits: `masked` ones, or `all`."""
-    layout: str = "padded"
-    """`padded`: a sequence a row. `joined`: several, with no pads between them."""
-    joined_share: float = 0.75
-    """Rows of a joined batch, as a share of its sequences (R / B), rounded up."""
     all_reduce: str = "once"
     """A name in all_reduce.WHEN."""
     adapter_dim: int = 0
@@ -84,8 +78,6 @@ class Config:
     """Peak."""
     warmup: float = 0.06
     """Share of the run in which the learning rate rises (24hBERT: 6 %)."""
-    by_time: bool = False
-    """True if the learning rate follows the wall time that the caller passes."""
     beta1: float = 0.9
     beta2: float = 0.98
     """Adam's (24hBERT)."""
@@ -95,34 +87,14 @@ class Config:
     clip_norm: float = 1.0
     """Largest global norm of the gradient; 0 for no clipping."""
     start: warm_start.Config = warm_start.NONE
-    """The protection of a pretrained encoder; not with `by_time`."""
+    """The protection of a pretrained encoder."""
 
-    def rows(self, batch_size: int, replicas: int) -> int:
-        """Returns R, at least 1, which the devices and their micro-batches divide.
-
-        Args:
-          batch_size: B.
-          replicas: groups of devices among which a batch is split.
-        """
-        if self.layout == "padded":
-            return batch_size
-        parts = replicas * self.micro_batches
-        wanted = math.ceil(batch_size * self.joined_share / parts)
-        return min(batch_size, parts * wanted)
-
-    def transformation(
-        self, progress: jax.Array | float = 0.0
-    ) -> optax.GradientTransformation:
-        """Makes the optimizer; its state is the same by steps and by time.
-
-        Args:
-          progress: [] float32, share of the run's time that is over; not used unless
-            `by_time`.
-        """
+    def transformation(self) -> optax.GradientTransformation:
+        """Makes the optimizer."""
 
         def rate(count: jax.Array) -> jax.Array:
-            done = jnp.asarray(progress) if self.by_time else count / self.steps
-            return self.learning_rate * optimizers.rise_and_fall(done, self.warmup)
+            share = optimizers.rise_and_fall(count / self.steps, self.warmup)
+            return self.learning_rate * share
 
         make = functools.partial(
             optimizers.BY_NAME[self.optimizer],
@@ -209,13 +181,12 @@ def _mask(
     rng: jax.Array,
     input_ids: jax.Array,
     first_row: jax.Array | int,
-    where: jax.Array | None,
-) -> masked_rows.Rows:
-    return masked_rows.mask(
-        rng,
+) -> masking.Masked:
+    """Masks rows, each from the key of its own number: `first_row` and those after."""
+    numbers = first_row + jnp.arange(input_ids.shape[0])
+    return masking.mask_rows(
+        abnet_losses.example_keys(rng, numbers),
         input_ids,
-        first_row,
-        where,
         rate=config.mask_rate,
         policy=masking.POLICIES[config.mask_policy],
         vocab_size=config.encoder.vocab_size,
@@ -237,21 +208,19 @@ def loss_of(
       frozen: the parameters that do not train.
 
     Returns:
-      The loss of `masked_rows.Rows`, with how many tokens were predicted (of several
+      The loss of `masking.Masked`, with how many tokens were predicted (of several
       that are equally likely, each counts as predicted).
     """
     model = masked_lm.MaskedLM(config.encoder, config.adapter_dim)
 
-    def part(trained: Any, rows: masked_rows.Rows, number: Any) -> accumulate.Outcome:
+    def part(trained: Any, rows: masking.Masked, number: Any) -> accumulate.Outcome:
         places, labels, weights = _targets(config, rows)
-        attention_mask, positions = rows.attention()
         logits = model.apply(
             {"params": partition.merge(trained, frozen)},
             rows.input_ids,
-            attention_mask,
+            rows.input_ids != PAD,
             places,
             rng is None,
-            positions,
             rngs={} if rng is None else {"dropout": accumulate.key(rng, number)},
         )
         entropy, _ = losses.masked_cross_entropy(logits, labels, weights)
@@ -264,16 +233,22 @@ def loss_of(
 
 
 def _targets(
-    config: Config, rows: masked_rows.Rows
+    config: Config, rows: masking.Masked
 ) -> tuple[jax.Array | None, jax.Array, jax.Array]:
     """Returns the places that have logits (None: all), their labels and weights."""
     length = rows.input_ids.shape[-1]
     if config.logits == "masked":
-        weights = (rows.masked < length).astype(jnp.float32)
-        return rows.masked, rows.originals, weights
+        weights = (rows.positions < length).astype(jnp.float32)
+        return rows.positions, rows.originals, weights
     blank = jnp.zeros_like(rows.input_ids)
-    labels = mask_slots.scatter(blank, rows.masked, rows.originals)
-    return None, labels, mask_slots.mark(rows.masked, length).astype(jnp.float32)
+    labels = mask_slots.scatter(blank, rows.positions, rows.originals)
+    return None, labels, mask_slots.mark(rows.positions, length).astype(jnp.float32)
+
+
+def _weight(rows: masking.Masked) -> jax.Array:
+    """Counts the masked tokens, [] float32."""
+    length = rows.input_ids.shape[-1]
+    return jnp.sum((rows.positions < length).astype(jnp.float32))
 
 
 def step(
@@ -282,8 +257,6 @@ def step(
     frozen: Any,
     input_ids: jax.Array,
     first_row: jax.Array,
-    progress: jax.Array,
-    where: jax.Array | None = None,
 ) -> tuple[train_state.TrainState, dict[str, jax.Array]]:
     """Takes one optimization step.
 
@@ -294,10 +267,6 @@ def step(
       input_ids: [B, L] int32, padded text.
       first_row: [] int32, number of the first of these rows in the batch of all
         clusters.
-      progress: [] float32 in [0, 1], share of the run's time that is over; not used
-        unless `by_time`.
-      where: [R, L] int32, of `joined_rows.plan`, for the layout `joined`; planned in a
-        group for each group of devices that has rows of its own.
 
     Returns:
       The next state, and scalars: loss (mean over masked tokens), accuracy (share of
@@ -306,10 +275,9 @@ def step(
     Raises:
       errors.SettingsError: see `all_reduce.gradients`.
     """
-    assert (where is not None) == (config.layout == "joined")
     mask_rng, dropout_rng = jax.random.split(state.key())
-    rows = _mask(config, mask_rng, input_ids, first_row, where)
-    weight = rows.weight()
+    rows = _mask(config, mask_rng, input_ids, first_row)
+    weight = _weight(rows)
     # Only parity without dropout is promised: what is dropped depends on the cluster,
     # the device and the micro-batch.
     rng = jax.random.fold_in(dropout_rng, first_row) if config.encoder.dropout else None
@@ -319,18 +287,16 @@ def step(
         rows,
         config.micro_batches,
         config.all_reduce,
-        functools.partial(_part, config.encoder.layers),
     )
     metrics = {
         "loss": outcome.loss,
         "accuracy": losses.mean((outcome.sums, weight)),
-        "tokens": jnp.sum(rows.is_text),
+        "tokens": jnp.sum(rows.input_ids != PAD),
         "masked": weight,
     }
     words = warm_start.words_seen(input_ids, config.encoder.vocab_size)
-    optimizer = config.transformation(progress)
     seen = warm_start.Seen(words)
-    return state.apply_gradients(grads, optimizer, metrics, seen=seen)
+    return state.apply_gradients(grads, config.transformation(), metrics, seen=seen)
 
 
 def evaluate(
@@ -349,15 +315,7 @@ def evaluate(
       input_ids: [B, L] int32, padded; rows may be [PAD] throughout.
       first_row: number of the first row in the held-out text.
     """
-    config = dataclasses.replace(config, layout="padded", logits="masked")
-    rows = _mask(config, rng, input_ids, first_row, None)
+    config = dataclasses.replace(config, logits="masked")
+    rows = _mask(config, rng, input_ids, first_row)
     outcome = loss_of(config, None, jnp.ones(()), {})(params, rows, None)
-    return Sums(outcome.loss, rows.weight(), outcome.sums)
-
-
-def _part(layers: int, path: str) -> int:
-    """Numbers a parameter by when its gradient is there: head, layers, embeddings."""
-    layer = re.search(r"(?:layer|adapter)_(\d+)/", path)
-    if layer:
-        return layers - int(layer[1])
-    return 0 if path.startswith("mlm_head/") else layers + 1
+    return Sums(outcome.loss, _weight(rows), outcome.sums)

@@ -36,7 +36,6 @@ ENOUGH_STEPS = 24
 """Inner steps of a round from which on Nesterov's momentum does no harm."""
 MOMENTUM = 0.9
 """Streaming DiLoCo's."""
-AVERAGES = ("clusters", "senders")
 TINY = 2.0**-126  # least normal float32: some devices have no smaller ones
 
 Fragment = dict[str, jax.Array]
@@ -64,8 +63,6 @@ class Config:
     momentum: float | None = None
     """Momentum of the outer optimizer, Nesterov's; None for MOMENTUM where a round has
     ENOUGH_STEPS, else 0: with few steps it costs up to 9 % of the loss."""
-    average: str = "clusters"
-    """`clusters` divides a sum by R; `senders`, each value by those that sent it."""
     keeps_unsent: bool = False
     """True if a cluster's own parameters keep what it has not sent, in place of mixing:
     for a codec that sends a part of the values, and remembers none of the rest."""
@@ -96,10 +93,6 @@ class Config:
         if not 0 <= self.outer_momentum < 1:
             raise errors.SettingsError(
                 f"momentum must be in [0, 1), not {self.momentum}"
-            )
-        if self.average not in AVERAGES:
-            raise errors.SettingsError(
-                f"average must be one of {AVERAGES}, not {self.average}"
             )
 
     @property
@@ -364,7 +357,7 @@ def outer_step(
       is_first: True in the first round of the fragment. Nesterov's first step would be
         1 + momentum times a plain one; this one is plain.
     """
-    gradient = _average(config, deltas, weights)
+    gradient = _average(deltas, weights)
     updates, optimizer = config.optimizer.update(gradient, outer.optimizer)
     if is_first and config.outer_momentum:
         plain = np.float32(1 / (1 + config.outer_momentum))
@@ -373,9 +366,7 @@ def outer_step(
     return jax.tree.map(_without_denormals, Outer(anchor, optimizer))
 
 
-def _average(
-    config: Config, deltas: Sequence[Fragment], weights: Sequence[float]
-) -> Fragment:
+def _average(deltas: Sequence[Fragment], weights: Sequence[float]) -> Fragment:
     """Returns the weighted mean of what the clusters have sent, in their order."""
     shares = [np.float32(weight) for weight in weights]
 
@@ -383,12 +374,7 @@ def _average(
         total = parts[0] * shares[0]
         for part, share in zip(parts[1:], shares[1:], strict=True):
             total = total + part * share
-        if config.average == "clusters":
-            return total
-        sent = jnp.where(parts[0] != 0, shares[0], np.float32(0))
-        for part, share in zip(parts[1:], shares[1:], strict=True):
-            sent = sent + jnp.where(part != 0, share, np.float32(0))
-        return total / jnp.where(sent > 0, sent, np.float32(1))
+        return total
 
     return jax.tree.map(mean, *deltas)
 

@@ -35,7 +35,7 @@ def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Sche
 
 
 def rise_and_fall(progress: jax.Array, warmup: float) -> jax.Array:
-    """Computes the shape of `linear_decay`, for progress by steps or by wall time.
+    """Computes the shape of `linear_decay`, of the progress of a run.
 
     Args:
       progress: [] float32, the share of the run that is done; 1 from its end on.
@@ -97,37 +97,6 @@ def adam(
     )
 
 
-def lamb(
-    schedule: optax.Schedule,
-    *,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    epsilon: float = 1e-6,
-    weight_decay: float = 0.0,
-    clip_norm: float = 0.0,
-) -> optax.GradientTransformation:
-    """Makes LAMB (1904.00962): Adam, each matrix's update as long as the matrix.
-
-    As optax has it, but biases and layer norms, which have no decay, have no trust
-    ratio either. NVIDIA's divides the gradient by its norm first; `clip_norm` 1 does so
-    where that is above 1.
-
-    Args:
-      schedule: learning rate of each step.
-      beta1, beta2, epsilon, weight_decay, clip_norm: those of `adam`.
-
-    Returns:
-      An optax transformation.
-    """
-    return optax.chain(
-        clip(clip_norm),
-        optax.scale_by_adam(beta1, beta2, epsilon),
-        optax.add_decayed_weights(weight_decay, mask=_has_decay),
-        optax.masked(optax.scale_by_trust_ratio(), _has_decay),
-        optax.scale_by_learning_rate(schedule),
-    )
-
-
 def muon(
     schedule: optax.Schedule,
     *,
@@ -174,7 +143,7 @@ def sgd(
     return optax.chain(clip(clip_norm), optax.scale_by_learning_rate(schedule))
 
 
-BY_NAME = {"adamw": adam, "lamb": lamb, "muon": muon, "sgd": sgd}
+BY_NAME = {"adamw": adam, "muon": muon, "sgd": sgd}
 
 
 def clip(norm: float) -> optax.GradientTransformation:

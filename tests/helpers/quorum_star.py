@@ -74,12 +74,12 @@ class Cluster:
         self.name, self.end = name, end
         self.step, self.params, self.heads = start, params(), []
 
-    def to(self, last, now=lambda: (0, False)):
+    def to(self, last, is_requested=lambda: False):
         """Takes inner steps until `last`, or further if it has to skip some."""
         while self.step < last:
             self.step += 1
             own = inner_step(self.params, self.name, self.step)
-            [self.params], heads = self.end.after(self.step, [own], now)
+            [self.params], heads = self.end.after(self.step, [own], is_requested)
             self.heads += heads
             self.step = max(self.step, self.end.step)
 
@@ -108,13 +108,9 @@ class Star:
         saved=None,
         is_begun=True,
         peer_timeout=SECONDS,
-        times=lambda: (),
         **more,
     ):
-        """Connects all; `saved` has the steps that a leaf could go on from.
-
-        `times` are the hub's: those of the latest rounds, for a leaf that comes anew.
-        """
+        """Connects all; `saved` has the steps that a leaf could go on from."""
         self.stack, self.log, self._more = stack, [], more
         self._settings = {"peer_timeout": peer_timeout, "reconnect_timeout": SECONDS}
         self._settings |= {"tls": None, "log": self.log.append}
@@ -145,7 +141,6 @@ class Star:
             there,
             hub_lib.Rule(quorum, grace, timeout),
             rejoined=self._newcomer,
-            times=times,
             work=work,
             log=self.log.append,
         )
@@ -183,14 +178,14 @@ class Star:
     def __getitem__(self, number):
         return self.clusters[NAMES[number]]
 
-    def together(self, last, numbers=(0, 1, 2), now=lambda: (0, False)):
+    def together(self, last, numbers=(0, 1, 2), is_requested=lambda: False):
         """Advances some clusters step by step, as if they had one speed."""
         for step in range(self[0].step + 1, last + 1):
             fragment = CONFIG.applied_after(step)
             if fragment is not None:
                 self.have_arrived(step - CONFIG.delay, fragment, len(numbers))
             for number in sorted(numbers):  # the hub first: the others wait for it
-                self[number].to(step, now)
+                self[number].to(step, is_requested)
 
     def have_arrived(self, step, fragment, count):
         """Waits until the hub has so many messages of a round, its own included."""

@@ -1,15 +1,18 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.models import attention
+from nebula_jax.models import transformer
 
 B, Q, M, H, K = 3, 5, 7, 2, 4
 RANDOM = np.random.RandomState(0)
 QUERY, KEY, VALUE = (
     RANDOM.randn(B, length, H, K).astype(np.float32) for length in (Q, M, M)
 )
+CONFIG = transformer.Config(8, 1, H * K, H, 8, M)
 MASKS = {
     "of each query": RANDOM.rand(B, Q, M) < 0.5,
     "of each row": RANDOM.rand(B, 1, M) < 0.5,
@@ -31,11 +34,14 @@ def by_hand(mask):
     return out
 
 
-def applied(kind, mask, dtype=jnp.float32):
+def applied(mask, dtype="float32"):
     """The output, and the gradient of the sum of its squares."""
 
-    def loss(*arrays):
-        out = attention.KINDS[kind](*arrays, mask, dtype, lambda shares: shares)
+    config = dataclasses.replace(CONFIG, dtype=dtype)
+
+    def loss(query, *memory):
+        memory = transformer.KeyValues(*memory)
+        out = transformer.attend(query, memory, mask, config, lambda shares: shares)
         return jnp.sum(out**2), out
 
     gradient = jax.grad(loss, argnums=(0, 1, 2), has_aux=True)
@@ -43,25 +49,17 @@ def applied(kind, mask, dtype=jnp.float32):
 
 
 @pytest.mark.parametrize("mask", MASKS)
-@pytest.mark.parametrize("kind", attention.KINDS)
-def test_attention_is_the_one_by_hand(kind, mask):
-    _, out = applied(kind, MASKS[mask])
+def test_attention_is_the_one_by_hand(mask):
+    _, out = applied(MASKS[mask])
     np.testing.assert_allclose(out, by_hand(MASKS[mask]), atol=1e-6)
     assert out.dtype == np.float32
 
 
-@pytest.mark.parametrize("mask", MASKS)
-def test_both_kinds_have_the_same_gradient(mask):
-    (ours, _), (fused, _) = (applied(kind, MASKS[mask]) for kind in attention.KINDS)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), ours, fused)
-
-
-@pytest.mark.parametrize("kind", attention.KINDS)
-def test_operands_of_two_bytes_round_and_no_more(kind):
+def test_operands_of_two_bytes_round_and_no_more():
     """Shares, values and gradients have 8 bits each, and a few are multiplied."""
     mask = MASKS["of each row"]
     (grads, out), (exact, precise) = (
-        applied(kind, mask, dtype) for dtype in (jnp.bfloat16, jnp.float32)
+        applied(mask, dtype) for dtype in ("bfloat16", "float32")
     )
     np.testing.assert_allclose(out, precise, atol=4 * 2**-8)
     assert (out != precise).any()
@@ -69,24 +67,6 @@ def test_operands_of_two_bytes_round_and_no_more(kind):
         np.testing.assert_allclose(a, b, atol=8 * 2**-8 * np.abs(b).max())
 
 
-@pytest.mark.parametrize("kind", attention.KINDS)
-def test_a_row_of_padding_is_finite(kind):
-    grads, out = applied(kind, np.zeros((B, 1, M), bool))
+def test_a_row_of_padding_is_finite():
+    grads, out = applied(np.zeros((B, 1, M), bool))
     assert all(np.isfinite(leaf).all() for leaf in (*grads, out))
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "backend", "want"),
-    [
-        ((2, 64, 4, 32), jnp.bfloat16, "gpu", True),
-        ((2, 65, 4, 32), jnp.bfloat16, "gpu", False),  # no gradient of an odd length
-        ((2, 64, 4, 20), jnp.bfloat16, "gpu", False),
-        ((2, 64, 1, 256), jnp.bfloat16, "gpu", False),
-        ((2, 64, 4, 32), jnp.float32, "gpu", False),
-        ((2, 64, 4, 32), jnp.bfloat16, "cpu", False),
-    ],
-)
-def test_cudnn_is_used_for_what_it_can_train(shape, dtype, backend, want, monkeypatch):
-    monkeypatch.setattr(jax, "default_backend", lambda: backend)
-    array = jnp.zeros(shape, dtype)
-    assert attention._has_cudnn(array, array) == want

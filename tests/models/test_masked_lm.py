@@ -69,17 +69,3 @@ def test_an_adapter_stands_after_each_layer(generator):
     want = rest.mlm_head(hidden, rest.embeddings.table)
     got = apply(model, params, IDS, MASK)
     np.testing.assert_allclose(got, want, atol=1e-5)
-
-
-@pytest.mark.parametrize("kind", ["einsum", "fused"])
-def test_sequences_of_a_row_are_as_if_apart(generator, kind):
-    """With attention within each, and positions of its own."""
-    model = masked_lm.MaskedLM(dataclasses.replace(CONFIG, attention=kind))
-    joined = np.concatenate([IDS[1, :7], IDS[2, :5]])[None]
-    sequence = np.array([[0] * 7 + [1] * 5])
-    positions = np.array([[*range(7), *range(5)]], np.int32)
-    within = sequence[:, :, None] == sequence[:, None, :]
-    got = apply(model, generator, joined, within, positions=positions)[0]
-    for ids, own in ((IDS[1:2, :7], got[:7]), (IDS[2:3, :5], got[7:])):
-        want = apply(model, generator, ids, np.ones_like(ids, bool))[0]
-        np.testing.assert_allclose(own, want, atol=1e-5)

@@ -469,8 +469,7 @@ def test_a_run_in_one_process_has_all_replicas():
     members = [member.Member(settings, codec, names, name, start) for name in names]
     for each in members:
         each.resume(each.first(start), None)
-    timer = local_steps.timing.Timer(None, 4)
-    rounds = local_steps.in_one_process(process, members, timer)
+    rounds = local_steps.in_one_process(process, members)
     params = [start, start]
     for _ in process.each(rounds.steps()):
         params = [

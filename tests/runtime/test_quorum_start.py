@@ -8,7 +8,6 @@ import quorum_star
 from quorum_star import LIMIT, NAMES
 
 from nebula_jax import errors
-from nebula_jax.parallel.local_steps import messages, timing
 from nebula_jax.runtime import connect, local_steps
 from nebula_jax.runtime import context as context_lib
 
@@ -33,8 +32,7 @@ def begun(star, number, saved):
         )
     )
     end = star[number].end
-    timer = timing.Timer(None, 100)
-    made = local_steps.Rounds(context, [star[number].member], timer, end, peers)
+    made = local_steps.Rounds(context, [star[number].member], end, peers)
     own = types.SimpleNamespace(
         steps=saved, newest=max([0, *saved]), widen=lambda window: None
     )
@@ -66,23 +64,6 @@ def test_a_leaf_whose_checkpoints_are_all_later_begins_behind_the_run(star):
     star[0].to(10)
     assert begun(star, 2, (200,)) == 0
     assert [star[number].end.step for number in (0, 2)] == [10, 9]
-
-
-def test_a_leaf_that_has_lost_its_checkpoints_gets_the_clock_of_the_run(star):
-    """Even if the hub has its times of a checkpoint: no round has come since."""
-    stopped, hub, leaf = (timing.Timer(100.0) for _ in range(3))
-    stopped.agree([messages.Head(86, 0, 0, 0, 93_000)])
-    stopped.agree([messages.Head(90, 0, 0, 0, 96_000)])
-    hub.resume(stopped.position)
-    star = star(start=91, saved={NAMES[2]: ()}, times=hub.latest)
-    star[0].end.poll(92, 0)  # the first look for those that need the state
-    assert star[2].end.begin(LIMIT) == 91
-    star[2].step = 0
-    star[2].to(1)
-    leaf.agree(star[2].heads)
-    assert leaf.progress(92) == hub.progress(92) > 0.9
-    for step, is_last in ((91, False), (92, True)):
-        assert hub.is_last(step) is leaf.is_last(step) is is_last
 
 
 def test_a_hub_without_checkpoints_does_not_throw_away_a_long_run(star):

@@ -23,11 +23,6 @@ PARAMS = {
 }
 
 
-def part_of(path):
-    """The last layer's gradient is there first, the table's last."""
-    return LAYERS - int(path[-1]) if path.startswith("layer") else LAYERS + 1
-
-
 def loss(params, rows, number):
     """The part of a weighted mean of squares, of a few layers between tied tables."""
     hidden = rows["x"] @ params["table"]
@@ -44,7 +39,7 @@ def compute(devices, micro_batches, when, fsdp=1, model_parallel=1):
     """What `gradients` returns on so many devices, and the compiled program."""
     mesh = mesh_lib.make_mesh(jax.devices()[:devices], fsdp, model_parallel)
     fn = functools.partial(
-        all_reduce.gradients, loss, micro_batches=micro_batches, when=when, part=part_of
+        all_reduce.gradients, loss, micro_batches=micro_batches, when=when
     )
     everywhere, rows = (
         jax.sharding.NamedSharding(mesh, spec) for spec in (REPLICATED, BATCH)
@@ -71,79 +66,48 @@ def test_many_devices_have_the_gradient_of_the_batch(devices, micro_batches, whe
     np.testing.assert_array_equal(outcome.rows["x"], BATCH_OF["x"] * 2)  # in order
 
 
-@pytest.mark.parametrize("when", ["once", "overlapped"])
 @pytest.mark.parametrize(("devices", "micro_batches"), LAYOUTS)
-def test_every_micro_batch_of_every_device_has_a_number(devices, micro_batches, when):
+def test_every_micro_batch_of_every_device_has_a_number(devices, micro_batches):
     """Keys are derived from it: two that draw alike would learn less."""
-    (_, outcome), _ = computed(devices, micro_batches, when)
+    (_, outcome), _ = computed(devices, micro_batches, "once")
     numbers = outcome.rows["number"].reshape(devices, -1, micro_batches)
     want = np.arange(devices * micro_batches).reshape(devices, 1, micro_batches)
     np.testing.assert_array_equal(numbers, np.broadcast_to(want, numbers.shape))
 
 
-def instructions(text):
-    """The instructions of a compiled program's entry: name -> (line, operands)."""
-    entry = text[text.index("\nENTRY ") :].splitlines()[2:]
-    found = {}
-    for line in entry[: entry.index("}")]:
-        name, _, rest = line.strip().removeprefix("ROOT ").partition(" = ")
-        operands = rest.split(", metadata=")[0].split("%")[1:]
-        found[name.strip("%")] = (
-            line,
-            {each.split(",")[0].split(")")[0].strip() for each in operands},
-        )
-    return found
-
-
 def sums(text):
     """How many all-reduces a program has inside loops, and outside."""
-    everywhere = text.count(" all-reduce(") + text.count(" all-reduce-start(")
-    outside = [line for line, _ in instructions(text).values() if " all-reduce" in line]
-    return everywhere - len(outside), len(outside)
+    everywhere, entry = (
+        each.count(" all-reduce(") + each.count(" all-reduce-start(")
+        for each in (text, text[text.index("\nENTRY ") :])
+    )
+    return everywhere - entry, entry
 
 
 @pytest.mark.parametrize(("devices", "micro_batches"), [(2, 4), (4, 2)])
 @pytest.mark.parametrize(
     ("when", "inside", "outside"),
-    [("each", 1, 0), ("once", 0, 1), ("overlapped", 0, LAYERS + 1)],
+    [("each", 1, 0), ("once", 0, 1)],
 )
 def test_gradients_are_added_up_as_often_as_is_promised(
     when, inside, outside, devices, micro_batches
 ):
-    """In the loop over micro-batches, and outside of it; one for each part."""
+    """In the loop over micro-batches, and outside of it."""
     _, text = computed(devices, micro_batches, when)
     assert sums(text) == (inside, outside)
     for kind in ("reduce-scatter", "all-gather", "all-to-all", "collective-permute"):
         assert f" {kind}" not in text
 
 
-def test_the_top_layers_sum_waits_for_no_layer_below():
-    """So it can be under way while their gradients are computed."""
-    found = instructions(computed(2, 4, "overlapped")[1])
-    first = next(name for name, (line, _) in found.items() if " all-reduce(" in line)
-    assert "f32[16]" in found[first][0]  # a layer's
-
-    def before(name, seen):
-        for each in found[name][1] & found.keys() - seen:
-            seen.add(each)
-            before(each, seen)
-        return seen
-
-    is_product = {name for name, (line, _) in found.items() if "/dot_general" in line}
-    is_product |= {name for name, (line, _) in found.items() if " dot(" in line}
-    assert len(is_product - before(first, set())) >= 2 * LAYERS - 2
-
-
-@pytest.mark.parametrize("when", ["once", "overlapped"])
 @pytest.mark.parametrize(
     ("fsdp", "model_parallel", "named"),
     [(2, 1, "fsdp=2"), (1, 2, "model_parallel=2")],
 )
 def test_parameters_that_are_split_cannot_be_added_up_by_each_device(
-    fsdp, model_parallel, named, when
+    fsdp, model_parallel, named
 ):
-    with pytest.raises(errors.SettingsError, match=f"all_reduce={when} .*{named}"):
-        compute(4, 2, when, fsdp, model_parallel)
+    with pytest.raises(errors.SettingsError, match=f"all_reduce=once .*{named}"):
+        compute(4, 2, "once", fsdp, model_parallel)
     grads = computed(4, 2, "each", fsdp, model_parallel)[0][0]
     want = computed(1, 1, "each")[0][0]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), grads, want)
@@ -155,13 +119,13 @@ def test_rows_that_do_not_divide_are_refused():
 
 
 def test_an_unknown_time_is_refused():
-    with pytest.raises(errors.SettingsError, match=r"'never'.*each, once, overlapped"):
+    with pytest.raises(errors.SettingsError, match=r"'never'.*each, once"):
         compute(2, 2, "never")
 
 
 def test_without_a_mesh_the_micro_batches_are_added_up_here():
     grads, _ = jax.jit(
-        lambda: all_reduce.gradients(loss, PARAMS, BATCH_OF, 4, "once", part_of)
+        lambda: all_reduce.gradients(loss, PARAMS, BATCH_OF, 4, "once")
     )()
     want = computed(1, 1, "each")[0][0]
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4), grads, want)

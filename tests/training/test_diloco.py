@@ -55,16 +55,12 @@ def test_weights_by_tokens():
     assert diloco.weights_of([0, 0]) == [0.5, 0.5]
 
 
-@pytest.mark.parametrize(
-    ("average", "expected"),
-    [("clusters", [-1.0, -2.0, 0.0]), ("senders", [-2.0, -2.0, 0.0])],
-)
-def test_both_readings_of_the_sparse_average(average, expected):
-    settings = config(learning_rate=1.0, momentum=0.0, average=average)
+def test_a_sparse_average_is_over_all_clusters():
+    settings = config(learning_rate=1.0, momentum=0.0)
     outer = diloco.begin(settings, fragment(0.0, 0.0, 0.0))
     deltas = [fragment(2.0, 1.0, 0.0), fragment(0.0, 3.0, 0.0)]
     outer = diloco.outer_step(settings, outer, deltas, [0.5, 0.5], False)
-    assert outer.anchor["w"].tolist() == expected
+    assert outer.anchor["w"].tolist() == [-1.0, -2.0, 0.0]
 
 
 def test_momentum_needs_enough_steps():
@@ -224,7 +220,6 @@ def test_without_delay_the_round_of_the_last_step_is_applied_already():
         ({"mixing": 1.0}, "mixing"),
         ({"learning_rate": 0.0}, "learning_rate"),
         ({"momentum": 1.0}, "momentum"),
-        ({"average": "median"}, "average"),
     ],
 )
 def test_settings_that_cannot_be(settings, field):

@@ -90,37 +90,6 @@ def test_progress_beyond_the_end_is_the_end():
     assert optimizers.rise_and_fall(jnp.float32(-0.1), 0.1) == 0
 
 
-def test_two_steps_are_lambs_by_hand():
-    """Adam and decay, as long as the matrix; a bias has neither decay nor ratio."""
-    optimizer = optimizers.lamb(lambda step: 0.1, weight_decay=0.5, clip_norm=1.0)
-    kernel, bias = np.asarray([[1.0, -2.0], [0.5, 4.0]]), np.asarray([0.3, -0.2])
-    params = {"kernel": jnp.asarray(kernel), "bias": jnp.asarray(bias)}
-    state = optimizer.init(params)
-    moments = {name: [0.0, 0.0] for name in params}
-    random = np.random.RandomState(0)
-    for t in (1, 2):
-        grads = {"kernel": random.randn(2, 2), "bias": random.randn(2)}
-        given = jax.tree.map(jnp.asarray, grads)
-        updates, state = optimizer.update(given, state, params)
-        params = optax.apply_updates(params, updates)
-        length = np.sqrt(sum(np.sum(g**2) for g in grads.values()))
-        assert length > 1
-        adams = {}
-        for name, g in grads.items():
-            m, v = moments[name]
-            g = g / length
-            m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g**2
-            moments[name] = [m, v]
-            adams[name] = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-6)
-        step = adams["kernel"] + 0.5 * kernel
-        ratio = np.linalg.norm(kernel) / np.linalg.norm(step)
-        kernel = kernel - 0.1 * ratio * step
-        bias = bias - 0.1 * adams["bias"]
-    # 1 - 0.999^t has few digits in float32.
-    np.testing.assert_allclose(params["kernel"], kernel, rtol=1e-4)
-    np.testing.assert_allclose(params["bias"], bias, rtol=1e-4)
-
-
 D, H, K = 6, 2, 4
 SHAPES = {
     "encoder/layer_0/attention/query/kernel": ((D, H, K), (D, H * K)),

@@ -143,7 +143,6 @@ class Member:
         step: int,
         fragment: int,
         params: Any,
-        milliseconds: int = 0,
         is_stopping: bool = False,
     ) -> Selected:
         """Returns this cluster's message of a round, encoded.
@@ -152,7 +151,6 @@ class Member:
           step: after which it is sent.
           fragment: its number.
           params: of this cluster.
-          milliseconds: as in `Head`.
           is_stopping: True to request the end of the run.
         """
         own = diloco.split(params, self._where)[fragment]
@@ -161,7 +159,6 @@ class Member:
             fragment,
             self.versions[fragment],
             min(self._tokens.send(fragment), messages.MOST),
-            min(milliseconds, messages.MOST),
             int(is_stopping),
         )
         message = {

@@ -32,8 +32,6 @@ class Head(NamedTuple):
     tokens: int
     """Trained on since this cluster's message before of the same fragment. Of a round
     that went on without it, the share that its parameters have kept."""
-    milliseconds: int = 0
-    """That the run has lasted in this cluster; with a schedule by time."""
     is_stopping: int = 0
     """1 if this cluster requests the end of the run."""
 

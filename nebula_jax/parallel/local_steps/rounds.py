@@ -30,14 +30,13 @@ from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import messages
 from nebula_jax.parallel.local_steps.messages import Key
 
-Now = Callable[[], tuple[int, bool]]
-"""Returns the milliseconds that the run has lasted here, and True to request its end.
-"""
+Requested = Callable[[], bool]
+"""Returns True to request the end of the run."""
 
 
-def no_news() -> tuple[int, bool]:
-    """Returns what a run without a time has to report, unless its end is requested."""
-    return 0, False
+def no_request() -> bool:
+    """Returns False: the run goes on."""
+    return False
 
 
 class Ends(Protocol):
@@ -222,14 +221,14 @@ class LocalRounds:
         self,
         step: int,
         params: Sequence[Any],
-        now: Now = no_news,
+        is_requested: Requested = no_request,
     ) -> tuple[list[Any], list[messages.Head]]:
         """Sends what is to be sent after an inner step, and applies what is due.
 
         Args:
           step: just taken, counted from 1.
           params: after it, those that train, of each cluster of this process.
-          now: called if a message is sent.
+          is_requested: called if a message is sent.
 
         Returns:
           The parameters, and the heads of the round that was applied, if any.
@@ -240,7 +239,7 @@ class LocalRounds:
         self.step = step
         fragment = self._config.sent_after(step)
         if fragment is not None:
-            self._send(step, fragment, params, *now())
+            self._send(step, fragment, params, is_requested())
         sent = step - self._config.delay
         fragment = self._config.applied_after(step)
         if fragment is not None:
@@ -279,11 +278,10 @@ class LocalRounds:
         step: int,
         fragment: int,
         params: Sequence[Any],
-        milliseconds: int = 0,
         is_stopping: bool = False,
     ) -> None:
         self._own = [
-            member.outgoing(step, fragment, own, milliseconds, is_stopping)
+            member.outgoing(step, fragment, own, is_stopping)
             for member, own in zip(self.members, params, strict=True)
         ]
         self._messages += 1

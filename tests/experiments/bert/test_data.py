@@ -55,29 +55,29 @@ def batches(run, index, vocabulary, count, position=None, here=slice(None)):
 
 
 def test_clusters_together_see_what_one_sees_with_the_whole_batch(run, vocabulary):
-    """Bit for bit, unequal clusters too, and however the text is mixed."""
+    """Bit for bit, however the text is mixed."""
     mixed = {"task_mix": "mrtd=1 trtd=2"}
-    alone = run(clusters=1, sync="allreduce", batch_size=10, **mixed)
-    parts = run(clusters=3, batch_sizes="2,5,3", **mixed)
+    alone = run(clusters=1, sync="allreduce", batch_size=12, **mixed)
+    parts = run(clusters=3, batch_size=4, **mixed)
     whole, _ = batches(alone, 0, vocabulary, 7)
     found = [batches(parts, index, vocabulary, 7)[0] for index in range(3)]
-    assert [each[0].shape for each in found] == [(2, LENGTH), (5, LENGTH), (3, LENGTH)]
+    assert [each[0].shape for each in found] == [(4, LENGTH)] * 3
     for number, batch in enumerate(whole):
         np.testing.assert_array_equal(
             np.concatenate([each[number] for each in found]), batch
         )
     assert len({batch.tobytes() for batch in whole}) == 7
     shares = [data.share_of(parts.agreed, index) for index in range(3)]
-    assert [share.first_row for share in shares] == [0, 2, 7]
+    assert [share.first_row for share in shares] == [0, 4, 8]
     # With text of its own a cluster also draws masks of its own.
-    own = run(batch_sizes="2,5,3", languages="en|de|sw")
+    own = run(clusters=3, batch_size=4, languages="en|de|sw")
     for made in (parts, own):
         shares = [data.share_of(made.agreed, index) for index in range(3)]
-        assert [share.number for share in shares] == [0, 2, 7]
+        assert [share.number for share in shares] == [0, 4, 8]
 
 
 def test_processes_of_a_cluster_share_its_rows_alone(run, vocabulary):
-    made = run(batch_sizes="4,6")
+    made = run(batch_size=6)
     both, _ = batches(made, 1, vocabulary, 3)
     first, _ = batches(made, 1, vocabulary, 3, here=slice(0, 3))
     second, _ = batches(made, 1, vocabulary, 3, here=slice(3, 6))
@@ -87,9 +87,9 @@ def test_processes_of_a_cluster_share_its_rows_alone(run, vocabulary):
 
 def test_a_cluster_with_languages_of_its_own_has_a_generators_stream(run, vocabulary):
     """The stream of M3's generator of that number, seed, languages and tasks."""
-    given = {"task_mix": "mrtd|mrtd=1 trtd=1", "seed": 5, "batch_sizes": "4,6"}
+    given = {"task_mix": "mrtd|mrtd=1 trtd=1", "seed": 5, "batch_size": 6}
     made = run(languages="en|de sw", **given)
-    assert data.share_of(made.agreed, 1) == data.Share(6, 0, 6, 4)
+    assert data.share_of(made.agreed, 1) == data.Share(6, 0, 6, 6)
     found, _ = batches(made, 1, vocabulary, 4)
     of_m3 = configured.run(
         m3_config, generators="en|de sw", task_mix=given["task_mix"], seed=5,
@@ -171,11 +171,11 @@ def test_served_text_has_to_be_named(folder):
 def test_served_text_is_read_so_far_ahead_that_all_can_agree_on_the_end(
     run, vocabulary, monkeypatch
 ):
-    """And no further than to the end, where the steps count."""
+    """And no further than to the end."""
     monkeypatch.setattr(text, "Text", lambda *parts: parts[2])
     reader = data.text_of(run(steps=50, inner_steps=20, delay=3), 1, vocabulary)
     assert (reader.cluster, reader.rows) == ("cluster:1", 16)
     assert (reader.ahead, reader.most) == (25, 50)
-    alone = run(clusters=1, sync="allreduce", total_time="5m")
+    alone = run(clusters=1, sync="allreduce", steps=50)
     reader = data.text_of(alone, 0, vocabulary)
-    assert (reader.ahead, reader.most) == (2, None)
+    assert (reader.ahead, reader.most) == (2, 50)

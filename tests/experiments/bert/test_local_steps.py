@@ -23,7 +23,7 @@ def test_streaming_is_the_papers_outer_step():
     """2501.18512: Nesterov with 0.7 and 0.9, alpha 0.5, 4-bit floats."""
     made = settings(inner_steps=30, fragments=3, delay=2)
     assert made.local_steps() == diloco.Config(
-        30, 3, 2, mixing=0.5, learning_rate=0.7, momentum=None, average="clusters"
+        30, 3, 2, mixing=0.5, learning_rate=0.7, momentum=None
     )
     assert made.codec_text() == "e3m0(256)"
     assert made.local_steps().outer_momentum == 0.9
@@ -34,10 +34,9 @@ def test_streaming_is_the_papers_outer_step():
 
 def test_sparse_takes_off_what_was_sent_and_begins_at_the_anchor():
     """2508.15706: the residual is the momentum, and the outer rate is 1."""
-    made = settings(sync="sparse", inner_steps=30, sparse_average="senders")
+    made = settings(sync="sparse", inner_steps=30)
     found = made.local_steps()
     assert (found.learning_rate, found.outer_momentum, found.mixing) == (1, 0, 0)
-    assert found.average == "senders"
     assert made.codec_text() == "error_feedback(sparse_loco(64, 4096), 0.95)"
 
 
@@ -85,10 +84,6 @@ def test_the_defaults_can_be():
         ({"quorum": 3, "hub": "0"}, "--quorum=3: there are 2 clusters"),
         ({"grace": 1.0, "hub": "0"}, "--grace=1.0 is for rounds of --quorum clusters"),
         (
-            {"sparse_average": "senders"},
-            "--sparse_average=senders is for --sync=sparse, not for --sync=streaming",
-        ),
-        (
             {"sync": "sparse", "outer_momentum": 0.9},
             "--outer_momentum=0.9 is for --sync=streaming, not for --sync=sparse",
         ),
@@ -120,8 +115,7 @@ def test_one_flagfile_serves_allreduce_too():
     """With one flag between them: what is of local steps alone is not used."""
     other = {
         "inner_steps": 7, "fragments": 2, "delay": 1, "delta_codec": "fp16",
-        "delta_weights": "tokens", "mixing": 0.1, "outer_momentum": 0.0,
-        "sparse_average": "senders",
+        "mixing": 0.1, "outer_momentum": 0.0, "unsent": "parameters",
     }  # fmt: skip
     check(settings(sync="allreduce", clusters=1, **other), CLUSTERS[:1])
 

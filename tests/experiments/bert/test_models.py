@@ -39,14 +39,14 @@ def run_of(hot, **given):
 
 @pytest.mark.parametrize("layers", [0, 1])
 def test_it_begins_with_the_encoder_or_its_first_layers(hot, layers):
-    run = run_of(hot, layers=layers, attention="fused", dropout=0.2, dtype="bfloat16")
+    run = run_of(hot, layers=layers, dropout=0.2, dtype="bfloat16")
     made = models.load(run, hot[1])
     whole = pretrained.load(hot[0])
     wanted = layers or whole.config.layers
     shape = made.config.encoder
     assert (shape.layers, shape.vocab_size) == (wanted, hot[1].size)
     assert shape.max_length == tiny_hot_start.LENGTH
-    assert (shape.attention, shape.dropout, shape.dtype) == ("fused", 0.2, "bfloat16")
+    assert (shape.dropout, shape.dtype) == (0.2, "bfloat16")
     assert set(made.encoder) == {"embeddings", "encoder"}
     assert set(made.encoder["encoder"]) == {f"layer_{n}" for n in range(wanted)}
     rows = np.searchsorted(tokenizers.load(hot[0]).old_ids, hot[1].rows)

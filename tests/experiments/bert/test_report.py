@@ -2,20 +2,6 @@ from experiments.bert import report
 from nebula_jax.runtime.records import report as run_report
 
 
-def records(*left_out):
-    """A cluster's metrics: one record of a step each, and an evaluation."""
-    steps = [
-        {"step": step, "loss": 2.0, "left_out": each}
-        for step, each in enumerate(left_out, 1)
-    ]
-    evaluation = {
-        "step": len(steps),
-        "held_out_mlm_loss": {"en": 1.0},
-        "held_out_mlm_accuracy": {"en": 0.5},
-    }
-    return [*steps, evaluation]
-
-
 def summary(**values):
     """A summary.json, as far as its Markdown needs it."""
     given = {
@@ -29,15 +15,6 @@ def summary(**values):
         "held_out": {},
     }
     return given | values
-
-
-def test_sequences_that_joined_rows_left_out_are_told():
-    assert report.left_out(records(4.0, 2.0, 0.0)) == 2.0
-    assert report.left_out(records(0.0)) == report.left_out([]) == 0.0
-    left_out = {"cluster:0": 0.5, "cluster:1": 2.0}
-    assert "no room for 2.0 sequences" in report.markdown(summary(left_out=left_out))
-    for nothing in ({"left_out": {"whole": 0.0}}, {}):
-        assert "no room" not in report.markdown(summary(**nothing))
 
 
 def test_the_first_evaluation_has_its_step():

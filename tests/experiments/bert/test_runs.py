@@ -145,10 +145,10 @@ def test_a_stopped_run_saves_one_step_everywhere_and_goes_on(runs, whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("hub", ["", "1"])
 def test_three_clusters_over_a_slow_line_that_breaks(runs, hub):
-    """Sparse local steps, unequal batches, weights by tokens; with a hub or without."""
+    """Sparse local steps, with a hub or without."""
     flags = {
-        **{"clusters": 3, "batch_sizes": "4,8,4", "delta_weights": "tokens"},
-        **{"sync": "sparse", "delta_codec": "error_feedback(sparse_loco(8, 64), 0.9)"},
+        **{"clusters": 3, "sync": "sparse"},
+        **{"delta_codec": "error_feedback(sparse_loco(8, 64), 0.9)"},
         **{"steps": 13, "checkpoint_every": 13},
     }
     names = [f"cluster-{k}" for k in range(3)]
@@ -191,29 +191,3 @@ def test_processes_of_a_cluster_come_to_the_parameters_of_one(runs):
         runs.state(each, "cluster-0", 10)["state"]["params"] for each in ("one", "two")
     )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, two)
-
-
-@pytest.mark.slow
-def test_a_run_ends_by_the_clock(runs):
-    status, output = runs.run(
-        cluster="whole", total_time="20s", workdir="clock", checkpoint_every=1000
-    )
-    assert status == 0, output
-    records = metrics.read(runs.folder / "clock" / "whole")
-    summary = json.loads((runs.folder / "clock" / "whole" / "summary.json").read_text())
-    assert records[-1]["step"] == summary["last_step"]
-    assert summary["seconds"] < 40
-    # Nothing is left to do: the same command changes nothing.
-    newest = runs.state("clock", "cluster-0", summary["last_step"])
-    status, output = runs.run(
-        cluster="whole", total_time="20s", workdir="clock", checkpoint_every=1000
-    )
-    assert status == 0, output
-    assert metrics.read(runs.folder / "clock" / "whole") == records
-    again = json.loads((runs.folder / "clock" / "whole" / "summary.json").read_text())
-    assert again == summary
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        runs.state("clock", "cluster-0", summary["last_step"]),
-        newest,
-    )

@@ -32,7 +32,6 @@ from nebula_jax.training import diloco
 
 IN_FLIGHT = frames.MAX_STEP
 """The step of a Welcome to a leaf that is to wait for the state of the run."""
-REMEMBERED = 2  # rounds whose times a leaf needs to follow the run's clock
 
 EndT = TypeVar("EndT", channels.Sender, channels.Receiver)
 
@@ -59,7 +58,7 @@ class Verdict(NamedTuple):
     version: int
     """Outer steps that made the anchor before it."""
     is_last: int = 0
-    """1 for the rounds at the end of a run: no clock is set by their times any more."""
+    """1 for the rounds at the end of a run."""
 
 
 class Entry(NamedTuple):
@@ -68,8 +67,6 @@ class Entry(NamedTuple):
     verdict: Verdict
     members: tuple[bool, ...]
     """R, True for those whose messages are in the round; all False with states."""
-    times: tuple[tuple[int, int], ...]
-    """With states: step and milliseconds of the latest rounds, as the hub had them."""
 
 
 def spec_of_entry(clusters: int) -> dict[str, Any]:
@@ -81,29 +78,21 @@ def spec_of_entry(clusters: int) -> dict[str, Any]:
     return {
         "verdict": jax.ShapeDtypeStruct((len(Verdict._fields),), jnp.uint32),
         "members": jax.ShapeDtypeStruct((clusters,), jnp.bool_),
-        "times": jax.ShapeDtypeStruct((REMEMBERED, 2), jnp.uint32),
     }
 
 
 def arrays_of_entry(entry: Entry) -> dict[str, Any]:
-    """Returns an entry as arrays of its spec; times that are not there are zeros."""
-    times = np.zeros((REMEMBERED, 2), np.uint32)
-    for row, each in zip(times, entry.times, strict=False):
-        row[:] = each
+    """Returns an entry as arrays of its spec."""
     return {
         "verdict": np.asarray(entry.verdict, np.uint32),
         "members": np.asarray(entry.members, np.bool_),
-        "times": times,
     }
 
 
 def entry_of_arrays(arrays: Any) -> Entry:
     """Returns the entry that `arrays_of_entry` made arrays of."""
-    return Entry(
-        Verdict(*map(int, arrays["verdict"])),
-        tuple(map(bool, arrays["members"])),
-        tuple((int(step), int(time)) for step, time in arrays["times"] if step),
-    )
+    verdict = Verdict(*map(int, arrays["verdict"]))
+    return Entry(verdict, tuple(map(bool, arrays["members"])))
 
 
 def check(verdict: Verdict, config: diloco.Config, last: int) -> None:

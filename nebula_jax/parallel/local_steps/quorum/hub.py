@@ -73,7 +73,6 @@ class Hub:
         rule: Rule,
         *,
         rejoined: Callable[[], Link | None] = lambda: None,
-        times: Callable[[], Sequence[tuple[int, int]]] = lambda: (),
         work: activity.Work | None = None,
         log: Callable[[str], None] = print,
     ) -> None:
@@ -86,16 +85,13 @@ class Hub:
           links: name -> link, to all leaves.
           rule: of the rounds.
           rejoined: returns the link to a cluster that has rejoined, or None.
-          times: returns step and milliseconds of the latest rounds, `quorum.REMEMBERED`
-            at most, for a leaf that has to follow the run's clock.
           work: of this process.
           log: takes a line when a leaf is away, or is back.
         """
         self._rounds = rounds.LocalRounds([member], self)
         self._member, self._clusters, self._own = member, list(clusters), own
         self._rule, self._log = rule, log
-        self._rejoined, self._times = rejoined, times
-        self._work = work or activity.Work()
+        self._rejoined, self._work = rejoined, work or activity.Work()
         self.step = 0
         """The step at which the hub is."""
         self._is_ending = False
@@ -141,7 +137,7 @@ class Hub:
         self,
         step: int,
         params: Sequence[Any],
-        now: rounds.Now = rounds.no_news,
+        is_requested: rounds.Requested = rounds.no_request,
     ) -> tuple[list[Any], list[messages.Head]]:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
@@ -152,13 +148,11 @@ class Hub:
         """
         self.step = step
 
-        def news() -> tuple[int, bool]:
-            milliseconds, is_requested = now()
+        def is_anywhere() -> bool:
             links = [leaf.link for leaf in self._leaves.values()]
-            is_requested |= any(link.stop_step is not None for link in links)
-            return milliseconds, is_requested
+            return is_requested() or any(link.stop_step is not None for link in links)
 
-        return self._rounds.after(step, params, news)
+        return self._rounds.after(step, params, is_anywhere)
 
     def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
         """Takes the last rounds, by quorum too, and ends at the anchors."""
@@ -204,7 +198,7 @@ class Hub:
             is_last=int(self._is_ending),
         )
         for leaf in self._following():
-            self._announce(leaf, quorum.Entry(verdict, members, ()))
+            self._announce(leaf, quorum.Entry(verdict, members))
         self._count_absent(step)
         self._closed[fragment], self._applied = step, self.step
         taken, self._taken = self._taken, {}
@@ -299,7 +293,7 @@ class Hub:
         leaf.follows = True
         nobody = (False,) * len(self._clusters)
         verdict = quorum.Verdict(1, self._applied, 0, 0, 0)
-        self._announce(leaf, quorum.Entry(verdict, nobody, tuple(self._times())))
+        self._announce(leaf, quorum.Entry(verdict, nobody))
         for origin, message in self._taken.items():
             self._send(leaf, leaf.down.deltas[origin][fragment], step, message)
         self._log(f"{leaf.name} is sent the state after step {self._applied}")

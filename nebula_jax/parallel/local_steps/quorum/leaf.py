@@ -104,7 +104,7 @@ class Leaf:
         self,
         step: int,
         params: Sequence[Any],
-        now: rounds.Now = rounds.no_news,
+        is_requested: rounds.Requested = rounds.no_request,
     ) -> tuple[list[Any], list[messages.Head]]:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
@@ -117,7 +117,7 @@ class Leaf:
         """
         self.step = step
         (own,), heads = params, []
-        self._request_end(now)
+        self._request_end(is_requested)
         is_there = self._log.receive()
         while self._is_due():
             own, more = self._apply(own)
@@ -128,7 +128,7 @@ class Leaf:
             raise self._left_out()
         fragment = self._config.sent_after(step)
         if fragment is not None and step > self._closed[fragment]:
-            self._send((step, fragment), own, now)
+            self._send((step, fragment), own, is_requested)
         fragment, sent = self._config.applied_after(step), step - self._config.delay
         while fragment is not None and sent > self._closed[fragment]:
             while not self._log.entries:
@@ -205,7 +205,7 @@ class Leaf:
         """Applies the next entry of the log."""
         entry = self._log.entries.popleft()
         if entry.verdict.is_state:
-            return self._take_state(params, entry)
+            return self._take_state(params, entry), []
         _, after, step, fragment, version, is_last = entry.verdict
         follows, _ = self._config.next_sent(1 + max(self._closed))
         if step != follows and not is_last:
@@ -234,14 +234,12 @@ class Leaf:
         self._missed += payloads[self._number] is None
         return payloads
 
-    def _take_state(
-        self, params: Any, entry: quorum.Entry
-    ) -> tuple[Any, list[messages.Head]]:
+    def _take_state(self, params: Any, entry: quorum.Entry) -> Any:
         """Goes on from the state of the run, unless nothing of it was missed."""
         states = self._log.states(entry)
         versions = [int(state["about"][0]) for state in states]
         if versions == self._member.versions and not self._needs_state:
-            return params, []
+            return params
         outers = [
             jax.tree.map(_placed, state["outer"], outer)
             for state, outer in zip(states, self._member.outers, strict=True)
@@ -257,10 +255,7 @@ class Leaf:
         self._from_state += 1
         self.step = max(self.step, entry.verdict.after)
         self._log.forget(self._closed)
-        return params, [
-            messages.Head(step, 0, 0, 0, milliseconds)
-            for step, milliseconds in entry.times
-        ]
+        return params
 
     def _close(self, params: Any) -> Any:
         entry = self._log.entries.popleft()
@@ -274,18 +269,19 @@ class Leaf:
 
     # What this cluster sends.
 
-    def _request_end(self, now: rounds.Now) -> None:
+    def _request_end(self, is_requested: rounds.Requested) -> None:
         """Requests the end of the run of the hub, once, if it is requested here.
 
         Heads are not enough: a cluster that is always late has no message in any round.
         """
-        if not self._has_requested and now()[1]:
+        if not self._has_requested and is_requested():
             self._link.stop()
             self._has_requested = True
 
-    def _send(self, key: Key, params: Any, now: rounds.Now) -> None:
+    def _send(self, key: Key, params: Any, is_requested: rounds.Requested) -> None:
         step, fragment = key
-        self._put(key, self._member.outgoing(step, fragment, params, *now()))
+        message = self._member.outgoing(step, fragment, params, is_requested())
+        self._put(key, message)
         self._messages += 1
 
     def _send_next(self, last: Sequence[Key], params: Any) -> None:
@@ -301,7 +297,7 @@ class Leaf:
         if key[1] == self._config.fragments:
             self._put(key, self._member.closing(key[0]))
         else:
-            self._send(key, params, rounds.no_news)
+            self._send(key, params, rounds.no_request)
 
     def _put(self, key: Key, message: Selected) -> None:
         step, fragment = key

@@ -253,9 +253,8 @@ def test_a_leaf_that_sends_a_step_that_cannot_be_is_alone_in_its_error(star):
 
 
 @pytest.mark.parametrize("members", [(True, False, True), (False, False, False)])
-@pytest.mark.parametrize("times", [(), ((4, 70),), ((4, 70), (6, 90))])
-def test_an_entry_of_the_log_comes_back_from_its_arrays(members, times):
-    entry = quorum.Entry(quorum.Verdict(0, 9, 8, 1, 2**32 - 1), members, times)
+def test_an_entry_of_the_log_comes_back_from_its_arrays(members):
+    entry = quorum.Entry(quorum.Verdict(0, 9, 8, 1, 2**32 - 1), members)
     arrays = quorum.arrays_of_entry(entry)
     spec = quorum.spec_of_entry(3)
     assert_same(

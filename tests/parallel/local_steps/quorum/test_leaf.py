@@ -112,7 +112,7 @@ def test_a_leaf_that_is_too_far_behind_at_the_end_is_left_out(star, monkeypatch)
 
 def test_a_request_to_stop_is_seen_by_a_leaf_that_is_late(star):
     star = star()
-    star.together(3, (0, 1), now=lambda: (700, True))
+    star.together(3, (0, 1), is_requested=lambda: True)
     star.arrive(2)
     star[2].to(1)
     assert all(head.is_stopping for head in star[2].heads)
@@ -124,7 +124,7 @@ def test_a_request_to_stop_of_a_leaf_that_is_late_ends_the_run(star):
     star = star()
     star.together(3, (0, 1))
     star.arrive(2)
-    star[2].to(1, lambda: (0, True))
+    star[2].to(1, lambda: True)
     hub = star[0].end
     wait_until(lambda: hub._leaves[NAMES[2]].link.stop_step is not None)
     star.together(5, (0, 1))
@@ -195,17 +195,6 @@ def test_a_message_that_the_hub_sends_back_counts_as_sent_once(star, monkeypatch
     assert_same(*runs)
 
 
-def test_who_comes_anew_gets_the_times_of_the_latest_rounds(star):
-    star = star(times=lambda: [(4, 90), (6, 110)])
-    star.together(7, (0, 1))
-    leaf = star.start_anew(2)
-    star[0].to(8)
-    leaf.begin(LIMIT)
-    anew = quorum_star.Cluster(NAMES[2], leaf)
-    anew.to(1)
-    assert [head[::4] for head in anew.heads] == [(4, 90), (6, 110)]
-
-
 def test_a_verdict_of_another_version_is_refused(star):
     star = star()
     star.together(3, (0, 1))
@@ -270,8 +259,7 @@ def test_nothing_is_kept_of_rounds_that_are_over(star):
     assert star[0].end._taken == {}
 
 
-def test_the_times_of_the_last_rounds_set_no_clock(star):
-    """As in the hub, which has found the end by the clock that it had before."""
+def test_the_last_rounds_of_a_run_have_no_heads(star):
     star = star()
     star.together(7, (0, 1))
     star.together(8, (0, 1))  # its round is applied by `finish`
@@ -314,7 +302,7 @@ def test_a_verdict_that_cannot_be_is_an_error_of_the_hub(star, change, words):
         members = change.get("members", entry.members)
         fields = {name: value for name, value in change.items() if name != "members"}
         verdict = entry.verdict._replace(**fields)
-        announce(leaf, quorum.Entry(verdict, members, entry.times))
+        announce(leaf, quorum.Entry(verdict, members))
 
     hub._announce = altered
     star.together(3, (0,))
@@ -349,7 +337,7 @@ def test_states_that_did_not_come_are_an_error_of_the_hub(star):
     star = star()
     hub = star[0].end
     verdict = quorum.Verdict(1, 0, 0, 0, 0)
-    nothing = quorum.Entry(verdict, (False,) * 3, ())
+    nothing = quorum.Entry(verdict, (False,) * 3)
     hub._announce(hub._leaves[NAMES[2]], nothing)
     star.arrive(2)
     with pytest.raises(RoundError, match="on states of the run that did not"):
@@ -390,6 +378,6 @@ def test_a_leaf_goes_on_after_a_step_that_it_has_or_from_the_state(star):
     leaf = hub._leaves[NAMES[2]]
     hub._welcome(leaf, quorum.IN_FLIGHT)
     closed = quorum.Verdict(0, 3, 2, 1, 0)
-    hub._announce(leaf, quorum.Entry(closed, (True,) * 3, ()))
+    hub._announce(leaf, quorum.Entry(closed, (True,) * 3))
     with pytest.raises(RoundError, match="a round without the state of the run"):
         star[2].end.begin(LIMIT, (5,))
