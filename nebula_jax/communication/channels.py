@@ -390,7 +390,6 @@ class Carrier(Protocol):
 
         Args:
           name: for error messages and the ledger.
-          spec: of the arrays.
           codec: that encodes them on the device; with zstd at its end, their bytes
             are compressed on the host.
         """

@@ -166,7 +166,6 @@ def fitted(what: str, codec: Codec, spec: Spec) -> Payload:
     Args:
       what: a name for the arrays, for errors.
       codec: to be tried, without computing anything.
-      spec: of the arrays.
 
     Raises:
       errors.SettingsError: at arrays that are none, or if what is decoded differs from

@@ -149,10 +149,8 @@ def open_generator(
 
     Args:
       data_dir: text folder.
-      languages: of the generator.
       mix: its task weights.
       exponents: α of its two kinds of text.
-      vocabulary: of the run.
       max_length: L, tokens of a sequence.
       prepared_dir: gets the packed text.
 

@@ -40,7 +40,6 @@ def tokenize(
     Args:
       ids: [N], of the pairs.
       first, second: [N], their sentences.
-      tokenizer: of the model.
       max_length: tokens that a pair may have, all included.
       separators: between the sentences, 1 or 2.
 

@@ -123,7 +123,6 @@ def tokenize(
 
     Args:
       side: ids and texts.
-      tokenizer: of the side's language.
       max_length: tokens that a sentence may have, `before` and `after` included.
       unknown: token id of characters that are not in the vocabulary.
       before: put before each sentence, such as [CLS].
@@ -188,7 +187,6 @@ def count_pieces(rows: Iterable[TokenRows], size: int) -> np.ndarray:
     """Counts how often each of V pieces occurs: [V] int64.
 
     Args:
-      rows: of one tokenizer.
       size: V.
     """
     counts = np.zeros(size, np.int64)

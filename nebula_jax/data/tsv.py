@@ -96,7 +96,6 @@ def rows(
     """Yields (line number, the fields of `columns`) of a table.
 
     Args:
-      path: of the table.
       columns: names, in the order wanted.
       exact: the header must have these columns in this order, and no others.
       unique: a column in which no value may come twice.

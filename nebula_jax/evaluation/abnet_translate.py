@@ -27,7 +27,6 @@ def by_mask_predict(
     """Translates by mask-predict. Jit it with all but the arrays static.
 
     Args:
-      config: of the translator.
       params: of the Target.
       encoded: hidden states and length logits that S sent.
       source_mask: [B, L] bool, false at padding.
@@ -82,7 +81,6 @@ def best_pieces(
     """Finds the likeliest piece at each wanted place; only these get logits.
 
     Args:
-      config: of the translator.
       params: of the Target.
       hidden: [R, D] float32, places of all rows.
       wanted: [R] bool.
@@ -135,7 +133,6 @@ def by_beam_search(
     """Translates by beam search. Jit it with all but the arrays static.
 
     Args:
-      config: of the translator.
       params: of the Target.
       encoded: hidden states and length logits that S sent.
       source_mask: [B, L] bool, false at padding.

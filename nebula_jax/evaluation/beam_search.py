@@ -151,7 +151,6 @@ def _ended(
     """Keeps the best N hypotheses that have ended, with those that end now.
 
     Args:
-      rules: of the search.
       now: before this position.
       position: of the newest token.
       ids: [B, 2 N, Q] int32, the best continuations.

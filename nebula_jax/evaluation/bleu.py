@@ -196,7 +196,6 @@ def paired_bootstrap(
       first: [N, 10] integers, `statistics` of the first system.
       second: [N, 10] integers, of the second.
       samples: S.
-      seed: of the draws.
 
     Raises:
       BleuError: if they are not of as many sentences.

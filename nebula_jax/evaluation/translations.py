@@ -44,7 +44,6 @@ def read(
     Args:
       folder: a text folder.
       languages: perhaps with English, which has no translation into itself.
-      vocabulary: of the run.
       most: P, pairs of a language.
       max_length: L; longer sentences lose their ends.
 

@@ -303,7 +303,6 @@ def encode(
     epochs.
 
     Args:
-      config: of the translator.
       params: of the Source.
       input_ids: [B, L] int32.
       attention_mask: [B, L] bool, false at padding.
@@ -338,7 +337,6 @@ def decode(
     """Applies `Target` at `positions`, with dropout drawn per example.
 
     Args:
-      config: of the translator.
       params: of the Target.
       input_ids, attention_mask, source_hidden, source_mask, positions: of
         `Target.__call__`.

@@ -37,7 +37,6 @@ def with_pretrained(
     the same.
 
     Args:
-      config: of the translator.
       params: from `init_source` or `init_target`.
       pretrained: `embeddings`, `encoder` and perhaps `mlm_head`, parameters of the
         modules of these names. An `mlm_head` that only one of `params` and `pretrained`

@@ -68,7 +68,6 @@ def init(config: Config, rng: jax.Array, model: pretrained.Pretrained) -> Any:
     """Makes parameters: the model's, and a new head; a pooler is the head's dense.
 
     Args:
-      config: of the classifier.
       rng: key.
       model: with embeddings, encoder and perhaps a pooler; other heads are left out.
 
@@ -97,7 +96,6 @@ def logits(
     """Computes the logits of pairs.
 
     Args:
-      config: of the classifier.
       params: as `init` makes them.
       input_ids: [B, L] int32, padded (see `data.ragged_pairs`).
       rng: key of the dropout; none without.

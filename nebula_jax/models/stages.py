@@ -47,7 +47,6 @@ def apply(
         from a key of its own.
       micro_batches: M, of a group's rows.
       remat: whether a layer's activations are computed again for its gradient.
-      mesh: of the cluster.
 
     Returns:
       [rows, Q, D] float32, as the layers one after the other give it.

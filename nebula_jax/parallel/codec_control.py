@@ -121,7 +121,6 @@ def decide(policy: Policy, history: History) -> Rungs:
     changes at the edge of two rungs become rare.
 
     Args:
-      policy: of the run.
       history: of the run; all probes have the rungs that followed from those before.
     """
     here = history.here
@@ -151,7 +150,6 @@ def next_probe(policy: Policy, history: History) -> int:
     for gentler ones, that were not left before.
 
     Args:
-      policy: of the run.
       history: so far.
     """
     if not history.here:

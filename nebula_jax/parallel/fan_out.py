@@ -38,7 +38,6 @@ def generator_step(
 
     Args:
       config: of the run, with n.
-      mesh: of the cluster.
       fresh: the generator's state at step 0.
 
     Returns:

@@ -68,7 +68,6 @@ def put_rows(mesh: Mesh, rows: Any, batch_size: int) -> Any:
     """Puts a batch on the devices, of which each process gives the rows it has.
 
     Args:
-      mesh: of this cluster.
       rows: tree of arrays [rows_here, ...] on the host.
       batch_size: B.
 
@@ -138,7 +137,6 @@ def jit_step(
     Args:
       step: (*states, *inputs) -> (*states, *outputs); or the next state alone, if
         there is one state and no output.
-      mesh: of this cluster.
       rules: of where the arrays of the states lie.
       states: a tree of arrays or ShapeDtypeStructs for each state.
       inputs: for each other argument a PartitionSpec, for all of its leaves, or a tree
@@ -184,7 +182,6 @@ def sharded_init(
     """Plans a state that is computed in place: no device holds more than its shards.
 
     Args:
-      mesh: of this cluster.
       init: makes the state; is jitted.
       rules: of where its arrays lie.
     """
@@ -202,7 +199,6 @@ def sharded_init_from_arrays(
     program as constants. The arrays are copied, so that a step may donate the state.
 
     Args:
-      mesh: of this cluster.
       init: makes the state.
       rules: of where its arrays lie.
     """
@@ -221,8 +217,6 @@ def sharded_init_with_codecs(
     """Plans {"state", "codecs"}: a state with the states of its channels' codecs.
 
     Args:
-      state: of the model.
-      mesh: of this cluster.
       codecs: codec states at step 0; a copy on every device.
     """
     everywhere = replicated(mesh)

@@ -83,7 +83,6 @@ def alone(start: int, last: int, stop_requested: Callable[[], bool]) -> Iterator
 
     Args:
       start: the step that the run resumes after.
-      last: of the run.
       stop_requested: True once the run should end; looked at before each step.
     """
     step = start
@@ -176,7 +175,6 @@ class Lead:
         Args:
           links: to all followers.
           start: the step that the run goes on after.
-          last: of the run.
           window: how many steps a follower may be ahead.
           stop_requested: True once the run should end.
           log: takes a message about where the run stops.

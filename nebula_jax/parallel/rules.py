@@ -86,9 +86,7 @@ def spec_of(rules: Rules, mesh: Mesh, path: str, shape: Sequence[int]) -> Partit
     Args:
       rules: the first whose pattern is found counts; no match means a copy on every
         device.
-      mesh: of this cluster.
       path: of the array, its parts joined by `/`.
-      shape: of the array.
 
     Returns:
       The rule's spec; an axis that `fsdp` does not divide is left whole.
@@ -127,7 +125,6 @@ def shardings(mesh: Mesh, rules: Rules, tree: Any) -> Any:
     """Finds the NamedSharding of every leaf of a state.
 
     Args:
-      mesh: of this cluster.
       rules: see `spec_of`.
       tree: arrays or ShapeDtypeStructs.
 

@@ -78,9 +78,6 @@ class Context:
     def __init__(self, settings: Settings) -> None:
         """Catches signals from now on.
 
-        Args:
-          settings: of this process.
-
         Raises:
           errors.SettingsError: if the launcher's descriptors cannot be used.
         """
@@ -170,7 +167,6 @@ class Context:
         """Connects to clusters that do the same; see `all_clusters.connected`.
 
         Args:
-          hello: of this cluster.
           clusters: names of all, in the same order everywhere.
           hub: name of the one that all others dial; empty if each dials each.
           may_return: True if clusters may rejoin the hub, or be gone at the end.
@@ -303,7 +299,6 @@ class Context:
         Args:
           step: in which this is computed.
           function: such as a compiled training step.
-          arguments: of the function.
           about: JSON values that the trace shows with the time that it took.
         """
         with self.trace.span("compute", step=step, **about):

@@ -70,7 +70,6 @@ def front(
     """Computes the hidden states of PLM-S (eq. 12) and the length loss.
 
     Args:
-      task: of the run.
       params: of an `abnet.Source`.
       batch: of cluster S.
       rng: key of the run, not of the step: dropout is drawn per example, so that H^E
@@ -108,7 +107,6 @@ def back(
     """Computes the translation loss with PLM-T (eq. 13).
 
     Args:
-      task: of the run.
       params: of an `abnet.Target`.
       hidden: output of `front`.
       batch: of cluster T.
@@ -163,7 +161,6 @@ def held_out(
     in every run.
 
     Args:
-      task: of the run.
       params: of an `abnet.Target`.
       hidden: from `front`, or as it is sent to be translated: `index` has the numbers
         of the examples.

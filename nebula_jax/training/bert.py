@@ -139,8 +139,6 @@ def init(
     """Initializes a run, the same in all clusters.
 
     Args:
-      config: of the run.
-      seed: of the run.
       encoder: parameters to begin with: `embeddings`, `encoder`, and perhaps
         `mlm_head` and adapters; what is not in it is drawn. None to draw all.
 
@@ -202,7 +200,6 @@ def loss_of(
     """Returns the loss of a micro-batch: its share of the mean over masked tokens.
 
     Args:
-      config: of the run.
       rng: key for dropout; None for none.
       weight: [] float32, masked tokens of the whole batch.
       frozen: the parameters that do not train.
@@ -261,8 +258,6 @@ def step(
     """Takes one optimization step.
 
     Args:
-      config: of the run.
-      state: of the trained parameters.
       frozen: the other parameters, from `init`.
       input_ids: [B, L] int32, padded text.
       first_row: [] int32, number of the first of these rows in the batch of all
@@ -309,7 +304,6 @@ def evaluate(
     """Computes the loss on held-out text, without dropout.
 
     Args:
-      config: of the run.
       params: all of them (`partition.merge`).
       rng: key for the masks; the same gives the same masks.
       input_ids: [B, L] int32, padded; rows may be [PAD] throughout.

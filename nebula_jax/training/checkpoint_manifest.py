@@ -28,7 +28,6 @@ def encode(step: int, about: Mapping[str, Any], digests: Mapping[str, str]) -> b
     """Encodes a manifest.
 
     Args:
-      step: of the checkpoint.
       about: its metadata.
       digests: file -> SHA-256 in hexadecimal.
     """
@@ -68,7 +67,6 @@ def read(folder: pathlib.Path, step: int, disk: real_disk.Disk) -> Manifest:
     """Reads the manifest of a checkpoint.
 
     Args:
-      folder: of the checkpoint.
       step: that it must be of.
       disk: where the folder is.
 

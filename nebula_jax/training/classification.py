@@ -31,10 +31,7 @@ def step(
     """Takes one optimization step.
 
     Args:
-      config: of the classifier.
-      optimizer: of the trained parameters.
       micro_batches: parts of the batch, whose gradients are added up.
-      state: of the trained parameters.
       frozen: the other parameters, from `partition.split`.
       input_ids: [B, L] int32, padded.
       labels: [B] int32.

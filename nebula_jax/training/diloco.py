@@ -350,7 +350,6 @@ def outer_step(
     """Takes DiLoCo's outer step; every cluster comes to the same bits.
 
     Args:
-      config: of the run.
       outer: of the fragment, before.
       deltas: R, what every cluster has sent, decoded, in the order of the clusters.
       weights: R, of the clusters; their sum is 1.
@@ -399,8 +398,6 @@ def mix(config: Config, params: Fragment, anchor: Fragment) -> Fragment:
     """Returns alpha theta_p + (1 - alpha) A_p; copies, which a step may use up.
 
     Args:
-      config: of the run.
-      params: of this cluster.
       anchor: after the round.
     """
     if not config.mixing:

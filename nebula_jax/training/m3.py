@@ -127,8 +127,6 @@ def init_generator(
     """Initializes generator `index` (0 to K-1).
 
     Args:
-      config: of the run.
-      seed: of the run.
       index: K generators draw K different heads.
       encoder: `embeddings` and `encoder` of a pretrained model to begin with (section
         4.1); random ones if None.
@@ -272,7 +270,6 @@ def generator_loss(
 
     Args:
       config, input_ids: as for `mask`.
-      params: of the generator.
       rng: key of the step.
       training: as for `generator_loss_of`.
 
@@ -328,7 +325,6 @@ def discriminator_parts(
     Eq. 8 over all tokens, eq. 10 over masked ones.
 
     Args:
-      config: of the run.
       rng: key of this step.
       tokens: one batch.
 
@@ -378,7 +374,6 @@ def discriminator_loss(
 
     Args:
       config, rng, tokens: as for `discriminator_parts`.
-      params: of the discriminator.
 
     Returns:
       The loss, [] float32, and metrics.

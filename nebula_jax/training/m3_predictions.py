@@ -68,8 +68,6 @@ def sentence_vectors(config: m3.Config, params: Any, input_ids: jax.Array) -> ja
     """Returns the mean of a sentence's hidden states, [B, D] float32.
 
     Args:
-      config: of the run.
-      params: of the discriminator.
       input_ids: [B, L] int32, padded text.
     """
     shape, is_token = config.discriminator, input_ids != vocabularies.SPECIAL.pad
@@ -93,8 +91,6 @@ def gradient_norms(
     with its embeddings, and in the heads.
 
     Args:
-      config: of the run.
-      params: of the discriminator.
       tokens: of one step, as `m3_steps.discriminator_step` has them.
     """
     found = {}

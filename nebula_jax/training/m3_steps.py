@@ -25,8 +25,6 @@ def generator_step(
     """Takes one optimization step of a generator, independent of the discriminator.
 
     Args:
-      config: of the run.
-      state: of this generator.
       input_ids: [n B, L] int32, its own text.
 
     Returns:
@@ -92,7 +90,6 @@ def micro_batch(
     """Adds one micro-batch to a step.
 
     Args:
-      config: of the run.
       state: of this generator, before the step.
       begun: the step so far.
       number: [] int32, of the micro-batch; from 0 to n - 1, in order.
@@ -136,8 +133,6 @@ def discriminator_step(
     """Takes one optimization step on the batches of all generators, joined.
 
     Args:
-      config: of the run.
-      state: of the discriminator.
       tokens: K n Tokens: the n micro-batches of the first generator, in order, then
         those of the next.
 
@@ -197,7 +192,6 @@ def whole_step(
     """Takes one step of all models: a single gradient of eq. 11 in all parameters.
 
     Args:
-      config: of the run.
       generators: K states.
       discriminator: its state.
       batches: K arrays [n B, L] int32.

@@ -33,7 +33,6 @@ class MetricsLog:
         """Opens the files; sets aside the records after `step`, which come again.
 
         Args:
-          folder: of the cluster.
           step: after which the run goes on; 0 to begin.
           log: takes a message for a person if there are damaged records.
 

@@ -46,8 +46,6 @@ def step(
       special: tokens of its vocabulary.
       objective: one of `abnet.OBJECTIVES`.
       slots: P.
-      optimizer: of the head.
-      state: of the head.
       encoder: {"embeddings", "encoder"} parameters, frozen.
       target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
 

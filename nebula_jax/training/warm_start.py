@@ -109,7 +109,6 @@ def rate(
       begin: [] int32, the first step that they train in.
       peak: the highest rate.
       warmup_steps: of them.
-      steps: of the run.
 
     Returns:
       [] float32; 0 before they begin.
@@ -136,12 +135,9 @@ def optimizer(
     Its `update` has `step`, [] int32, and `seen`, the batch's `Seen`.
 
     Args:
-      config: of the warm start.
       inner: makes the updates at a learning rate of 1, without clipping.
       peak: of the encoder's learning rate.
       warmup_steps: in which a rate rises, from when its parameters begin to train.
-      steps: of the run.
-      layers: of the encoder.
       clip_norm: largest norm of the gradient of all that trains; 0 for no clipping.
     """
 

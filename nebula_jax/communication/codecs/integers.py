@@ -67,7 +67,6 @@ def int8(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
         flattened leaf (the last block may be shorter).
       rounding: "nearest" (even if halfway), or "stochastic", which counts its calls in
         the sender's state, an uint32.
-      seed: of stochastic rounding.
 
     Raises:
       ValueError: if an argument is none of these.

@@ -65,7 +65,6 @@ class Work:
         Args:
           stuck_timeout: seconds; 0 to derive them from the steps.
           clock: returns seconds; only goes forward.
-          trace: of this process.
         """
         self.trace = trace
         """The spans of this process; an activity is one."""

@@ -172,7 +172,6 @@ class Driver:
 
         Args:
           message: to send.
-          nbytes: of its payload.
 
         Raises:
           session.SessionOver: if nothing can be sent any more; or what ended it.

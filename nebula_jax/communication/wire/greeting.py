@@ -233,8 +233,6 @@ def when_ready(events: int, call: Callable[..., T], *args: Any) -> Steps[T]:
 
     Args:
       events: what a call waits for, unless TLS wants something else.
-      call: of the socket.
-      args: of the call.
     """
     while True:
         try:

@@ -29,7 +29,6 @@ class Ledger:
         Args:
           direction: SENT or RECEIVED.
           message: in the frame; a tensor counts under the name of its channel.
-          nbytes: of the frame.
         """
         if type(message) is frames.Tensor:
             name = self.channel(direction, message.channel)

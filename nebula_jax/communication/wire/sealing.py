@@ -28,7 +28,6 @@ def finish(
     """Returns the steps that make sealed frames of a TLS connection.
 
     Args:
-      role: of this side.
       offer: makes this side's offer for one connection.
       admit: checks the peer.
     """

@@ -76,7 +76,6 @@ class Session:
         """Starts without a connection.
 
         Args:
-          role: of this side.
           session_id: 16 bytes.
           peer_timeout: seconds of silence after which a connection counts as lost.
         """
@@ -137,7 +136,6 @@ class Session:
         """Adds a channel of tensors that the peer may send; returns its number.
 
         Args:
-          name: of the channel.
           options: for each shape, the exact size of each buffer of a tensor on it.
           is_compressed: whether a buffer may be shorter, and a table has its length.
 

@@ -91,7 +91,6 @@ class Watch:
         """Records a Ping.
 
         Args:
-          report: of the peer's process.
           received: bytes that the peer has received.
           now: seconds.
         """

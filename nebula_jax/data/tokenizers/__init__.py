@@ -200,7 +200,6 @@ def kept_ids(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> np.ndarray:
     agree (`pretrained.trim_to` does both).
 
     Args:
-      tokenizer: of the ids.
       keep_ids: ids to keep, in any order.
 
     Returns:
@@ -221,7 +220,6 @@ def used_ids(
     """Selects the pieces that occur in a text.
 
     Args:
-      tokenizer: of the pieces.
       counts: [N] integers, from `count_pieces`.
       max_size: pieces at most, special tokens included; the most frequent are kept, of
         equally frequent ones the first. None for all.

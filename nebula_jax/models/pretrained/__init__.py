@@ -146,7 +146,6 @@ def trim_to(
 
     Args:
       model: whole, or trimmed before.
-      tokenizer: of the model.
       counts: [N] integers, how often each piece occurs (`tokenizers.count_pieces` of
         texts, `ragged_rows.count_pieces` of tokenized rows).
 

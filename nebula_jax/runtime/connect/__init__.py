@@ -33,7 +33,6 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
     """Checks that a cluster has what it needs to meet the others.
 
     Args:
-      settings: of this process.
       cluster: what it is: `all`, `whole`, or a cluster's name.
       listener: name of the cluster that listens.
       connector: name of those that dial, as in `generator` of `generator:0`.
@@ -63,7 +62,6 @@ def check_means(
     """Checks a cluster's port and credentials, or its place in a federation.
 
     Args:
-      settings: of this process.
       cluster: its name.
       listens: whether others dial it.
       dials: whether it dials others.
@@ -127,8 +125,6 @@ def dial(
     """Connects to the listener; in a cluster of many processes its root does.
 
     Args:
-      settings: of this cluster.
-      hello: of this cluster.
       peer: the listener's name, which its certificate must carry.
       check: compares the peer's Hello with what only the caller has; raises
         bridge.Mismatch.
@@ -169,8 +165,6 @@ def listen(
     """Waits for all `clusters`, in whatever order they connect; the root does.
 
     Args:
-      settings: of this cluster.
-      hello: of this cluster.
       clusters: names of those that dial.
       check, work: as in `dial`.
 

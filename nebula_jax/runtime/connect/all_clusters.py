@@ -66,7 +66,6 @@ def check_place(
     """Checks that a cluster has what it needs to meet the others.
 
     Args:
-      settings: of this process.
       cluster: what it is: `all`, `whole`, or a cluster's name.
       clusters, hub: as for `dialed`.
 
@@ -121,12 +120,10 @@ class Peers:
         """Takes links whose peers have come; `connected` makes them.
 
         Args:
-          hello: of this cluster.
           links: name -> link, in the order of the clusters.
           dialed: names of those that this cluster has dialed.
           clusters: names of all.
           hub: name of the hub, if there is one.
-          work: of this process.
           listener: through which clusters may rejoin; None if none may.
         """
         self.hello = hello

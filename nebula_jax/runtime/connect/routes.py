@@ -113,8 +113,6 @@ class Routes:
         """Dials and listens to nobody yet.
 
         Args:
-          settings: of this cluster.
-          hello: of this cluster.
           check: compares a peer's Hello with what only the caller has; raises
             bridge.Mismatch.
           work: what this process does; a new one if not given.
@@ -269,9 +267,5 @@ def share(link: Link) -> None:
 
 
 def worker_link(work: activity.Work | None) -> WorkerLink:
-    """Waits for a link of the root's; returns what this other process has of it.
-
-    Args:
-      work: of this process.
-    """
+    """Waits for a link of the root's; returns what this other process has of it."""
     return WorkerLink(share_peer(None), work.trace if work else trace.OFF)

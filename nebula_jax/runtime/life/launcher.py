@@ -38,7 +38,6 @@ def prepared(
     """Binds the ports and finds the credentials, so that what is wrong shows at once.
 
     Args:
-      workdir: the run's folder.
       clusters: their names.
       settings: `listen` and `tls` count: the first one to listen does so there, others
         at free ports of the same host; with `auto`, certificates are made for the

@@ -180,7 +180,6 @@ class Interrupt:
         Args:
           cluster: its name.
           step: the last one that it took, and saved.
-          steps: of the whole run.
           folder: where it saved, if that is to be reported.
         """
         if step >= steps:

@@ -61,7 +61,6 @@ class Processes:
         """Starts nothing yet.
 
         Args:
-          workdir: the run's folder.
           commands: name -> command; a request to stop is passed on to the first one.
           listening: name -> the socket that its process is given; of those that listen.
           restarts: see `launcher.prepared`.

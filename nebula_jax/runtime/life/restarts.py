@@ -22,7 +22,6 @@ def record_first_step(folder: pathlib.Path, step: int, now: float) -> None:
     """Records the first step that a cluster's process has taken.
 
     Args:
-      folder: of the cluster.
       step: counted from 1.
       now: when it was done.
     """
@@ -35,7 +34,6 @@ def read(
     """Lists the restarts of a run.
 
     Args:
-      workdir: the run's folder.
       folders: of its clusters.
 
     Returns:

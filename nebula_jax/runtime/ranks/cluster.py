@@ -74,7 +74,6 @@ def watch(work: activity.Work, interrupt: process.Interrupt) -> None:
     """Lets the other processes of this cluster see how far this one is.
 
     Args:
-      work: of this process.
       interrupt: of this process; in the root, one of any other process counts too.
     """
     if _members is not None:

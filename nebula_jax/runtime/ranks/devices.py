@@ -47,7 +47,6 @@ def simulate(layout: Layout, processes: int = 1) -> None:
     """Makes CPU devices, if their number is given; to be called before JAX is used.
 
     Args:
-      layout: of the cluster.
       processes: of the cluster, each of which has as many of the devices.
 
     Raises:

@@ -231,7 +231,6 @@ def attend(
 
     Args:
       address: of the coordinator.
-      rank: of this process.
       processes, described, timeout: as for `gather`.
 
     Returns:

@@ -50,7 +50,6 @@ class Checkpoints:
         """Reads the folder's checkpoints; damaged ones are reported and not used.
 
         Args:
-          workdir: the run's folder.
           cluster: its name.
           settings: of the run, equal in all clusters.
           every: steps between checkpoints.
@@ -234,7 +233,6 @@ def check_same_run(
     """Checks that a cluster's folder holds no other run.
 
     Args:
-      workdir: the run's folder.
       cluster: its name.
       settings: of the run, equal in all clusters.
       fingerprints: what else must be as it was, such as digests of the cluster's text
@@ -263,7 +261,6 @@ def difference(
     Args:
       about: the checkpoint's metadata.
       cluster: name of this one.
-      settings: of this run.
       fingerprints: of this run, as far as they are known; others are not compared.
 
     Returns:

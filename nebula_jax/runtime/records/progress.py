@@ -133,10 +133,8 @@ class Progress:
         """Begins after step `start`, from now on.
 
         Args:
-          workdir: the run's folder.
           cluster: its name.
           start: the step that the run goes on after; 0 at its beginning.
-          steps: of the whole run.
           log_every: steps between progress lines.
           links: to the other clusters, whose traffic is reported.
           work: of this process, which counts the steps.

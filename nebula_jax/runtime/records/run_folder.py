@@ -13,7 +13,6 @@ def of_cluster(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
     """Returns where a cluster keeps its files: `generator:0` -> <workdir>/generator-0.
 
     Args:
-      workdir: the run's folder.
       cluster: its name.
     """
     return workdir / names.label(cluster)

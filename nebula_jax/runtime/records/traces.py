@@ -20,8 +20,6 @@ def write(trace: trace_lib.Trace, folder: pathlib.Path, cluster: str) -> None:
     """Writes the trace of this process.
 
     Args:
-      trace: of this process.
-      folder: of its cluster.
       cluster: its name.
     """
     rank = ranks.rank()
@@ -36,7 +34,6 @@ def time(trace: trace_lib.Trace, links: Sequence[Link | WorkerLink]) -> dict[str
     """Returns where the time of this process went, and what crossed its lines.
 
     Args:
-      trace: of this process.
       links: to other clusters.
 
     Returns:
@@ -59,7 +56,6 @@ def gather(
     """Writes one trace of all processes of a run, if it was traced.
 
     Args:
-      folder: of the run.
       clusters: folders of its clusters.
       processes: of each cluster, that were traced; what others have left there, of an
         attempt before, is not gathered.

@@ -160,7 +160,6 @@ def reader_name(lab: str, account: str, job: str, cluster: str) -> str:
     No two of a federation have one, and who checks it finds whether it is a lab's own.
 
     Args:
-      lab: of the cluster.
       account: that reads.
       job: that it takes part in.
       cluster: its name there.

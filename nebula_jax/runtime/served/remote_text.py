@@ -96,7 +96,6 @@ class RemoteText:
           settings: of this cluster, in a federation.
           wanted: the data.
           reading: how.
-          work: of this process.
 
         Raises:
           errors.NebulaError: if nobody serves it, in another form than is wanted, or

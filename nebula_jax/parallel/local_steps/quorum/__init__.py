@@ -100,7 +100,6 @@ def check(verdict: Verdict, config: diloco.Config, last: int) -> None:
 
     Args:
       verdict: that has come.
-      config: of the run.
       last: its step after which there is none.
 
     Raises:
@@ -129,7 +128,6 @@ def spec_of_state(member: member_lib.Member, fragment: int) -> dict[str, Any]:
     """Returns the specs of a fragment's whole state, for its channel.
 
     Args:
-      member: of any cluster.
       fragment: its number.
 
     Returns:
@@ -188,7 +186,6 @@ def open_down(
 
     Args:
       opens: a method of the link between them.
-      member: of the cluster that calls.
       clusters: R names.
     """
     identity = codec_lib.identity()

@@ -83,9 +83,7 @@ class Hub:
           clusters: R names.
           own: name of the hub.
           links: name -> link, to all leaves.
-          rule: of the rounds.
           rejoined: returns the link to a cluster that has rejoined, or None.
-          work: of this process.
           log: takes a line when a leaf is away, or is back.
         """
         self._rounds = rounds.LocalRounds([member], self)
