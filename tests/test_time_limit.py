@@ -1,4 +1,4 @@
-"""A test that hangs ends, and the others go on."""
+"""A test that hangs ends, and the others go on; a worker that dies ends the run."""
 
 import pathlib
 import subprocess
@@ -30,6 +30,23 @@ def test_a_test_that_hangs_fails_alone_and_shows_where(tmp_path):
     assert "1 failed, 1 passed" in run.stdout, run.stdout + run.stderr
     assert "Timeout (>1.0s)" in run.stdout
     assert "threading.Event().wait()" in run.stdout
+
+
+def test_a_worker_that_dies_is_named_and_the_run_ends(tmp_path):
+    """With the project's own settings. Restarted workers would wait for ever."""
+    dies = "import os\n\ndef test_that_dies():\n    os.kill(os.getpid(), 9)\n"
+    (tmp_path / "test_dies.py").write_text(dies)
+    (tmp_path / "test_lives.py").write_text("def test_that_lives():\n    pass\n")
+    settings = f"--config-file={ROOT / 'setup.cfg'}", f"--rootdir={tmp_path}"
+    run = subprocess.run(
+        [sys.executable, "-m", "pytest", *settings, "-n", "2", "."],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert run.returncode == 1, run.stdout + run.stderr
+    assert "crashed while running 'test_dies.py::test_that_dies'" in run.stdout
 
 
 def test_every_test_has_a_limit(request):

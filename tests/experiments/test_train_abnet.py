@@ -114,7 +114,7 @@ def test_held_out_losses_over_two_clusters_are_those_of_the_whole(split, whole):
 
 @pytest.mark.slow
 def test_the_autoregressive_split_run_equals_the_whole_on_two_devices_each(runs):
-    flags = RUN | {"objective": "ar", "target_model": "models/english"}
+    flags = RUN | tiny_translations.ALIKE | {"target_model": "models/english"}
     for cluster, devices in (("all", 2), ("whole", 1)):
         status, output = runs.run(
             workdir=f"ar-{cluster}",
@@ -135,13 +135,13 @@ def test_the_autoregressive_split_run_equals_the_whole_on_two_devices_each(runs)
 @pytest.mark.parametrize(
     ("forward", "backward"),
     [
-        ("from_step(3,fp16)", "error_feedback(int8(8))"),
+        # Others: abnet/test_resume.py.
         ("delta(int8(8),60)", "pack_tokens|int8(8)"),
         ("pack_tokens|svd(0.6)|fp16", "zstd"),
     ],
 )
 def test_codecs_do_in_one_process_what_they_do_over_the_line(runs, forward, backward):
-    flags = {"steps": 17, "checkpoint_every": 17, "length_buckets": "8,16"}
+    flags = SHALLOW | {"steps": 17, "checkpoint_every": 17, "length_buckets": "8,16"}
     flags |= {"forward_codec": forward, "backward_codec": backward}
     name = forward.partition("(")[0].replace("|", "-")
     for cluster in ("all", "whole"):
