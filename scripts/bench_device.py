@@ -3,16 +3,18 @@
     python -m scripts.bench_device --tiny              # to try the parts, anywhere
     python -m scripts.bench_device --out=device.json   # at most nine minutes
 
-Each part is a process of its own with its own flags of XLA, so that one that fails or
-takes too long costs only itself: parts for which no time is left are left out, and the
-record says so.
+Each step is a process of its own with its own flags of XLA, so that one that fails or
+takes too long costs only itself, and the record says so. They compile together, which
+takes minutes, and are measured one after the other.
 """
 
+import contextlib
 import json
 import os
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -39,63 +41,122 @@ MFU = 0.35  # asked of the best rung
 STEP = "scripts.bench.device_step"
 FTZ = "--xla_backend_extra_options=-nvptx-allow-ftz-atomics"
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
+NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
+LADDER = ("float32", "bfloat16", "masked", "fused", "by_length", "stored", "double")
 LOCAL_STEPS = "experiments.local_steps_your_model"
 ROUNDS, INNER_STEPS = 10, 20
 
 
-class Part(NamedTuple):
-    """A process: what it measures, what it runs, how long it may take."""
+class Rung(NamedTuple):
+    """A process that measures a step: its name here, what it runs, flags of XLA."""
 
     name: str
-    arguments: Sequence[str]
-    seconds: float
-    xla: str = ""
+    runs: str
+    xla: str = NO_TRITON
 
 
-def parts(tiny: bool, rounds: int) -> list[Part]:
-    """Returns the parts that are rungs, the most telling first."""
-    more = [f"--rounds={rounds}", *(["--tiny"] if tiny else [])]
-
-    def of(name: str, rungs: str, seconds: float, xla: str = "") -> Part:
-        return Part(name, [STEP, *more, *rungs.split()], seconds, xla)
-
-    on_any = [
-        of("ladder", "float32 bfloat16 masked cudnn stored double", 300),
-        of("pytorch", "torch", 120),
-        of("determinism", "short short", 90),
-    ]
-    if tiny:  # the flags are of a GPU's compiler
-        return on_any
-    return [
-        *on_any,
-        of("deterministic", "short short", 90, DETERMINISTIC),
-        of("ftz", "stored", 100, FTZ),
-    ]
+RUNGS = (
+    *(Rung(name, name) for name in LADDER),
+    Rung("PyTorch", "torch"),
+    Rung("triton", "stored", ""),
+    Rung("ftz", "stored", f"{NO_TRITON} {FTZ}"),
+    Rung("first", "short"),
+    Rung("second", "short"),
+    Rung("first, deterministic", "short", f"{NO_TRITON} {DETERMINISTIC}"),
+    Rung("second, deterministic", "short", f"{NO_TRITON} {DETERMINISTIC}"),
+)
+"""What is measured, in this order. Triton's kernels for matrix products take minutes to
+be tried out, and one rung tells what they are worth."""
+TINY = ("fused", "stored", "PyTorch", "first", "second")  # of --tiny, by name
 
 
-def run(part: Part, seconds: float) -> list[dict[str, Any]]:
-    """Runs a part for at most so long; returns its lines, and why it ended early."""
-    flags_of_xla = f"{os.environ.get('XLA_FLAGS', '')} {part.xla}".strip()
-    child = subprocess.Popen(
-        [sys.executable, "-m", *part.arguments],
-        cwd=installed.FOLDER,
-        env=os.environ | ({"XLA_FLAGS": flags_of_xla} if flags_of_xla else {}),
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    late = False
+class Child:
+    """The process of a rung, and the lines that it has printed."""
+
+    def __init__(self, rung: Rung, options: Sequence[str], is_gpu: bool) -> None:
+        xla = f"{os.environ.get('XLA_FLAGS', '')} {rung.xla if is_gpu else ''}".strip()
+        # Several are on the device at once.
+        env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | (
+            {"XLA_FLAGS": xla} if xla else {}
+        )
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", STEP, *options, rung.runs],
+            cwd=installed.FOLDER,
+            env=os.environ | env,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.found: dict[str, Any] = {}
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None  # it is a pipe
+        for line in self.process.stdout:
+            if line.startswith("{"):
+                self.found |= json.loads(line)
+
+    def is_compiling(self) -> bool:
+        """Returns True if it has neither compiled nor ended."""
+        return not self.found and self.process.poll() is None
+
+    def measure(self, seconds: float) -> dict[str, Any]:
+        """Lets it measure; returns its figures, or what it `failed` at."""
+        if self.process.poll() is None and not self.found:
+            self.process.kill()
+            self.found["failed"] = "not compiled in time"
+        elif "failed" not in self.found:
+            assert self.process.stdin is not None  # it is a pipe
+            with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
+                print("go", file=self.process.stdin, flush=True)
+                self.process.wait(seconds)
+            self.process.kill()
+        self.process.wait()
+        self._reader.join(10)  # seconds; a child of its own may hold the pipe open
+        if "ms" not in self.found:
+            self.found.setdefault("failed", f"ended with {self.process.returncode}")
+        return self.found
+
+
+def steps(
+    rungs: Sequence[Rung],
+    options: Sequence[str],
+    is_gpu: bool,
+    compiling: float,
+    measuring: float,
+) -> dict[str, dict[str, Any]]:
+    """Compiles rungs together, then measures them one by one.
+
+    Args:
+      rungs: the processes.
+      options: of each process.
+      is_gpu: False to leave out the flags of a GPU's compiler.
+      compiling: seconds for all, together.
+      measuring: seconds for each.
+
+    Returns:
+      Name -> figures, or what `failed`.
+    """
+    end = time.monotonic() + compiling
+    children = {}
     try:
-        printed, _ = child.communicate(timeout=seconds)
-    except subprocess.TimeoutExpired:
-        child.kill()
-        late, (printed, _) = True, child.communicate()
-    lines = [json.loads(each) for each in printed.splitlines() if each[:1] == "{"]
-    if late:
-        lines.append({"failed": f"not done after {seconds:.0f} s"})
-    elif child.returncode:
-        lines.append({"failed": f"status {child.returncode}; see its own error"})
-    return lines
+        for rung in rungs:
+            children[rung.name] = Child(rung, options, is_gpu)
+        while time.monotonic() < end:
+            if not any(child.is_compiling() for child in children.values()):
+                break
+            time.sleep(0.2)
+        found = {}
+        for name, child in children.items():
+            found[name] = child.measure(measuring)
+            process.message(
+                f"{name}: {found[name].get('ms', found[name].get('failed'))}"
+            )
+        return found
+    finally:
+        for child in children.values():
+            child.process.kill()
 
 
 def codecs(rounds: int, seconds: float) -> dict[str, Any]:
@@ -103,9 +164,17 @@ def codecs(rounds: int, seconds: float) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/codecs.json"
         arguments = ["scripts.bench_codecs", f"--rounds={rounds}", f"--out={out}"]
-        failed = run(Part("codecs", arguments, seconds), seconds)
-        if failed or not os.path.exists(out):
-            return {"failed": failed}
+        try:
+            subprocess.run(
+                [sys.executable, "-m", *arguments],
+                cwd=installed.FOLDER,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                timeout=seconds,
+                check=True,
+            )
+        except subprocess.SubprocessError as error:
+            return {"failed": str(error)}
         with open(out) as file:
             return json.load(file)
 
@@ -160,17 +229,23 @@ def _mfu(teraflops: float, kind: str) -> float | None:
 
 def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Compares the best rung with what was asked, where the device's peak is known."""
-    rungs = [each for each in result["parts"].get("ladder", []) if "ms" in each]
-    if not rungs:
-        return []
-    best = max(rungs, key=lambda each: each["teraflops"])
-    mfu = _mfu(best["teraflops"], result["device"])
+    rates = [
+        each["teraflops"]
+        for name, each in result["steps"].items()
+        if name != "PyTorch" and "ms" in each
+    ]
+    mfu = _mfu(max(rates), result["device"]) if rates else None
     if mfu is None:
         return []
     return [harness.at_least("MFU of the best rung", mfu, MFU)]
 
 
-RUNG = {
+MORE = {
+    "PyTorch": "",
+    "triton": ", and products by Triton",
+    "ftz": f", and `{FTZ}`",
+}
+COLUMNS = {
     "step": "{about}",
     "batch": "{batch} x {length}",
     "compiled in": "{compile_s:.0f} s",
@@ -192,33 +267,25 @@ CODEC = {
 
 def markdown(result: Mapping[str, Any]) -> str:
     """Renders the record."""
-    found = result["parts"]
-    rungs = {
-        name: [each for each in found.get(name, []) if "ms" in each]
-        for name in ("ladder", "pytorch", "ftz")
-    }
-    missing = [
-        f"{name}: {each['failed']}"
-        for name, lines in found.items()
-        if isinstance(lines, list)
-        for each in lines
-        if "failed" in each
-    ]
-    pytorch = rungs["pytorch"][0] if rungs["pytorch"] else None
+    found = result["steps"]
+    pytorch = found["PyTorch"] if "ms" in found.get("PyTorch", {}) else None
     rows = [
-        _row(each, result["device"], pytorch, f", `{FTZ}`" if name == "ftz" else "")
-        for name, lines in rungs.items()
-        for each in lines
+        _row(step, result["device"], pytorch, MORE.get(name, ""))
+        for name, step in found.items()
+        if "ms" in step and (name in LADDER or name in MORE)
+    ]
+    failed = [
+        f"{name} ({each['failed']})" for name, each in found.items() if "failed" in each
     ]
     device = f"one {result['device']}, {result['rounds']} rounds"
     return report.join(
         report.heading(result, device),
-        table_of(rows, RUNG),
+        table_of(rows, COLUMNS),
         report.targets(result["targets"]),
         _determinism(found),
-        _codecs(found.get("codecs", {})),
-        _local_steps(found.get("local_steps", {})),
-        f"Not measured: {'; '.join(missing)}." if missing else "",
+        _codecs(result.get("codecs", {})),
+        _local_steps(result.get("local_steps", {})),
+        f"Not measured: {'; '.join(failed)}." if failed else "",
     )
 
 
@@ -240,13 +307,13 @@ def _row(
 
 def _determinism(found: Mapping[str, Any]) -> str:
     lines = []
-    for name, about in (("determinism", "as it is"), ("deterministic", DETERMINISTIC)):
-        runs = [each for each in found.get(name, []) if "ms" in each]
-        if len(runs) == 2:
+    for more, about in (("", "as it is"), (", deterministic", f"`{DETERMINISTIC}`")):
+        runs = [found.get(name + more, {}) for name in ("first", "second")]
+        if all("ms" in each for each in runs):
             same = "equal" if runs[0]["digest"] == runs[1]["digest"] else "other"
             times = " and ".join(f"{each['ms']:.1f}" for each in runs)
             lines.append(
-                f"- {about}: two runs end with {same} parameters, {times} ms a step."
+                f"- {about}: two runs end with {same} parameters; {times} ms a step."
             )
     return "\n".join(["**Determinism**, four layers.", "", *lines]) if lines else ""
 
@@ -286,28 +353,26 @@ def _local_steps(record: Mapping[str, Any]) -> str:
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
     given = flags.FLAGS
-    begin, rounds = time.monotonic(), given["rounds"].value
+    begin, rounds, tiny = time.monotonic(), given["rounds"].value, given["tiny"].value
     end = begin + given["seconds"].value
 
     def left(most: float) -> float:
-        return min(most, end - time.monotonic() - 10)
+        return max(1.0, min(most, end - time.monotonic() - 10))
 
-    found: dict[str, Any] = {}
-    for part in parts(given["tiny"].value, rounds):
-        process.message(f"{part.name}: {' '.join(part.arguments)} {part.xla}")
-        if left(part.seconds) > 5:
-            found[part.name] = run(part, left(part.seconds))
-        else:
-            found[part.name] = [{"failed": "no time was left"}]
-    if left(60) > 20:
-        process.message("local steps: one replica here, one on the cores")
-        found["local_steps"] = local_steps(left(60))
-    if not given["tiny"].value and left(90) > 20:
+    process.message("local steps: a replica here, one on the cores")
+    result: dict[str, Any] = {"rounds": rounds, "local_steps": local_steps(left(90))}
+    if not tiny:
         process.message("codecs")
-        found["codecs"] = codecs(3, left(90))
+        result["codecs"] = codecs(3, left(90))
+    rungs = [each for each in RUNGS if each.name in TINY] if tiny else RUNGS
+    process.message(f"steps: compiling {len(rungs)} of them")
+    options = [f"--rounds={rounds}", *(["--tiny"] if tiny else [])]
+    measuring = 15.0  # seconds a rung, with its end
+    compiling = max(60.0, left(given["seconds"].value) - measuring * len(rungs))
+    result["steps"] = steps(rungs, options, not tiny, compiling, measuring)
     # Asked for at last: whoever asks JAX for a device takes most of its memory.
-    result = {"rounds": rounds, "device": jax.devices()[0].device_kind, "parts": found}
-    result |= {"targets": targets(result)}
+    result["device"] = jax.devices()[0].device_kind
+    result["targets"] = targets(result)
     if given["commit"].value:
         result["commit"] = given["commit"].value
     harness.finish(result, begin, markdown)

@@ -1,17 +1,19 @@
-"""Steps of masked language modeling on one device, for `bench_device`: a child of it.
+"""A step of masked language modeling on one device, for `bench_device`: a child of it.
 
-    python -m scripts.bench.device_step [--tiny] [--rounds=N] RUNG ...
+    python -m scripts.bench.device_step [--tiny] [--rounds=N] RUNG
 
-prints a JSON line for each rung: seconds of compiling and of a step, tokens/s, the
-losses, and the digest of the parameters. `torch` is PyTorch's step. Each rung has the
-settings of the one before it and one more.
+compiles it and prints a JSON line, waits for a line to come in, measures, and prints
+another: time and rate of a step, losses, and the digest of the parameters. So many can
+compile together and measure one after the other. `torch` is PyTorch's step; each other
+rung has the settings of the one before it and one more.
 
-A step masks, embeds, and has logits at masked places unless it says otherwise; AdamW
-with clipping follows. Weights and text are random, rows are full.
+A step masks and embeds; AdamW with clipping follows. Weights and text are random, rows
+are full.
 
 B batch, L length.
 """
 
+import contextlib
 import dataclasses
 import functools
 import hashlib
@@ -19,7 +21,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -27,7 +29,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from nebula_jax.models import mixed_precision
+from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.models import attention, mixed_precision
 from nebula_jax.training import bert, masking
 from scripts.bench.shapes import MASK_RATE, RATE, Shape
 
@@ -45,7 +48,9 @@ class Rung:
     dtype: str = "bfloat16"
     logits: str = "masked"
     attention: str = "fused"
-    results: str = "float32"
+    by_length: bool = False
+    """True if attention is told how long each row is, in place of a mask."""
+    stored: str = "float32"
     """In which matrix products are stored; they are summed in float32 anyway."""
     times: int = 1
     """The batch, in multiples of the shape's."""
@@ -53,16 +58,16 @@ class Rung:
     """Of the model; 0 for those of the shape."""
 
 
-_PLAIN = Rung("float32, logits everywhere", "float32", "all", "einsum")
+_LAST = Rung("products stored in bfloat16", by_length=True, stored="bfloat16")
 RUNGS = {
-    "float32": _PLAIN,
+    "float32": Rung("float32, logits everywhere", "float32", "all", "einsum"),
     "bfloat16": Rung("operands in bfloat16", "bfloat16", "all", "einsum"),
     "masked": Rung("logits at masked places only", attention="einsum"),
-    "cudnn": Rung("cuDNN's attention"),
-    "stored": Rung("products stored in bfloat16", results="bfloat16"),
-    "double": Rung("twice the batch", results="bfloat16", times=2),
-    "double_float32": Rung("twice the batch, products in float32", times=2),
-    # Not part of the ladder: few layers, to be compiled twice.
+    "fused": Rung("attention in one operation"),
+    "by_length": Rung("attention by length, no mask", by_length=True),
+    "stored": _LAST,
+    "double": dataclasses.replace(_LAST, about="twice the batch", times=2),
+    # Not of the ladder.
     "short": Rung("four layers", layers=4),
 }
 
@@ -94,71 +99,185 @@ def _stored_in_bfloat16(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Arra
     return product.astype(jnp.float32)
 
 
-def steps_of(rung: Rung, shape: Shape) -> Iterator[tuple[Any, dict[str, jax.Array]]]:
-    """Trains for ever; yields parameters and metrics after each step, not waited for.
+def _by_length(
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    mask: jax.Array,
+    dtype: jax.typing.DTypeLike,
+    drop: Any,
+) -> jax.Array:
+    """Computes `attention.fused` where a mask [B, 1, M] is true up to a length."""
+    del drop
+    query, key, value = (each.astype(dtype) for each in (query, key, value))
+    lengths = jnp.sum(mask[:, 0], axis=-1, dtype=jnp.int32)
+    is_gpu = jax.default_backend() == "gpu"
+    attended = jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        query_seq_lengths=jnp.full(len(query), query.shape[1], jnp.int32),
+        key_value_seq_lengths=lengths,
+        implementation="cudnn" if is_gpu else "xla",
+    )
+    return attended.astype(jnp.float32)
 
-    The first one is compiled when it is asked for.
+
+class Step:
+    """A step of ours, compiled, and the state that it trains."""
+
+    def __init__(self, rung: Rung, shape: Shape) -> None:
+        encoder = dataclasses.replace(
+            shape.config(rung.dtype), token_types=0, attention=rung.attention
+        )
+        config = bert.Config(
+            encoder,
+            steps=10_000,
+            mask_rate=MASK_RATE,
+            logits=rung.logits,
+            learning_rate=RATE,
+        )
+        self._init = jax.jit(functools.partial(bert.init, config, 0))
+        state, frozen = jax.eval_shape(self._init)
+        assert not frozen
+        ids, zero = shape.ids(), np.zeros((), np.int32)
+        self._rest = frozen, ids, zero, np.zeros((), np.float32)
+        step = jax.jit(functools.partial(bert.step, config), donate_argnums=0)
+        with contextlib.ExitStack() as stack:
+            if rung.stored == "bfloat16":
+                patch = mock.patch.object(
+                    mixed_precision, "_product", _stored_in_bfloat16
+                )
+                stack.enter_context(patch)
+            if rung.by_length:
+                kinds = {"fused": _by_length}
+                stack.enter_context(mock.patch.dict(attention.KINDS, kinds))
+            self._step = step.lower(state, *self._rest).compile()
+
+    def begin(self) -> None:
+        """Puts the state on the device, when no other process needs the memory."""
+        self.state, _ = self._init()
+        self._rest = jax.device_put(self._rest)
+
+    def __call__(self) -> jax.Array:
+        """Takes a step; returns its loss, which nobody has waited for."""
+        self.state, metrics = self._step(self.state, *self._rest)
+        return metrics["loss"]
+
+    def about(self) -> dict[str, Any]:
+        """Returns the digest of the parameters and the most memory that was taken."""
+        digest = hashlib.sha256()
+        for leaf in jax.tree.leaves(jax.device_get(self.state.params)):
+            digest.update(np.ascontiguousarray(leaf).tobytes())
+        memory = jax.devices()[0].memory_stats() or {}
+        return {
+            "digest": digest.hexdigest()[:16],
+            "peak_gib": memory.get("peak_bytes_in_use", 0) / 2**30,
+        }
+
+
+class PyTorchStep:
+    """PyTorch's step: compiled, its own attention, autocast to bfloat16."""
+
+    def __init__(self, shape: Shape) -> None:
+        import torch
+        import transformers
+
+        self._torch = torch
+        self.device = "cuda" if torch.cuda.is_available() else "cpu"
+        torch.set_float32_matmul_precision("high")
+        config = transformers.BertConfig(
+            vocab_size=shape.vocab_size,
+            hidden_size=shape.width,
+            num_hidden_layers=shape.layers,
+            num_attention_heads=shape.heads,
+            intermediate_size=shape.feed_forward,
+            max_position_embeddings=shape.length,
+            hidden_dropout_prob=0.0,
+            attention_probs_dropout_prob=0.0,
+            attn_implementation="sdpa",
+        )
+        self.model = transformers.BertForMaskedLM(config).to(self.device)
+        self.optimizer = torch.optim.AdamW(
+            self.model.parameters(), lr=RATE, eps=1e-6, fused=True
+        )
+        self.ids = torch.from_numpy(np.asarray(shape.ids(), np.int64)).to(self.device)
+        self.count = masking.capacity(MASK_RATE, shape.length)
+        self._compiled = torch.compile(self._loss)
+        float(self())
+        if self.device == "cuda":
+            torch.cuda.empty_cache()  # others are measured before
+
+    def begin(self) -> None:
+        """Does nothing: the state is on the device."""
+
+    def _loss(self, where: Any) -> Any:
+        torch, width = self._torch, self.model.config.hidden_size
+        corrupted = torch.scatter(self.ids, 1, where, vocabularies.SPECIAL.mask)
+        hidden = self.model.bert(input_ids=corrupted).last_hidden_state
+        rows = torch.gather(hidden, 1, where[..., None].expand(-1, -1, width))
+        logits = self.model.cls(rows).flatten(0, 1).float()
+        right = torch.gather(self.ids, 1, where).flatten()
+        return torch.nn.functional.cross_entropy(logits, right)
+
+    def __call__(self) -> Any:
+        """Takes a step; returns its loss, which nobody has waited for."""
+        torch = self._torch
+        noise = torch.rand(self.ids.shape, device=self.device)
+        where = noise.topk(self.count, dim=1).indices
+        self.optimizer.zero_grad(set_to_none=True)
+        with torch.autocast(self.device, dtype=torch.bfloat16):
+            loss = self._compiled(where)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        return loss.detach()
+
+    def about(self) -> dict[str, Any]:
+        """Returns the most memory that was taken."""
+        if self.device == "cpu":
+            return {}
+        return {"peak_gib": self._torch.cuda.max_memory_allocated() / 2**30}
+
+
+def measure(
+    name: str, tiny: bool, rounds: int, compiled: Callable[[float], None]
+) -> dict[str, Any]:
+    """Measures a rung's step: see the module.
+
+    Args:
+      name: of RUNGS, or `torch`.
+      tiny: True for a tiny model and batch.
+      rounds: of `STEPS` steps each.
+      compiled: is called with the seconds of compiling, and may wait.
     """
-    encoder = dataclasses.replace(
-        shape.config(rung.dtype), token_types=0, attention=rung.attention
-    )
-    config = bert.Config(
-        encoder,
-        steps=10_000,
-        mask_rate=MASK_RATE,
-        logits=rung.logits,
-        learning_rate=RATE,
-    )
-    state, frozen = jax.jit(functools.partial(bert.init, config, 0))()
-    step = jax.jit(functools.partial(bert.step, config), donate_argnums=0)
-    ids, zero = jnp.asarray(shape.ids()), jnp.zeros((), jnp.int32)
-    product = mixed_precision._product
-    if rung.results == "bfloat16":
-        product = _stored_in_bfloat16
-    while True:
-        with mock.patch.object(mixed_precision, "_product", product):
-            state, metrics = step(state, frozen, ids, zero, jnp.zeros(()))
-        yield state.params, metrics
-
-
-def measure(name: str, tiny: bool, rounds: int) -> dict[str, Any]:
-    """Measures a rung's step: see the module."""
-    rung = RUNGS[name]
+    rung = RUNGS["fused" if name == "torch" else name]
     shape = shape_of(rung, tiny)
     begin = time.perf_counter()
-    steps = steps_of(rung, shape)
-    losses = [float(next(steps)[1]["loss"])]
-    compiled = time.perf_counter() - begin
-    losses += [float(next(steps)[1]["loss"]) for _ in range(WARM)]
+    step = PyTorchStep(shape) if name == "torch" else Step(rung, shape)
+    compiled(time.perf_counter() - begin)
+    step.begin()
+    losses = [float(step()) for _ in range(WARM)]
     seconds = []
     for _ in range(rounds):
         begin = time.perf_counter()
         for _ in range(STEPS):
-            params, metrics = next(steps)
-        losses.append(float(metrics["loss"]))  # waits for all of them
+            loss = step()
+        losses.append(float(loss))  # waits for all of them
         seconds.append((time.perf_counter() - begin) / STEPS)
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(jax.device_get(params)):
-        digest.update(np.ascontiguousarray(leaf).tobytes())
-    steps.close()
-    memory = jax.devices()[0].memory_stats() or {}
-    found = figures(rung.about, shape, compiled, seconds, losses)
-    return found | {
-        "digest": digest.hexdigest()[:16],
-        "peak_gib": memory.get("peak_bytes_in_use", 0) / 2**30,
-    }
+    about = "PyTorch: compiled, SDPA, bfloat16" if name == "torch" else rung.about
+    return figures(about, shape, seconds, losses) | step.about()
 
 
 def figures(
-    about: str, shape: Shape, compiled: float, seconds: list[float], losses: list[float]
+    about: str, shape: Shape, seconds: list[float], losses: list[float]
 ) -> dict[str, Any]:
-    """Returns what is recorded of a step, of `rounds` means in seconds."""
+    """Returns what is recorded of a step, of each round's seconds a step."""
     tokens = shape.batch * shape.length / statistics.median(seconds)
     return {
         "about": about,
         "batch": shape.batch,
         "length": shape.length,
-        "compile_s": compiled,
         "ms": 1e3 * statistics.median(seconds),
         "fastest_ms": 1e3 * min(seconds),
         "slowest_ms": 1e3 * max(seconds),
@@ -168,83 +287,20 @@ def figures(
     }
 
 
-def measure_pytorch(tiny: bool, rounds: int) -> dict[str, Any]:
-    """Measures PyTorch's step: compiled, autocast to bfloat16, its own attention."""
-    import torch
-    import transformers
-
-    shape = shape_of(RUNGS["cudnn"], tiny)
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    torch.set_float32_matmul_precision("high")
-    config = transformers.BertConfig(
-        vocab_size=shape.vocab_size,
-        hidden_size=shape.width,
-        num_hidden_layers=shape.layers,
-        num_attention_heads=shape.heads,
-        intermediate_size=shape.feed_forward,
-        max_position_embeddings=shape.length,
-        hidden_dropout_prob=0.0,
-        attention_probs_dropout_prob=0.0,
-        attn_implementation="sdpa",
-    )
-    model = transformers.BertForMaskedLM(config).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=RATE, eps=1e-6, fused=True)
-    ids = torch.from_numpy(np.asarray(shape.ids(), np.int64)).to(device)
-    count = masking.capacity(MASK_RATE, shape.length)
-
-    def loss_of(where: Any) -> Any:
-        corrupted = torch.scatter(ids, 1, where, 3)
-        hidden = model.bert(input_ids=corrupted).last_hidden_state
-        rows = torch.gather(hidden, 1, where[..., None].expand(-1, -1, shape.width))
-        logits = model.cls(rows).flatten(0, 1)
-        right = torch.gather(ids, 1, where).flatten()
-        return torch.nn.functional.cross_entropy(logits.float(), right)
-
-    compiled_loss = torch.compile(loss_of)
-
-    def step() -> Any:
-        where = torch.rand(ids.shape, device=device).topk(count, dim=1).indices
-        optimizer.zero_grad(set_to_none=True)
-        with torch.autocast(device, dtype=torch.bfloat16):
-            loss = compiled_loss(where)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        return loss.detach()
-
-    begin = time.perf_counter()
-    losses = [float(step())]
-    compiled = time.perf_counter() - begin
-    losses += [float(step()) for _ in range(WARM)]
-    seconds = []
-    for _ in range(rounds):
-        begin = time.perf_counter()
-        for _ in range(STEPS):
-            loss = step()
-        losses.append(float(loss))
-        seconds.append((time.perf_counter() - begin) / STEPS)
-    about = f"PyTorch {torch.__version__}, torch.compile, SDPA, bfloat16"
-    return figures(about, shape, compiled, seconds, losses)
-
-
 def main(arguments: list[str]) -> int:
-    """Measures the rungs that are named, one after the other."""
-    tiny, rounds = "--tiny" in arguments, 5
-    names = []
-    for each in arguments:
-        if each.startswith("--rounds="):
-            rounds = int(each.partition("=")[2])
-        elif not each.startswith("--"):
-            names.append(each)
-    for name in names:
-        try:
-            if name == "torch":
-                found = measure_pytorch(tiny, rounds)
-            else:
-                found = measure(name, tiny, rounds)
-        except (ImportError, RuntimeError) as error:  # absent, or out of memory
-            found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
-        print(json.dumps({"rung": name} | found), flush=True)
+    """Compiles, waits for a line, measures."""
+    name, *options = sorted(arguments, key=lambda each: each.startswith("-"))
+    rounds = [int(each[9:]) for each in options if each.startswith("--rounds=")]
+
+    def wait(seconds: float) -> None:
+        print(json.dumps({"compile_s": seconds}), flush=True)
+        sys.stdin.readline()
+
+    try:
+        found = measure(name, "--tiny" in options, (rounds or [5])[0], wait)
+    except (ImportError, RuntimeError) as error:  # absent, or out of memory
+        found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
+    print(json.dumps(found), flush=True)
     return 0
 
 

@@ -19,37 +19,37 @@ def test_the_operations_of_a_step_are_those_of_its_products():
 
 
 def test_a_rung_trains_and_tells_its_figures():
-    found = device_step.measure("stored", tiny=True, rounds=2)
-    assert len(found["losses"]) == 1 + device_step.WARM + 2
+    waited = []
+    found = device_step.measure("stored", True, 2, waited.append)
+    assert len(waited) == 1
+    assert len(found["losses"]) == device_step.WARM + 2
     assert all(4 < loss < 7 for loss in found["losses"])  # log(200) is 5.3
     assert found["tokens_per_second"] == pytest.approx(
         TINY.batch * TINY.length / found["ms"] * 1e3
     )
 
 
+WAITS = "import json, sys, time\nprint('{\"compile_s\": 1}', flush=True)\n"
+
+
 @pytest.mark.parametrize(
-    ("code", "seconds", "expected"),
+    ("code", "failed"),
     [
-        ("print('{\"ms\": 1}')", 60, [{"ms": 1}]),
-        ("print('{\"ms\": 1}'); raise SystemExit(3)", 60, ["ms", "status 3"]),
-        (
-            "print('{\"ms\": 1}', flush=True); import time; time.sleep(60)",
-            1.5,
-            ["ms", "not done after"],
-        ),
+        (WAITS + "sys.stdin.readline(); print('{\"ms\": 2}')", None),
+        (WAITS + "sys.stdin.readline(); sys.exit(3)", "ended with 3"),
+        (WAITS + "sys.stdin.readline(); time.sleep(60)", "ended with -9"),
+        ("import time; time.sleep(60)", "not compiled in time"),
+        ("raise SystemExit(3)", "ended with 3"),
     ],
 )
-def test_a_part_that_ends_early_keeps_what_it_has(
-    tmp_path, monkeypatch, code, seconds, expected
-):
-    (tmp_path / "part_of_a_bench.py").write_text(code)
+def test_a_rung_that_ends_early_says_why(tmp_path, monkeypatch, code, failed):
+    (tmp_path / "rung.py").write_text(code)
+    monkeypatch.setattr(bench_device, "STEP", "rung")
     monkeypatch.setattr(installed, "FOLDER", tmp_path)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    part = bench_device.Part("it", ["part_of_a_bench"], seconds)
-    found = bench_device.run(part, seconds)
-    assert found[0] == {"ms": 1}
-    if expected[0] == "ms":
-        assert expected[1] in found[1]["failed"]
+    rungs = [bench_device.Rung("it", "x")]
+    found = bench_device.steps(rungs, [], False, 3.0, 2.0)["it"]
+    assert found.get("failed") == failed
+    assert failed or found["ms"] == 2
 
 
 def test_a_record_is_rendered(capsys):
@@ -72,28 +72,31 @@ def test_a_record_is_rendered(capsys):
         "hardware": {"cores": 2, "cpu": "c", "python": "3", "jax": "1"},
         "rounds": 5,
         "device": "NVIDIA H100 80GB HBM3",
-        "parts": {
-            "ladder": [step, {"failed": "not done after 3 s"}],
-            "pytorch": [step | {"tokens_per_second": 1600.0}],
-            "determinism": [step, step | {"digest": "cd"}],
-            "deterministic": [step, step],
-            "codecs": {
-                "shape": [10, 10, 10],
-                "copy_ms": {"copy": 1.0},
-                "codecs": [
-                    {
-                        "codec": "fp16",
-                        "encode_ms": 2.0,
-                        "decode_ms": 4.0,
-                        "encode_over_copy": 2.0,
-                    }
-                ],
-            },
-            "local_steps": {
-                "rounds": 2,
-                "inner_steps": 3,
-                "ends": [{"status": 0, "last": ""}, {"status": 0, "last": ""}],
-            },
+        "steps": {
+            "stored": step,
+            "float32": {"failed": "not compiled in time"},
+            "PyTorch": step | {"tokens_per_second": 1600.0},
+            "first": step,
+            "second": step | {"digest": "cd"},
+            "first, deterministic": step,
+            "second, deterministic": step,
+        },
+        "codecs": {
+            "shape": [10, 10, 10],
+            "copy_ms": {"copy": 1.0},
+            "codecs": [
+                {
+                    "codec": "fp16",
+                    "encode_ms": 2.0,
+                    "decode_ms": 4.0,
+                    "encode_over_copy": 2.0,
+                }
+            ],
+        },
+        "local_steps": {
+            "rounds": 2,
+            "inner_steps": 3,
+            "ends": [{"status": 0, "last": ""}, {"status": 0, "last": ""}],
         },
     }
     record["targets"] = bench_device.targets(record)
@@ -104,7 +107,7 @@ def test_a_record_is_rendered(capsys):
     assert "end with other parameters" in found
     assert "end with equal parameters" in found
     assert "the digests of the anchors equal in each" in found
-    assert "Not measured: ladder: not done after 3 s." in found
+    assert "Not measured: float32 (not compiled in time)." in found
     assert record["targets"][0]["met"]
 
 
@@ -118,8 +121,9 @@ def test_all_parts_run_on_cores(tmp_path):
         [*command, f"--out={out}"], cwd=installed.FOLDER, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(out.read_text())["parts"]
-    assert len([each for each in found["ladder"] if "ms" in each]) == 6
+    found = json.loads(out.read_text())
+    assert all("ms" in found["steps"][name] for name in ("fused", "stored"))
     assert [each["status"] for each in found["local_steps"]["ends"]] == [0, 0]
-    assert found["determinism"][0]["digest"] == found["determinism"][1]["digest"]
+    first, second = found["steps"]["first"], found["steps"]["second"]
+    assert first["digest"] == second["digest"]
     assert jax.default_backend() == "cpu"
