@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import attention, mixed_precision
+from nebula_jax.models import mixed_precision, transformer
 from nebula_jax.training import bert, masking
 from scripts.bench.shapes import MASK_RATE, RATE, Shape
 
@@ -48,8 +48,7 @@ class Rung:
     dtype: str = "bfloat16"
     logits: str = "masked"
     attention: str = "fused"
-    by_length: bool = False
-    """True if attention is told how long each row is, in place of a mask."""
+    """`library` (the model's own), `fused` with a mask, or `by_length`."""
     stored: str = "float32"
     """In which matrix products are stored; they are summed in float32 anyway."""
     times: int = 1
@@ -58,13 +57,13 @@ class Rung:
     """Of the model; 0 for those of the shape."""
 
 
-_LAST = Rung("products stored in bfloat16", by_length=True, stored="bfloat16")
+_LAST = Rung("products stored in bfloat16", attention="by_length", stored="bfloat16")
 RUNGS = {
-    "float32": Rung("float32, logits everywhere", "float32", "all", "einsum"),
-    "bfloat16": Rung("operands in bfloat16", "bfloat16", "all", "einsum"),
-    "masked": Rung("logits at masked places only", attention="einsum"),
+    "float32": Rung("float32, logits everywhere", "float32", "all", "library"),
+    "bfloat16": Rung("operands in bfloat16", "bfloat16", "all", "library"),
+    "masked": Rung("logits at masked places only", attention="library"),
     "fused": Rung("attention in one operation"),
-    "by_length": Rung("attention by length, no mask", by_length=True),
+    "by_length": Rung("attention by length, no mask", attention="by_length"),
     "stored": _LAST,
     "double": dataclasses.replace(_LAST, about="twice the batch", times=2),
     # Not of the ladder.
@@ -99,26 +98,33 @@ def _stored_in_bfloat16(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Arra
     return product.astype(jnp.float32)
 
 
-def _by_length(
+def _fused(
     query: jax.Array,
-    key: jax.Array,
-    value: jax.Array,
-    mask: jax.Array,
-    dtype: jax.typing.DTypeLike,
+    memory: transformer.KeyValues,
+    attention_mask: jax.Array,
+    config: transformer.Config,
     drop: Any,
+    *,
+    by_length: bool,
 ) -> jax.Array:
-    """Computes `attention.fused` where a mask [B, 1, M] is true up to a length."""
-    del drop
-    query, key, value = (each.astype(dtype) for each in (query, key, value))
-    lengths = jnp.sum(mask[:, 0], axis=-1, dtype=jnp.int32)
+    """Computes `transformer.attend` in one operation, on a GPU by cuDNN.
+
+    Its mask is [B, L], true up to a length, which `by_length` tells cuDNN.
+    """
+    del drop  # none here
+    query, key, value = (each.astype(config.operands) for each in (query, *memory))
+    rows, length = attention_mask.shape
+    if by_length:
+        told = {
+            "query_seq_lengths": jnp.full(rows, length, jnp.int32),
+            "key_value_seq_lengths": jnp.sum(attention_mask, -1, dtype=jnp.int32),
+        }
+    else:
+        mask = attention_mask[:, None, None, :]
+        told = {"mask": jnp.broadcast_to(mask, (rows, 1, length, length))}
     is_gpu = jax.default_backend() == "gpu"
     attended = jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        query_seq_lengths=jnp.full(len(query), query.shape[1], jnp.int32),
-        key_value_seq_lengths=lengths,
-        implementation="cudnn" if is_gpu else "xla",
+        query, key, value, **told, implementation="cudnn" if is_gpu else "xla"
     )
     return attended.astype(jnp.float32)
 
@@ -127,9 +133,7 @@ class Step:
     """A step of ours, compiled, and the state that it trains."""
 
     def __init__(self, rung: Rung, shape: Shape) -> None:
-        encoder = dataclasses.replace(
-            shape.config(rung.dtype), token_types=0, attention=rung.attention
-        )
+        encoder = dataclasses.replace(shape.config(rung.dtype), token_types=0)
         config = bert.Config(
             encoder,
             steps=10_000,
@@ -140,8 +144,7 @@ class Step:
         self._init = jax.jit(functools.partial(bert.init, config, 0))
         state, frozen = jax.eval_shape(self._init)
         assert not frozen
-        ids, zero = shape.ids(), np.zeros((), np.int32)
-        self._rest = frozen, ids, zero, np.zeros((), np.float32)
+        self._rest = frozen, shape.ids(), np.zeros((), np.int32)
         step = jax.jit(functools.partial(bert.step, config), donate_argnums=0)
         with contextlib.ExitStack() as stack:
             if rung.stored == "bfloat16":
@@ -149,9 +152,10 @@ class Step:
                     mixed_precision, "_product", _stored_in_bfloat16
                 )
                 stack.enter_context(patch)
-            if rung.by_length:
-                kinds = {"fused": _by_length}
-                stack.enter_context(mock.patch.dict(attention.KINDS, kinds))
+            if rung.attention != "library":
+                by_length = rung.attention == "by_length"
+                attend = functools.partial(_fused, by_length=by_length)
+                stack.enter_context(mock.patch.object(transformer, "attend", attend))
             self._step = step.lower(state, *self._rest).compile()
 
     def begin(self) -> None:
@@ -177,7 +181,7 @@ class Step:
 
 
 class PyTorchStep:
-    """PyTorch's step: compiled, its own attention, autocast to bfloat16."""
+    """A step of PyTorch: compiled, its own attention, autocast to bfloat16."""
 
     def __init__(self, shape: Shape) -> None:
         import torch

@@ -1,5 +1,6 @@
 import json
 import sys
+from unittest import mock
 
 import jax
 import pytest
@@ -20,7 +21,10 @@ def test_the_operations_of_a_step_are_those_of_its_products():
 
 def test_a_rung_trains_and_tells_its_figures():
     waited = []
-    found = device_step.measure("stored", True, 2, waited.append)
+    library = jax.nn.dot_product_attention
+    with mock.patch.object(jax.nn, "dot_product_attention", wraps=library) as asked:
+        found = device_step.measure("stored", True, 2, waited.append)
+    assert "key_value_seq_lengths" in asked.call_args.kwargs
     assert len(waited) == 1
     assert len(found["losses"]) == device_step.WARM + 2
     assert all(4 < loss < 7 for loss in found["losses"])  # log(200) is 5.3
