@@ -204,7 +204,7 @@ def fresh(agreed: config.Agreed, half: models.Half, width: int) -> mesh_lib.Shar
       width: D of PLM-S.
     """
     codecs_of = [
-        half.program.init_codecs(hidden_spec(agreed, length, agreed.sent_width(width)))
+        half.program.init_states(hidden_spec(agreed, length, agreed.sent_width(width)))
         for length in agreed.length_buckets
     ]
     return mesh_lib.sharded_init_with_codecs(half.fresh, half.mesh, codecs_of)

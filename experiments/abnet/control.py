@@ -155,8 +155,8 @@ class Control:
             ends.hidden[bucket].send_payload(step, selected, number)
             received = ends.gradient[bucket].recv_payload(step, number)
             came = self._now()
-            zeros = cut.zero_grads(state.params)
-            grads, states = half.program.backward(
+            zeros = half.program.zero_grads(params)
+            grads, states, _ = half.program.backward(
                 params, first, None, kept, received, states, zeros
             )
             jax.block_until_ready(grads)
@@ -187,7 +187,7 @@ class Control:
         for number in self._tries(step):
             received = ends.hidden[bucket].recv_payload(step, number)
             begin = self._now()
-            zeros = cut.zero_grads(state.params)
+            zeros = half.program.zero_grads(params)
             reply, grads, _, states = half.program.step(
                 params, first, None, received, states, zeros, step
             )

@@ -30,7 +30,6 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import loopback
 from nebula_jax.parallel import pipeline
 from nebula_jax.runtime.life import process
-from nebula_jax.training import cut
 
 AUTO = "auto-scaled"
 WIRE_OVER_COMPUTE = 10.0
@@ -167,7 +166,7 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
     states = source.fresh.init(), target.fresh.init()
     parts = list(both.at(step, states)[1])
     spec = source.program.spec(source.params(states[0]), parts[0][0], None)
-    codecs = source.program.init_codecs(spec), target.program.init_codecs(spec)
+    codecs = source.program.init_states(spec), target.program.init_states(spec)
     here, there = loopback.ends()
     plain = codec_lib.identity()
     hidden = here.sender("hidden", spec, plain), there.receiver("hidden", spec, plain)
@@ -187,7 +186,6 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
             hidden,
             gradient,
             codecs,
-            grads=(cut.zero_grads(states[0].params), cut.zero_grads(states[1].params)),
         )
         states = (
             source.apply(states[0], grads[0], metrics)[0],

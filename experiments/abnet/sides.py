@@ -147,7 +147,7 @@ class Begun(NamedTuple):
     batch: Any
     """Its batches, from `batches`."""
     state: train_state.TrainState
-    codecs: list[cut.CodecStates]
+    codecs: list[cut.States]
     """States of the codecs, for each length bucket."""
 
 

@@ -20,7 +20,6 @@ from experiments.abnet import (
 from nebula_jax.parallel import pipeline
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters
-from nebula_jax.training import cut
 
 
 def train(run: config.Run) -> int:
@@ -46,7 +45,6 @@ def train(run: config.Run) -> int:
                 ends.hidden[bucket],
                 ends.gradient[bucket],
                 codecs[bucket],
-                grads=cut.zero_grads(state.params),
                 ahead=run.local.max_in_flight,
             )
             if choice.is_probed(step):

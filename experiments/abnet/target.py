@@ -26,7 +26,6 @@ from nebula_jax.communication.wire import session
 from nebula_jax.parallel import pipeline
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters
-from nebula_jax.training import cut
 
 
 def train(run: config.Run) -> int:
@@ -51,7 +50,6 @@ def train(run: config.Run) -> int:
                 ends.hidden[bucket],
                 ends.gradient[bucket],
                 codecs[bucket],
-                grads=cut.zero_grads(state.params),
             )
             check_alignment(step, metrics)  # waits for the device, as the token should
             if choice.is_probed(step):

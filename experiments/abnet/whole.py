@@ -37,7 +37,7 @@ Folders = tuple[pathlib.Path, pathlib.Path]
 """Text of source and target."""
 States = tuple[train_state.TrainState, train_state.TrainState]
 """The source's and the target's."""
-Codecs = tuple[list[cut.CodecStates], list[cut.CodecStates]]
+Codecs = tuple[list[cut.States], list[cut.States]]
 """States of the source's codecs and of the target's, for each length bucket."""
 Metrics = dict[str, jax.Array]
 StepFn = Callable[[States, int], tuple[tuple[Any, Any], Metrics, Metrics]]
@@ -273,7 +273,6 @@ def in_process(
             (source_ends.hidden[bucket], target_ends.hidden[bucket]),
             (target_ends.gradient[bucket], source_ends.gradient[bucket]),
             (codecs[0][bucket], codecs[1][bucket]),
-            grads=(cut.zero_grads(states[0].params), cut.zero_grads(states[1].params)),
         )
         codecs[0][bucket], codecs[1][bucket] = new_codecs
         return grads, {"loss": length_loss}, metrics

@@ -15,8 +15,9 @@ h is any pytree: its floating-point arrays get a gradient, others go along.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -29,7 +30,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.models import bottleneck as bottlenecks
 from nebula_jax.parallel import pipeline
-from nebula_jax.training import cut, cut_middle, partition
+from nebula_jax.training import cut, partition
 
 Codec = str | selector.CodecOrSelector
 """A codec, or its name as in a flag: `int8(64)`; empty for none."""
@@ -48,9 +49,9 @@ class Line:
       `states.aux` is the newest of what it updates without a gradient.
     """
 
-    states: Any
-    before: Any = struct.field(pytree_node=False, default=None)
-    after: Any = struct.field(pytree_node=False, default=None)
+    states: cut.States
+    before: pipeline.Ends | None = struct.field(pytree_node=False, default=None)
+    after: pipeline.Ends | None = struct.field(pytree_node=False, default=None)
     norms: Any = struct.field(pytree_node=False, default=None)
 
     @property
@@ -90,75 +91,46 @@ def _clipped(grads: Any, squared: jax.Array, most: jax.Array) -> Any:
     return jax.tree.map(lambda leaf: (leaf * scale).astype(leaf.dtype), grads)
 
 
-class _Codecs(NamedTuple):
-    """The codecs of a part's channels."""
-
-    forward: selector.CodecOrSelector
-    backward: selector.CodecOrSelector
-
-
+@dataclasses.dataclass(frozen=True, eq=False)
 class Part:
-    """One part of a cut model; `front`, `middle` and `back` make it."""
+    """One part of a cut model: its function, and how it is trained.
 
-    def __init__(
-        self,
-        half: Any,
-        names: _Codecs,
-        clip_norm: float,
-        ahead: int | None,
-        reduce: Reduce,
-    ) -> None:
-        if reduce not in ("mean", "sum"):
-            raise errors.SettingsError(f"reduce={reduce}: expected mean or sum")
-        self._half, self._codecs, self._clip_norm = half, names, clip_norm
-        self._ahead = ahead
-        # In the name, so that parts with other settings are refused as they meet.
-        about = [f"{ahead} ahead"] * (ahead is not None) + ["sum"] * (reduce == "sum")
-        self._name = ", ".join(["hidden", *about])
+    Args:
+      fn: pure, of the part's parameters and a micro-batch; see `front`, `middle` and
+        `back`. A part made with `has_aux` takes the auxiliary state, such as a
+        BatchNorm's statistics, after the parameters, and returns (what it returns
+        otherwise, the new one).
+      codec: of what it sends forward; the same in all parts. Empty for none.
+      backward_codec: of the gradient in that; `codec` if not given.
+      is_trained: path of a parameter, such as `layers/0/kernel` -> True if it trains.
+      has_aux: see `fn`.
+      reduce: mean over the micro-batches of losses and metrics, or sum; the same in all
+        parts.
+      clip_norm: largest norm of the gradient over all parts, which exchange a number a
+        step for it; 0 for none. The same in all parts.
+      ahead: micro-batches in flight, each of which keeps what its backward pass needs;
+        None for all. The same in all parts.
+    """
 
-    def _to_after(self, link: Link, h: codec_lib.Spec) -> pipeline.Ends:
-        forward, backward = self._codecs
-        sender = link.sender(self._name, h, forward)
-        return pipeline.Ends(sender, link.receiver("gradient", h, backward))
+    fn: Callable[..., Any]
+    _: dataclasses.KW_ONLY
+    codec: Codec = ""
+    backward_codec: Codec | None = None
+    is_trained: partition.IsTrained = partition.train_all
+    has_aux: bool = False
+    reduce: Reduce = "mean"
+    clip_norm: float = 0.0
+    ahead: int | None = None
 
-    def _to_before(self, link: Link, h: codec_lib.Spec) -> pipeline.Ends:
-        forward, backward = self._codecs
-        receiver = link.receiver(self._name, h, forward)
-        return pipeline.Ends(receiver, link.sender("gradient", h, backward))
-
-    def _line(self, codec_states: Any, aux: Any, links: Any, ends: Any) -> Line:
-        states = codec_states if aux is None else cut.WithAux(codec_states, aux)
-        before, after = links
-        norms = _Norms(before, after, self._clip_norm) if self._clip_norm else None
-        before, after = ends
-        return Line(states=states, before=before, after=after, norms=norms)
-
-    def _in_flight(self, micro_batches: Sequence[Any]) -> int:
-        return self._ahead or len(micro_batches)
-
-    def _finish(
-        self, step: int, grads: Any, line: Line, states: Any
-    ) -> tuple[Any, Line]:
-        if line.norms is not None:
-            own = jnp.square(optax.tree.norm(grads)).astype(jnp.float32)
-            squared = line.norms.total(step, own)
-            grads = _clipped(grads, squared, np.float32(self._clip_norm))
-        return grads, dataclasses.replace(line, states=states)
-
-
-class Front(Part):
-    """The first part of a cut model."""
-
-    def open(self, link: Link, h: codec_lib.Spec, aux: Any = None) -> Line:
-        """Opens the channels to the next part.
-
-        Args:
-          link: to it, from `Run.dial`.
-          h: ShapeDtypeStructs of a micro-batch's h, from `spec`; the same there.
-          aux: what a part made with `has_aux` begins with.
-        """
-        ends = None, self._to_after(link, h)
-        return self._line(self._half.init_codecs(h), aux, (None, link), ends)
+    def __post_init__(self) -> None:
+        """Raises errors.SettingsError at what cannot be."""
+        if self.reduce not in ("mean", "sum"):
+            raise errors.SettingsError(f"reduce={self.reduce}: expected mean or sum")
+        if self.ahead is not None and self.ahead < 1:
+            raise errors.SettingsError(
+                f"ahead={self.ahead}: must be at least 1, or None for all"
+            )
+        _ = self._half  # which reads the codecs
 
     def step(
         self,
@@ -184,26 +156,155 @@ class Front(Part):
           The batch's gradient, the line, and metrics: of the last part its loss and
           what it returned beside it, as means over the micro-batches or as sums; of the
           others nothing.
+
+        Raises:
+          errors.SettingsError: if there is no micro-batch.
         """
+        grads, states, metrics = self._step(
+            params, _weighted(micro_batches), rng, step, line, identity=identity
+        )
+        if line.norms is not None:
+            own = jnp.square(optax.tree.norm(grads)).astype(jnp.float32)
+            squared = line.norms.total(step, own)
+            grads = _clipped(grads, squared, np.float32(self.clip_norm))
+        return grads, dataclasses.replace(line, states=states), metrics
+
+    def _step(
+        self,
+        params: Any,
+        weighted: Sequence[Any],
+        rng: Any,
+        step: int,
+        line: Line,
+        **identity: Any,
+    ) -> tuple[Any, cut.States, dict[str, jax.Array]]:
+        assert line.after is not None
         grads, states, _ = pipeline.front_step(
             self._half,
             params,
-            _weighted(micro_batches),
+            weighted,
             rng,
             step,
-            line.after.hidden,
-            line.after.gradient,
+            *line.after,
             line.states,
-            ahead=self._in_flight(micro_batches),
-            identity=identity,
+            ahead=self.ahead or len(weighted),
+            before=line.before,
+            **identity,
         )
-        return *self._finish(step, grads, line, states), {}
+        return grads, states, {}
+
+    @property
+    def _codecs(self) -> list[selector.CodecOrSelector]:
+        """The codecs of what goes forward, and of its gradient."""
+        backward = self.codec if self.backward_codec is None else self.backward_codec
+        return [
+            codecs.from_string(each) if isinstance(each, str) else each
+            for each in (self.codec, backward)
+        ]
+
+    @functools.cached_property
+    def _half(self) -> Any:
+        raise NotImplementedError
+
+    def _weighted_fn(self) -> Callable[..., Any]:
+        """Returns `fn` for batches with weights, which scale losses and metrics."""
+
+        def run(*arguments: Any) -> Any:
+            *first, (batch, weight), rng = arguments
+            out = self.fn(*first, batch, rng)
+            if self.reduce == "sum":
+                weight = None
+            if not self.has_aux:
+                return self._scaled(out, weight)
+            # What is no pair, the cut refuses.
+            is_pair = isinstance(out, tuple) and len(out) == 2
+            return (self._scaled(out[0], weight), out[1]) if is_pair else out
+
+        return run
+
+    def _scaled(self, out: Any, weight: jax.Array | None) -> Any:
+        raise NotImplementedError
+
+    def _opened(
+        self,
+        before: Link | None,
+        after: Link | None,
+        *specs: codec_lib.Spec,
+        aux: Any,
+    ) -> Line:
+        """Opens the channels to the neighbors; `specs` are of what crosses to each."""
+        forward, backward = self._codecs
+        # In the name, so that parts with other settings are refused as they meet.
+        about = [f"{self.ahead} ahead"] * (self.ahead is not None)
+        name = ", ".join(["hidden", *about, *["sum"] * (self.reduce == "sum")])
+        ends: dict[str, pipeline.Ends] = {}
+        if before is not None:
+            receiver = before.receiver(name, specs[0], forward)
+            sender = before.sender("gradient", specs[0], backward)
+            ends["before"] = pipeline.Ends(receiver, sender)
+        if after is not None:
+            sender = after.sender(name, specs[-1], forward)
+            receiver = after.receiver("gradient", specs[-1], backward)
+            ends["after"] = pipeline.Ends(sender, receiver)
+        states = self._half.init_states(*specs, aux=aux)
+        norms = _Norms(before, after, self.clip_norm) if self.clip_norm else None
+        return Line(states=states, norms=norms, **ends)
 
 
-class Middle(Part):
-    """A part of a cut model between two others."""
+@dataclasses.dataclass(frozen=True, eq=False)
+class Front(Part):
+    """The first part of a model.
 
-    def open(
+    Args:
+      fn: (params, batch, rng) -> h, pure; with `has_loss`, -> (h, a loss of its own),
+        which is added to the last part's.
+      has_loss: see `fn`.
+      others: as of Part.
+    """
+
+    has_loss: bool = dataclasses.field(default=False, kw_only=True)
+    _has_h: ClassVar[bool] = False
+
+    def open(self, link: Link, h: codec_lib.Spec, aux: Any = None) -> Line:
+        """Opens the channels to the next part.
+
+        Args:
+          link: to it, from `Run.dial`.
+          h: ShapeDtypeStructs of a micro-batch's h, from `spec`; the same there.
+          aux: what a part made with `has_aux` begins with.
+        """
+        return self._opened(None, link, h, aux=aux)
+
+    @functools.cached_property
+    def _half(self) -> cut.Front:
+        return cut.front(
+            self._weighted_fn(),
+            *self._codecs,
+            is_trained=self.is_trained,
+            has_loss=self.has_loss,
+            has_aux=self.has_aux,
+            has_h=self._has_h,
+        )
+
+    def _scaled(self, out: Any, weight: jax.Array | None) -> Any:
+        if not self.has_loss or weight is None:
+            return out
+        hidden, loss = cut.with_loss(out)
+        return hidden, loss * weight
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Middle(Front):
+    """A part between two others.
+
+    Args:
+      fn: (params, h, batch, rng) -> h2, pure; with `has_loss` as of Front.
+      others: as of Part.
+    """
+
+    _has_h: ClassVar[bool] = True
+
+    def open(  # type: ignore[override]
         self,
         before: Link,
         after: Link,
@@ -220,176 +321,66 @@ class Middle(Part):
           made: of what this part makes of it; the same there.
           aux: as in `Front.open`.
         """
-        ends = self._to_before(before, h), self._to_after(after, made)
-        codec_states = self._half.init_codecs(h, made)
-        return self._line(codec_states, aux, (before, after), ends)
-
-    def step(
-        self,
-        params: Any,
-        micro_batches: Sequence[Any],
-        rng: Any,
-        step: int,
-        line: Line,
-        identity: Any = None,
-    ) -> tuple[Any, Line, dict[str, jax.Array]]:
-        """Takes one batch through this part; see `Front.step`."""
-        grads, states, _ = pipeline.middle_step(
-            self._half,
-            params,
-            _weighted(micro_batches),
-            rng,
-            step,
-            line.before,
-            line.after,
-            line.states,
-            ahead=self._in_flight(micro_batches),
-            identity=identity,
-        )
-        return *self._finish(step, grads, line, states), {}
+        return self._opened(before, after, h, made, aux=aux)
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
 class Back(Part):
-    """The last part of a cut model, which has the loss."""
-
-    def open(self, link: Link, h: codec_lib.Spec, aux: Any = None) -> Line:
-        """Opens the channels to the part before; see `Front.open`."""
-        ends = self._to_before(link, h), None
-        return self._line(self._half.init_codecs(h), aux, (link, None), ends)
-
-    def step(
-        self,
-        params: Any,
-        micro_batches: Sequence[Any],
-        rng: Any,
-        step: int,
-        line: Line,
-        identity: Any = None,
-    ) -> tuple[Any, Line, dict[str, jax.Array]]:
-        """Takes one batch through this part; see `Front.step`."""
-        grads, states, metrics = pipeline.back_step(
-            self._half,
-            params,
-            _weighted(micro_batches),
-            rng,
-            step,
-            line.before.hidden,
-            line.before.gradient,
-            line.states,
-            identity=identity,
-        )
-        return *self._finish(step, grads, line, states), metrics
-
-
-def front(
-    fn: Callable[..., Any],
-    *,
-    codec: Codec = "",
-    backward_codec: Codec | None = None,
-    is_trained: partition.IsTrained = partition.train_all,
-    has_loss: bool = False,
-    has_aux: bool = False,
-    reduce: Reduce = "mean",
-    clip_norm: float = 0.0,
-    ahead: int | None = None,
-) -> Front:
-    """Makes the first part of a model.
-
-    Args:
-      fn: (params, batch, rng) -> h, pure; with `has_loss`, -> (h, a loss of its own),
-        which is added to the last part's. With `has_aux`, (params, aux, batch, rng) ->
-        (what it returns otherwise, the new aux), such as a BatchNorm's statistics.
-      codec: of h; as the next part's.
-      backward_codec: of the gradient in h; `codec` if not given.
-      is_trained: path of a parameter, such as `layers/0/kernel` -> True if it trains.
-      has_loss, has_aux: see `fn`.
-      reduce: mean over the micro-batches of losses and metrics, or sum; the same in all
-        parts.
-      clip_norm: largest norm of the gradient over all parts, which exchange a number a
-        step for it; 0 for none. The same in all parts.
-      ahead: micro-batches in flight, each of which keeps what its backward pass needs;
-        None for all. The same in all parts.
-    """
-    names = _codecs(codec, backward_codec)
-    half = cut.front(
-        _scaled(fn, 1 + has_aux, _scale_own(has_loss, has_aux, reduce)),
-        names.forward,
-        names.backward,
-        is_trained=is_trained,
-        has_loss=has_loss,
-        has_aux=has_aux,
-    )
-    return Front(half, names, clip_norm, ahead, reduce)
-
-
-def middle(
-    fn: Callable[..., Any],
-    *,
-    codec: Codec = "",
-    backward_codec: Codec | None = None,
-    is_trained: partition.IsTrained = partition.train_all,
-    has_loss: bool = False,
-    has_aux: bool = False,
-    reduce: Reduce = "mean",
-    clip_norm: float = 0.0,
-    ahead: int | None = None,
-) -> Middle:
-    """Makes a part between two others.
-
-    Args:
-      fn: (params, h, batch, rng) -> h2, pure; with `has_loss` and `has_aux` as in
-        `front`: (params, aux, h, batch, rng) -> ...
-      codec, backward_codec: of h and h2, and of their gradients, as both neighbors'.
-      is_trained, has_loss, has_aux, reduce, clip_norm, ahead: as in `front`.
-    """
-    names = _codecs(codec, backward_codec)
-    half = cut_middle.middle(
-        _scaled(fn, 2 + has_aux, _scale_own(has_loss, has_aux, reduce)),
-        receive=names.forward,
-        reply=names.backward,
-        send=names.forward,
-        answer=names.backward,
-        is_trained=is_trained,
-        has_loss=has_loss,
-        has_aux=has_aux,
-    )
-    return Middle(half, names, clip_norm, ahead, reduce)
-
-
-def back(
-    fn: Callable[..., Any],
-    *,
-    codec: Codec = "",
-    backward_codec: Codec | None = None,
-    is_trained: partition.IsTrained = partition.train_all,
-    has_aux: bool = False,
-    reduce: Reduce = "mean",
-    clip_norm: float = 0.0,
-    ahead: int | None = None,
-) -> Back:
-    """Makes the last part of a model.
+    """The last part of a model, which has the loss.
 
     Args:
       fn: (params, h, batch, rng) -> the loss, a scalar, or (loss, dict of metrics),
-        pure. With `has_aux`, (params, aux, h, batch, rng) -> (that, the new aux).
-      codec, backward_codec: of h, and of the gradient in it, as the part before.
-      is_trained, has_aux, reduce, clip_norm, ahead: as in `front`.
+        pure.
+      others: as of Part.
     """
-    names = _codecs(codec, backward_codec)
 
-    def scale(out: Any, weight: jax.Array) -> Any:
-        out, aux = out if has_aux else (out, None)
-        out = _scaled_loss(out, weight if reduce == "mean" else None)
-        return (out, aux) if has_aux else out
+    def open(self, link: Link, h: codec_lib.Spec, aux: Any = None) -> Line:
+        """Opens the channels to the part before; see `Front.open`."""
+        return self._opened(link, None, h, aux=aux)
 
-    half = cut.back(
-        _scaled(fn, 2 + has_aux, scale),
-        names.forward,
-        names.backward,
-        is_trained=is_trained,
-        has_aux=has_aux,
-    )
-    return Back(half, names, clip_norm, ahead, reduce)
+    @functools.cached_property
+    def _half(self) -> cut.Back:
+        return cut.back(
+            self._weighted_fn(),
+            *self._codecs,
+            is_trained=self.is_trained,
+            has_aux=self.has_aux,
+        )
+
+    def _step(
+        self,
+        params: Any,
+        weighted: Sequence[Any],
+        rng: Any,
+        step: int,
+        line: Line,
+        **identity: Any,
+    ) -> tuple[Any, cut.States, dict[str, jax.Array]]:
+        assert line.before is not None
+        return pipeline.back_step(
+            self._half,
+            params,
+            weighted,
+            rng,
+            step,
+            *line.before,
+            line.states,
+            **identity,
+        )
+
+    def _scaled(self, out: Any, weight: jax.Array | None) -> Any:
+        loss, metrics = cut.loss_and_metrics(out)
+        if jnp.shape(loss) != ():
+            raise cut.PartError(
+                "the last part returns its loss as one number, not of shape"
+                f" {list(jnp.shape(loss))}; such as its mean"
+            )
+        if weight is None:
+            return loss, metrics
+        return loss * weight, jax.tree.map(lambda value: value * weight, metrics)
+
+
+front, middle, back = Front, Middle, Back
 
 
 def spec(
@@ -425,14 +416,6 @@ def spec(
     return jax.eval_shape(made, inputs)
 
 
-def _codecs(codec: Codec, backward: Codec | None) -> _Codecs:
-    forward, back = (
-        codecs.from_string(each) if isinstance(each, str) else each
-        for each in (codec, codec if backward is None else backward)
-    )
-    return _Codecs(forward, back)
-
-
 def _weighted(micro_batches: Sequence[Any]) -> list[tuple[Any, np.float32]]:
     """Returns each micro-batch with its share of the batch's mean."""
     if not hasattr(micro_batches, "__len__") or not len(micro_batches):
@@ -442,49 +425,3 @@ def _weighted(micro_batches: Sequence[Any]) -> list[tuple[Any, np.float32]]:
         )
     weight = np.float32(1 / len(micro_batches))
     return [(batch, weight) for batch in micro_batches]
-
-
-def _scaled(
-    fn: Callable[..., Any], place: int, scale: Callable[[Any, jax.Array], Any]
-) -> Callable[..., Any]:
-    """Returns `fn` for batches with weights, argument number `place`."""
-
-    def run(*arguments: Any) -> Any:
-        batch, weight = arguments[place]
-        out = fn(*arguments[:place], batch, *arguments[place + 1 :])
-        return scale(out, weight)
-
-    return run
-
-
-def _scale_own(
-    has_loss: bool, has_aux: bool, reduce: Reduce
-) -> Callable[[Any, jax.Array], Any]:
-    """Returns what scales the loss that a part other than the last has of its own."""
-
-    def scale(out: Any, weight: jax.Array) -> Any:
-        if not has_loss or reduce == "sum":
-            return out
-        out, aux = out if has_aux else (out, None)
-        hidden, loss = out
-        return ((hidden, loss * weight), aux) if has_aux else (hidden, loss * weight)
-
-    return scale
-
-
-def _scaled_loss(out: Any, weight: jax.Array | None) -> Any:
-    """Returns (loss, metrics), each times the weight."""
-    loss, metrics = out if isinstance(out, tuple) else (out, {})
-    if not isinstance(metrics, dict):
-        raise cut.PartError(
-            "the last part returns its loss, or (loss, dict of metrics); it returned"
-            f" (loss, {type(metrics).__name__})"
-        )
-    if jnp.shape(loss) != ():
-        raise cut.PartError(
-            "the last part returns its loss as one number, not of shape"
-            f" {list(jnp.shape(loss))}; such as its mean"
-        )
-    if weight is None:
-        return loss, metrics
-    return loss * weight, jax.tree.map(lambda value: value * weight, metrics)

@@ -28,7 +28,7 @@ class State:
     """
 
     params: Any
-    opt_state: optax.OptState
+    opt_state: Any  # optax.OptState, which names a type that pdoc does not find
     step: jax.Array
     is_finite: jax.Array
     optimizer: optax.GradientTransformation = struct.field(pytree_node=False)

@@ -217,7 +217,7 @@ class Pair(NamedTuple):
 def pair(width: int, rank: int) -> Pair:
     """Makes a learned pair around the line: the front narrows, the back widens.
 
-        around = cut.bottleneck(width=768, rank=96)
+        around = nebula.cut.bottleneck(width=768, rank=96)
         of_front, of_back = around.init(key)      # or around.fit(activations)
 
         def front(params, batch, rng):

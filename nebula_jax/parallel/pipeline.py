@@ -23,7 +23,7 @@ import jax
 import numpy as np
 
 from nebula_jax.communication import channels
-from nebula_jax.training import cut, cut_middle, residuals
+from nebula_jax.training import cut
 
 Metrics = dict[str, jax.Array]
 Tag = tuple[int, int]
@@ -65,7 +65,7 @@ class _Sent(NamedTuple):
     number: int
     batch: cut.Batch
     rng: cut.Rng
-    kept: Any  # residuals.Residuals, or cut_middle.Kept
+    kept: cut.Kept
 
 
 def front_step(
@@ -79,54 +79,54 @@ def front_step(
     states: cut.States,
     *,
     ahead: int,
-    grads: cut.Params | None = None,
+    before: Ends | None = None,
     identity: Any = None,
 ) -> tuple[cut.Params, cut.States, jax.Array]:
-    """Takes one batch through the front half, each backward pass once it is possible.
+    """Takes one batch through a part, each backward pass once it is possible.
 
     Args:
-      half: of the model.
+      half: the front of the model, or a middle part.
       params: all of its parameters.
       micro_batches: of this batch, in order; each is requested when it is due.
-      rng: the run's key: the half gets `micro_batch_key` of it; None if it draws
-        nothing, or with keys in its batches.
+      rng: the run's key, of which the part gets `micro_batch_key`; None for no keys.
       step: counted from 1; tag of the tensors, and an argument of a Selector's choice.
-      hidden: channel of h.
-      gradient: channel of the gradient in h.
-      states: of the half, with the codecs of these two channels; used up.
-      ahead: micro-batches that may be in flight, at least 1: each keeps its residuals.
-      grads: to add to, and used up; zeros if not given.
-      identity: of the batch, which the back compares (`channels.identity_bytes`).
+      hidden, gradient: channels of what this part makes, and of the gradient in it.
+      states: of the part, with the codecs of its channels; used up.
+      ahead: micro-batches that may be in flight, 1 or more: each keeps its residuals.
+        The same in all parts, or two wait for each other.
+      before: of a middle part, its channels to the part before.
+      identity: of the batch, which the next part compares (`channels.identity_bytes`).
 
     Returns:
-      The batch's gradient, the half's states, and the sum of its own losses in this
-      batch, [] float32.
+      The batch's gradient, the part's states, and its own losses' sum, [] float32.
 
     Raises:
       ValueError: if `ahead` is less than 1.
-      session.RemoteProtocolError: if another tensor comes than the gradient due.
+      session.RemoteProtocolError: if another tensor comes than the one due, or another
+        number of micro-batches, or another batch, from the part before.
     """
     if ahead < 1:
         raise ValueError(f"ahead must be at least 1, not {ahead}")
-    if grads is None:
-        grads = half.zero_grads(params)
-    finish = functools.partial(_finish, half, params, step)
+    grads, losses = half.zero_grads(params), []
+    finish = functools.partial(_finish, half, params, step, gradient, before)
     waiting: collections.deque[_Sent] = collections.deque()
-    losses = []
     for number, batch in enumerate(micro_batches):
         # Backward passes that are possible come first: they free their residuals.
         while waiting and (len(waiting) >= ahead or gradient.has_arrived):
-            grads, states = finish(waiting.popleft(), gradient, states, grads)
+            grads, states = finish(waiting.popleft(), states, grads)
         key = micro_batch_key(rng, step, number)
         kept, loss, states = _send_hidden(
-            half, params, batch, key, (step, number), hidden, states
+            half, params, batch, key, (step, number), hidden, states, before
         )
+        losses.append(loss)
         waiting.append(_Sent(number, batch, key, kept))
         del kept  # else its residuals would stay until the next ones are there
-        losses.append(loss)
     hidden.end_step(step, len(losses), identity)
     while waiting:
-        grads, states = finish(waiting.popleft(), gradient, states, grads)
+        grads, states = finish(waiting.popleft(), states, grads)
+    if before is not None:
+        # Last: one that sends more waits for these gradients before it does.
+        before.hidden.recv_end(step, len(losses), identity)
     return grads, states, _total(losses)
 
 
@@ -134,19 +134,23 @@ def _finish(
     half: cut.Front,
     params: cut.Params,
     step: int,
-    sent: _Sent,
     gradient: channels.Receiver,
+    before: Ends | None,
+    sent: _Sent,
     states: cut.States,
     grads: cut.Params,
 ) -> tuple[cut.Params, cut.States]:
     """Waits for a micro-batch's gradient, and takes the backward pass."""
     selected = gradient.recv_payload(step, sent.number)
     with gradient.trace.span("compute", step=step, micro_batch=sent.number):
-        return gradient.trace.ready(
+        grads, states, reply = gradient.trace.ready(
             half.backward(
-                params, sent.batch, sent.rng, sent.kept, selected, states, grads
+                params, sent.batch, sent.rng, sent.kept, selected, states, grads, step
             )
         )
+    if before is not None:
+        before.gradient.send_payload(step, reply, sent.number)
+    return grads, states
 
 
 def back_step(
@@ -159,14 +163,13 @@ def back_step(
     gradient: channels.Sender,
     states: cut.States,
     *,
-    grads: cut.Params | None = None,
     identity: Any = None,
 ) -> tuple[cut.Params, cut.States, Metrics]:
     """Takes one batch through the back half, micro-batch by micro-batch as they come.
 
     Args:
       half: of the model.
-      params, micro_batches, rng, step, states, grads, identity: as in `front_step`.
+      params, micro_batches, rng, step, states, identity: as in `front_step`.
       hidden: channel of h.
       gradient: channel of the gradient in h.
 
@@ -178,8 +181,7 @@ def back_step(
       session.RemoteProtocolError: if another tensor comes than the one due, or the
         front has another number of micro-batches, or another batch.
     """
-    if grads is None:
-        grads = half.zero_grads(params)
+    grads = half.zero_grads(params)
     metrics = []
     for number, batch in enumerate(micro_batches):
         key = micro_batch_key(rng, step, number)
@@ -191,68 +193,6 @@ def back_step(
     return grads, states, _sum(metrics)
 
 
-def middle_step(
-    half: cut_middle.Middle,
-    params: cut.Params,
-    micro_batches: Iterable[cut.Batch],
-    rng: cut.Rng,
-    step: int,
-    before: Ends,
-    after: Ends,
-    states: cut_middle.States,
-    *,
-    ahead: int,
-    identity: Any = None,
-) -> tuple[cut.Params, cut_middle.States, jax.Array]:
-    """Takes one batch through a middle part, in the order of `front_step`.
-
-    Args:
-      half: of the model.
-      params, micro_batches, rng, step, states, identity: as in `front_step`.
-      before: channels to the part before: h comes, the gradient in it goes.
-      after: channels to the part after: what this part makes of h goes, its gradient
-        comes.
-      ahead: as the front's, or the two wait for each other.
-
-    Returns:
-      The batch's gradient, the half's states, and the sum of its own losses.
-
-    Raises:
-      session.RemoteProtocolError: if another tensor comes than the one due, or the
-        part before has another number of micro-batches, or another batch.
-    """
-    grads = half.zero_grads(params)
-    waiting: collections.deque[_Sent] = collections.deque()
-    losses = []
-
-    def finish(sent: _Sent, grads: Any, states: Any) -> tuple[Any, Any]:
-        selected = after.gradient.recv_payload(step, sent.number)
-        reply, grads, states = half.backward(
-            params, sent.batch, sent.rng, sent.kept, selected, states, grads, step
-        )
-        before.gradient.send_payload(step, reply, sent.number)
-        return grads, states
-
-    for number, batch in enumerate(micro_batches):
-        while waiting and (len(waiting) >= ahead or after.gradient.has_arrived):
-            grads, states = finish(waiting.popleft(), grads, states)
-        key = micro_batch_key(rng, step, number)
-        received = before.hidden.recv_payload(step, number)
-        selected, kept, loss, states = half.forward(
-            params, batch, key, received, states, step
-        )
-        after.hidden.send_payload(step, selected, number)
-        waiting.append(_Sent(number, batch, key, kept))
-        losses.append(loss)
-        del kept, received  # else they would stay until the next ones are there
-    after.hidden.end_step(step, len(losses), identity)
-    while waiting:
-        grads, states = finish(waiting.popleft(), grads, states)
-    # Last: one that sends more waits for these gradients before it does.
-    before.hidden.recv_end(step, len(losses), identity)
-    return grads, states, _total(losses)
-
-
 def in_process_step(
     halves: tuple[cut.Front, cut.Back],
     params: tuple[cut.Params, cut.Params],
@@ -262,8 +202,6 @@ def in_process_step(
     hidden: tuple[channels.Sender, channels.Receiver],
     gradient: tuple[channels.Sender, channels.Receiver],
     states: tuple[cut.States, cut.States],
-    *,
-    grads: tuple[cut.Params, cut.Params] | None = None,
 ) -> tuple[
     tuple[cut.Params, cut.Params],
     tuple[cut.States, cut.States],
@@ -273,7 +211,7 @@ def in_process_step(
     """Takes one batch through both halves in one process: the codecs without a line.
 
     Args:
-      halves, params, micro_batches, rngs, states, grads: of the front and of the back.
+      halves, params, micro_batches, rngs, states: of the front and of the back.
       step: as in `front_step`.
       hidden, gradient: both ends of each channel, of one `loopback.Loopback`.
 
@@ -281,9 +219,7 @@ def in_process_step(
       The gradients and the states of both, the front's own loss, the back's metrics.
     """
     front, back = halves
-    if grads is None:
-        grads = front.zero_grads(params[0]), back.zero_grads(params[1])
-    front_grads, back_grads = grads
+    front_grads, back_grads = front.zero_grads(params[0]), back.zero_grads(params[1])
     front_states, back_states = states
     losses, metrics = [], []
     for number, (front_batch, back_batch) in enumerate(micro_batches):
@@ -305,7 +241,7 @@ def in_process_step(
         )
         sent = _Sent(number, front_batch, front_key, kept)
         front_grads, front_states = _finish(
-            front, params[0], step, sent, gradient[1], front_states, front_grads
+            front, params[0], step, gradient[1], None, sent, front_states, front_grads
         )
         losses.append(loss)
         metrics.append(measured)
@@ -321,10 +257,14 @@ def _send_hidden(
     tag: Tag,
     hidden: channels.Sender,
     states: cut.States,
-) -> tuple[residuals.Residuals, jax.Array, cut.States]:
+    before: Ends | None = None,
+) -> tuple[cut.Kept, jax.Array, cut.States]:
     step, number = tag
+    received = before and before.hidden.recv_payload(step, number)
     with hidden.trace.span("compute", step=step, micro_batch=number):
-        selected, kept, loss, states = half.forward(params, batch, rng, states, step)
+        selected, kept, loss, states = half.forward(
+            params, batch, rng, states, step, received
+        )
         hidden.trace.ready(selected.payload)
     hidden.send_payload(step, selected, number)
     return kept, loss, states

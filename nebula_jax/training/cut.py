@@ -1,4 +1,4 @@
-"""The general cut: a model in two halves, trained as if it were one (section 2.2).
+"""The general cut: a model in parts, trained as if it were one (sections 2.1, 2.2).
 
 Any `front(params, batch, rng) -> h` and `back(params, h, batch, rng) -> loss` (or that
 and a dict of metrics) become two halves, each jitted with its codecs inside. The front
@@ -6,14 +6,18 @@ sends h; the back computes the loss, its parameters' gradient, and the loss's gr
 in h, which it returns; the front finishes the backward pass. The residuals of `jax.vjp`
 wait on the device between the front's two calls, so nothing is computed twice.
 
-A Selector's codecs are small programs beside the half's: the model is compiled once,
+Between them any number of `middle(params, h, batch, rng) -> h2`: each is a front for
+the part after it, which differentiates in h as well, for the part before it.
+
+A Selector's codecs are small programs beside the part's: the model is compiled once,
 not once for each shape or pair of shapes.
 
-    front_half = cut.front(front, forward_codec, backward_codec)
-    back_half = cut.back(back, forward_codec, backward_codec)
+    front_part = cut.front(front, forward_codec, backward_codec)
+    middle_part = cut.front(middle, forward_codec, backward_codec, has_h=True)
+    back_part = cut.back(back, forward_codec, backward_codec)
 
-A half is functions: whoever trains holds the states of its codecs, CodecStates, one for
-each channel pair, and saves them with the parameters.
+A part is functions: whoever trains holds its States, of its codecs for each pair of
+channels, and saves them with the parameters.
 
 Parameters are any pytree: those of Flax, an `nnx.State`, lists of tuples, an array.
 
@@ -24,19 +28,17 @@ such as `pack_tokens` and `delta` read them.
 Gradients of micro-batches are added. For them to make the batch's gradient, a loss is
 to be divided by the batch's weight, not by the micro-batch's.
 
-`has_aux=True` is for what a half updates without a gradient, such as the statistics of
+`has_aux=True` is for what a part updates without a gradient, such as the statistics of
 a BatchNorm: `fn` gets it after the parameters, and returns (what it returns otherwise,
-the new one). Whoever trains holds it beside the codecs' states, in WithAux:
+the new one). Whoever trains holds it in the States:
 
     def front(params, stats, images, rng):
         variables = {"params": params, "batch_stats": stats}
         hidden, new = Stem().apply(variables, images, mutable=["batch_stats"])
         return hidden, new["batch_stats"]
 
-    front_half = cut.front(front, forward_codec, backward_codec, has_aux=True)
-    states = cut.WithAux(front_half.init_codecs(spec), stats)
-
-`bottleneck` is a learned pair around the line, for h of which fewer columns cross.
+    front_part = cut.front(front, forward_codec, backward_codec, has_aux=True)
+    states = front_part.init_states(spec, aux=stats)
 """
 
 import functools
@@ -45,12 +47,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import leaves
-from nebula_jax.models import bottleneck as bottlenecks
 from nebula_jax.training import partition, residuals
 
 Params = partition.Params
@@ -63,9 +65,9 @@ class PartError(errors.SettingsError, TypeError):
 
 
 class CodecStates(NamedTuple):
-    """The states of a half's two codecs, for one pair of channels.
+    """The states of the two codecs of a pair of channels.
 
-    sent: of the codec of what this half sends.
+    sent: of the codec of what this part sends.
     received: of the codec of what it receives.
     """
 
@@ -73,94 +75,92 @@ class CodecStates(NamedTuple):
     received: codec_lib.State
 
 
-class WithAux(NamedTuple):
-    """The states of a half made with `has_aux`.
+NO_CODECS = CodecStates((), ())
 
-    codecs: the states of its codecs.
-    aux: the auxiliary state, a pytree of arrays; each micro-batch gets what the one
-      before it returned.
+
+class States(NamedTuple):
+    """The states of a part, from one micro-batch to the next.
+
+    before: of the codecs of the channels to the part before; NO_CODECS of a front.
+    after: of those to the part after; NO_CODECS of a back.
+    aux: of a part made with `has_aux`, a pytree of arrays.
     """
 
-    codecs: CodecStates
-    aux: Any
+    before: CodecStates = NO_CODECS
+    after: CodecStates = NO_CODECS
+    aux: Any = None
 
 
-States = CodecStates | WithAux
-Forward = Callable[
-    [Params, Batch, Rng, States, int],
-    tuple[selector.Selected, residuals.Residuals, jax.Array, States],
-]
-Backward = Callable[
-    [Params, Batch, Rng, residuals.Residuals, selector.Selected, States, Params],
-    tuple[Params, States],
-]
-Step = Callable[
-    [Params, Batch, Rng, selector.Selected, States, Params, int],
-    tuple[selector.Selected, Params, Any, States],
-]
+@struct.dataclass
+class Kept:
+    """The arrays that wait for the gradient: the residuals, and h as it came."""
 
-bottleneck = bottlenecks.pair
+    residuals: residuals.Residuals
+    received: codec_lib.Arrays
 
 
 class Front(NamedTuple):
-    """The front half.
+    """The front, or a middle part: any but the last.
 
-    Gradients so far and codec states are changed in place: what was given cannot be
-    used again.
+    Gradients so far and states are changed in place: what was given cannot be used
+    again.
 
-    forward: (params, batch, rng, States, step) -> (Selected payload of h, Residuals,
-      the half's own loss, [] float32, 0 if it has none, States). The optimization step
-      is for a Selector to choose by.
-    backward: (params, batch, rng, Residuals, Selected payload of the gradient in h,
-      States, gradients so far) -> (gradients with this micro-batch's added, States).
-      The first three as `forward` got them.
-    spec: (params, batch, rng, aux if it has any) -> the ShapeDtypeStructs of h, for
-      channels.
-    init_codecs: (spec of h) -> CodecStates before the first step.
+    forward: (params, batch, rng, States, step, Selected payload of h, None of a front)
+      -> (Selected payload of what it makes, Kept, the part's own loss, [] float32, 0 if
+      it has none, States). The optimization step is for a Selector to choose by.
+    backward: (params, batch, rng, Kept, Selected payload of the gradient that comes,
+      States, gradients so far, step) -> (gradients with this micro-batch's added,
+      States, Selected payload of the gradient in h, None of a front). The first three
+      as `forward` got them.
+    spec: (params, batch, rng, aux if it has any) -> the ShapeDtypeStructs of a front's
+      h, for channels.
+    init_states: (spec of h, spec of what a middle part makes, aux=) -> States before
+      the first step.
     zero_grads: (params) -> zeros for the first micro-batch to add to.
     """
 
-    forward: Forward
-    backward: Backward
+    forward: Callable[..., tuple[selector.Selected, Kept, jax.Array, States]]
+    backward: Callable[..., tuple[Params, States, selector.Selected | None]]
     spec: Callable[..., codec_lib.Spec]
-    init_codecs: Callable[[codec_lib.Spec], CodecStates]
+    init_states: Callable[..., States]
     zero_grads: Callable[[Params], Params]
 
 
 class Back(NamedTuple):
-    """The back half; gradients so far and codec states as in Front.
+    """The back half; gradients so far and states as in Front.
 
     step: (params, batch, rng, Selected payload of h, States, gradients so far, step) ->
       (Selected payload of the gradient in h, gradients with this micro-batch's added,
       metrics with the loss among them, States).
-    init_codecs: as in Front.
+    init_states: (spec of h, aux=) -> States before the first step.
     zero_grads: as in Front.
     """
 
-    step: Step
-    init_codecs: Callable[[codec_lib.Spec], CodecStates]
+    step: Callable[..., tuple[selector.Selected, Params, Any, States]]
+    init_states: Callable[..., States]
     zero_grads: Callable[[Params], Params]
 
 
 def front(
     fn: Callable[..., Any],
-    send: selector.CodecOrSelector,
-    receive: selector.CodecOrSelector,
+    forward: selector.CodecOrSelector,
+    backward: selector.CodecOrSelector,
     *,
     is_trained: partition.IsTrained = partition.train_all,
     has_loss: bool = False,
     has_aux: bool = False,
+    has_h: bool = False,
 ) -> Front:
-    """Makes the front half of a model.
+    """Makes the front of a model, or a middle part.
 
     Args:
-      fn: (params, batch, rng) -> h; with `has_loss`, -> (h, a loss of its own), which
-        is added to the back's. With `has_aux`, (params, aux, batch, rng) -> (what it
-        returns otherwise, the new aux).
-      send: codec of h.
-      receive: codec of the gradient in h.
+      fn: (params, batch, rng) -> h; with `has_h`, (params, h, batch, rng) -> h2; with
+        `has_loss`, -> (that, a loss of its own), which is added to the back's. With
+        `has_aux`, (params, aux, ...) -> (what it returns otherwise, the new aux).
+      forward: codec of h, and of h2.
+      backward: codec of the gradients in them.
       is_trained: True for the paths of parameters that get a gradient.
-      has_loss, has_aux: see `fn`.
+      has_loss, has_aux, has_h: see `fn`.
 
     Returns:
       Front.
@@ -168,118 +168,163 @@ def front(
     Raises:
       PartError: at its first use, if `fn` does not return that.
     """
-    run = _front_fn(fn, has_loss, has_aux)
+    run = _front_fn(fn, has_loss, has_aux, has_h)
 
     def spec(params: Params, batch: Batch, rng: Rng, aux: Any = None) -> codec_lib.Spec:
-        parts = partition.split(params, is_trained)
-        _, (hidden, _) = jax.eval_shape(run, *parts, aux, batch, rng)
-        return hidden
+        trained, frozen = partition.split(params, is_trained)
+        parts: tuple[Params, list[Any]] = trained, []
+        return jax.eval_shape(run, parts, frozen, None, aux, batch, rng)[1][0]
+
+    def init_states(*specs: codec_lib.Spec, aux: Any = None) -> States:
+        *h, made = specs
+        before = init_codecs(backward, forward, *h) if has_h else NO_CODECS
+        after = init_codecs(forward, backward, made)
+        return States(before, after, _first_aux(aux, has_aux))
 
     return Front(
-        _forward(run, send, is_trained, has_aux),
-        _backward(receive, has_aux),
+        _forward(run, forward, is_trained, has_h),
+        _backward(backward, has_h),
         spec,
-        functools.partial(init_codecs, send, receive),
+        init_states,
         functools.partial(zero_grads, is_trained=is_trained),
     )
 
 
 def _front_fn(
-    fn: Callable[..., Any], has_loss: bool, has_aux: bool
+    fn: Callable[..., Any], has_loss: bool, has_aux: bool, has_h: bool
 ) -> Callable[..., Any]:
-    """Returns what `jax.vjp` differentiates in its first argument, the trained ones.
+    """Returns what `jax.vjp` differentiates in its first argument.
 
     Returns:
-      (trained, frozen, aux, batch, rng) -> ((activations, own loss), (h, new aux)).
+      ((trained, activations of h), frozen, h, aux, batch, rng) -> ((activations of what
+      it makes, own loss), (what it makes, new aux)).
     """
-    run_fn = with_aux(fn, has_aux)
+    run_fn = _with_aux(fn, has_aux)
 
-    def run(trained: Params, frozen: Params, aux: Any, batch: Batch, rng: Rng) -> Any:
-        out, aux = run_fn(partition.merge(trained, frozen), aux, batch, rng)
-        hidden, loss = out if has_loss else (out, 0.0)
-        return (activations_of(hidden), jnp.asarray(loss, jnp.float32)), (hidden, aux)
+    def run(
+        parts: Any, frozen: Params, h: Any, aux: Any, batch: Batch, rng: Rng
+    ) -> Any:
+        trained, activations = parts
+        came = [leaves.with_floats(h, activations)] if has_h else []
+        params = partition.merge(trained, frozen)
+        out, aux = run_fn(params, aux, *came, batch, rng)
+        made, loss = with_loss(out) if has_loss else (out, 0.0)
+        return (activations_of(made), jnp.asarray(loss, jnp.float32)), (made, aux)
 
     return run
 
 
 def _forward(
     run: Callable[..., Any],
-    send: selector.CodecOrSelector,
+    codec: selector.CodecOrSelector,
     is_trained: partition.IsTrained,
-    has_aux: bool,
-) -> Forward:
+    has_h: bool,
+) -> Callable[..., Any]:
     """Returns `Front.forward`; `run` is from `_front_fn`."""
-    encode, encode_after = selector.staged_encoder(send)
+    decode_before, decode = selector.staged_decoder(codec)
+    encode, encode_after = selector.staged_encoder(codec)
 
-    @functools.partial(jax.jit, donate_argnums=3)
+    @functools.partial(jax.jit, donate_argnums=(4, 5))
     def run_forward(
-        params: Params, batch: Batch, rng: Rng, state: codec_lib.State, aux: Any
-    ) -> tuple[codec_lib.Payload, residuals.Residuals, jax.Array, codec_lib.State, Any]:
+        params: Params,
+        batch: Batch,
+        rng: Rng,
+        payload: codec_lib.Payload,
+        received_state: codec_lib.State,
+        sent_state: codec_lib.State,
+        aux: Any,
+    ) -> Any:
         trained, frozen = partition.split(params, is_trained)
-        (_, loss), pullback, (hidden, aux) = jax.vjp(
-            lambda trained: run(trained, frozen, aux, batch, rng), trained, has_aux=True
+        h, activations = None, []
+        if has_h:
+            h, received_state = decode(payload, received_state)
+            activations = activations_of(h)
+        (_, loss), pullback, (made, aux) = jax.vjp(
+            lambda parts: run(parts, frozen, h, aux, batch, rng),
+            (trained, activations),
+            has_aux=True,
         )
-        payload, state = encode(hidden, state)
+        sent, sent_state = encode(made, sent_state)
         # Without the arguments: those are there again when the gradient comes.
-        return payload, residuals.of(pullback, (params, batch, rng)), loss, state, aux
+        kept = Kept(residuals.of(pullback, (params, batch, rng)), h)
+        return sent, kept, loss, received_state, sent_state, aux
 
     def forward(
-        params: Params, batch: Batch, rng: Rng, states: States, step: int
-    ) -> tuple[selector.Selected, residuals.Residuals, jax.Array, States]:
-        codecs, aux = apart(states, has_aux)
-        payload, kept, loss, sent, aux = run_forward(
-            params, batch, rng, codecs.sent, aux
+        params: Params,
+        batch: Batch,
+        rng: Rng,
+        states: States,
+        step: int,
+        received: selector.Selected | None = None,
+    ) -> tuple[selector.Selected, Kept, jax.Array, States]:
+        before, after, aux = states
+        payload, came = None, before.received
+        if received is not None:
+            payload, came = decode_before(received, came)
+        sent, kept, loss, came, goes, aux = run_forward(
+            params, batch, rng, payload, came, after.sent, aux
         )
-        selected, sent = encode_after(payload, sent, step)
-        codecs = codecs._replace(sent=sent)
-        return selected, kept, loss, together(codecs, aux, has_aux)
+        chosen, goes = encode_after(sent, goes, step)
+        before, after = before._replace(received=came), after._replace(sent=goes)
+        return chosen, kept, loss, States(before, after, aux)
 
     return forward
 
 
-def _backward(receive: selector.CodecOrSelector, has_aux: bool) -> Backward:
+def _backward(codec: selector.CodecOrSelector, has_h: bool) -> Callable[..., Any]:
     """Returns `Front.backward`."""
-    decode_before, decode = selector.staged_decoder(receive)
+    decode_before, decode = selector.staged_decoder(codec)
+    encode, encode_after = selector.staged_encoder(codec)
 
-    @functools.partial(jax.jit, donate_argnums=(5, 6))
+    @functools.partial(jax.jit, donate_argnums=(5, 6, 7))
     def run_backward(
         params: Params,
         batch: Batch,
         rng: Rng,
-        kept: residuals.Residuals,
+        kept: Kept,
         payload: codec_lib.Payload,
-        state: codec_lib.State,
+        received_state: codec_lib.State,
+        sent_state: codec_lib.State,
         grads: Params,
-    ) -> tuple[Params, codec_lib.State]:
-        received, state = decode(payload, state)
-        pullback = residuals.pullback(kept, (params, batch, rng))
-        # The half's own loss is part of the whole loss, so its cotangent is 1.
-        (new,) = pullback((leaves.floats(received), jnp.ones(())))
-        return jax.tree.map(jnp.add, grads, new), state
+    ) -> Any:
+        received, received_state = decode(payload, received_state)
+        pullback = residuals.pullback(kept.residuals, (params, batch, rng))
+        # The part's own loss is part of the whole loss, so its cotangent is 1.
+        ((new, gradient),) = pullback((leaves.floats(received), jnp.ones(())))
+        reply = None
+        if has_h:
+            gradient = leaves.with_floats(kept.received, gradient)
+            reply, sent_state = encode(gradient, sent_state)
+        return reply, received_state, sent_state, jax.tree.map(jnp.add, grads, new)
 
     def backward(
         params: Params,
         batch: Batch,
         rng: Rng,
-        kept: residuals.Residuals,
+        kept: Kept,
         selected: selector.Selected,
         states: States,
         grads: Params,
-    ) -> tuple[Params, States]:
-        codecs, aux = apart(states, has_aux)
-        payload, received = decode_before(selected, codecs.received)
-        grads, received = run_backward(
-            params, batch, rng, kept, payload, received, grads
+        step: int = 1,
+    ) -> tuple[Params, States, selector.Selected | None]:
+        before, after, aux = states
+        payload, came = decode_before(selected, after.received)
+        reply, came, goes, grads = run_backward(
+            params, batch, rng, kept, payload, came, before.sent, grads
         )
-        return grads, together(codecs._replace(received=received), aux, has_aux)
+        chosen = None
+        if has_h:
+            chosen, goes = encode_after(reply, goes, step)
+        before, after = before._replace(sent=goes), after._replace(received=came)
+        return grads, States(before, after, aux), chosen
 
     return backward
 
 
 def back(
     fn: Callable[..., Any],
-    receive: selector.CodecOrSelector,
-    send: selector.CodecOrSelector,
+    forward: selector.CodecOrSelector,
+    backward: selector.CodecOrSelector,
     *,
     is_trained: partition.IsTrained = partition.train_all,
     sharding: Any = None,
@@ -291,12 +336,9 @@ def back(
       fn: (params, h, batch, rng) -> the loss, a scalar, or (loss, dict of metrics).
         With `has_aux`, (params, aux, h, batch, rng) -> (what it returns otherwise, the
         new aux).
-      receive: codec of h.
-      send: codec of the gradient in h.
-      is_trained: True for the paths of parameters that get a gradient.
+      forward, backward, is_trained, has_aux: as of `front`.
       sharding: where the activations of h go within this cluster; None leaves it to
         the compiler.
-      has_aux: see `fn`.
 
     Returns:
       Back.
@@ -304,9 +346,27 @@ def back(
     Raises:
       PartError: at its first use, if `fn` does not return that.
     """
-    differentiated = _back_fn(fn, sharding, has_aux)
-    decode_before, decode = selector.staged_decoder(receive)
-    encode, encode_after = selector.staged_encoder(send)
+
+    def init_states(spec: codec_lib.Spec, aux: Any = None) -> States:
+        before = init_codecs(backward, forward, spec)
+        return States(before=before, aux=_first_aux(aux, has_aux))
+
+    return Back(
+        _step(_back_fn(fn, sharding, has_aux), forward, backward, is_trained),
+        init_states,
+        functools.partial(zero_grads, is_trained=is_trained),
+    )
+
+
+def _step(
+    differentiated: Callable[..., Any],
+    forward: selector.CodecOrSelector,
+    backward: selector.CodecOrSelector,
+    is_trained: partition.IsTrained,
+) -> Callable[..., Any]:
+    """Returns `Back.step`; `differentiated` is from `_back_fn`."""
+    decode_before, decode = selector.staged_decoder(forward)
+    encode, encode_after = selector.staged_encoder(backward)
 
     @functools.partial(jax.jit, donate_argnums=(4, 5, 6))
     def run_step(
@@ -318,7 +378,7 @@ def back(
         sent_state: codec_lib.State,
         grads: Params,
         aux: Any,
-    ) -> tuple[codec_lib.Payload, codec_lib.State, Params, Any, codec_lib.State, Any]:
+    ) -> Any:
         parts = partition.split(params, is_trained)
         received, received_state = decode(payload, received_state)
         new, errors, metrics, aux = differentiated(parts, received, aux, batch, rng)
@@ -326,11 +386,24 @@ def back(
         grads = jax.tree.map(jnp.add, grads, new)
         return reply, sent_state, grads, metrics, received_state, aux
 
-    return Back(
-        _step(run_step, decode_before, encode_after, has_aux),
-        functools.partial(init_codecs, send, receive),
-        functools.partial(zero_grads, is_trained=is_trained),
-    )
+    def step(
+        params: Params,
+        batch: Batch,
+        rng: Rng,
+        selected: selector.Selected,
+        states: States,
+        grads: Params,
+        number: int,
+    ) -> tuple[selector.Selected, Params, Any, States]:
+        payload, came = decode_before(selected, states.before.received)
+        reply, goes, grads, metrics, came, aux = run_step(
+            params, batch, rng, payload, came, states.before.sent, grads, states.aux
+        )
+        chosen, goes = encode_after(reply, goes, number)
+        states = States(before=CodecStates(goes, came), aux=aux)
+        return chosen, grads, metrics, states
+
+    return step
 
 
 def _back_fn(
@@ -342,7 +415,7 @@ def _back_fn(
       ((trained, frozen), h, aux, batch, rng) -> (gradient of the trained ones, that of
       the activations, metrics with the loss, new aux).
     """
-    run_fn = with_aux(fn, has_aux)
+    run_fn = _with_aux(fn, has_aux)
 
     def differentiated(
         parts: Any, received: codec_lib.Arrays, aux: Any, batch: Batch, rng: Rng
@@ -356,7 +429,7 @@ def _back_fn(
             hidden = leaves.with_floats(received, activations)
             params = partition.merge(trained, frozen)
             out, new_aux = run_fn(params, aux, hidden, batch, rng)
-            loss, metrics = _loss_and_metrics(out)
+            loss, metrics = loss_and_metrics(out)
             return loss, ({"loss": loss, **metrics}, new_aux)
 
         differentiate = jax.grad(run, (0, 1), has_aux=True)
@@ -366,36 +439,7 @@ def _back_fn(
     return differentiated
 
 
-def _step(
-    run_step: Callable[..., Any],
-    decode_before: Callable[..., Any],
-    encode_after: Callable[..., Any],
-    has_aux: bool,
-) -> Step:
-    """Returns `Back.step`: a compiled step between what a Selector does on the host."""
-
-    def step(
-        params: Params,
-        batch: Batch,
-        rng: Rng,
-        selected: selector.Selected,
-        states: States,
-        grads: Params,
-        number: int,
-    ) -> tuple[selector.Selected, Params, Any, States]:
-        codecs, aux = apart(states, has_aux)
-        payload, received = decode_before(selected, codecs.received)
-        reply, sent, grads, metrics, received, aux = run_step(
-            params, batch, rng, payload, received, codecs.sent, grads, aux
-        )
-        selected, sent = encode_after(reply, sent, number)
-        codecs = CodecStates(sent, received)
-        return selected, grads, metrics, together(codecs, aux, has_aux)
-
-    return step
-
-
-def with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+def _with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     """Returns (params, aux, ...) -> (what fn returns otherwise, aux)."""
 
     def checked(params: Params, aux: Any, *rest: Any) -> tuple[Any, Any]:
@@ -406,7 +450,7 @@ def with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
         out = fn(params, aux, *rest)
         if not (isinstance(out, tuple) and len(out) == 2):
             raise PartError(
-                "with has_aux, a half returns (what it returns otherwise, aux), not"
+                "with has_aux, a part returns (what it returns otherwise, aux), not"
                 f" {_types(out)}"
             )
         if _types(out[1]) != _types(aux):
@@ -419,14 +463,45 @@ def with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     return checked
 
 
-def _loss_and_metrics(out: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Returns what the back half's function returned, with metrics if it had none."""
+def _first_aux(aux: Any, has_aux: bool) -> Any:
+    """Returns the auxiliary state that a part begins with.
+
+    Raises:
+      PartError: if it has none and needs one, or the other way round.
+    """
+    if has_aux != (aux is not None):
+        raise PartError(
+            f"aux=: a part made with has_aux=True begins with one, others with none;"
+            f" this one has has_aux={has_aux}"
+        )
+    return aux
+
+
+def with_loss(out: Any) -> tuple[Any, Any]:
+    """Returns what the function of a part with `has_loss` returned: (h, loss).
+
+    Raises:
+      PartError: if it is something else.
+    """
+    if not (isinstance(out, tuple) and len(out) == 2):
+        raise PartError(
+            f"with has_loss, a part returns (h, its own loss), not {_types(out)}"
+        )
+    return out
+
+
+def loss_and_metrics(out: Any) -> tuple[Any, Mapping[str, Any]]:
+    """Returns what the last part's function returned, with metrics if it had none.
+
+    Raises:
+      PartError: if it is no loss, or that and a dict.
+    """
     if not isinstance(out, tuple):
         return out, {}
     if len(out) != 2 or not isinstance(out[1], Mapping):
         given = ", ".join(type(each).__name__ for each in out)
         raise PartError(
-            "a back half returns the loss, or (loss, dict of metrics) as"
+            "the last part returns the loss, or (loss, dict of metrics) as"
             f' loss, {{"accuracy": hits}}; not ({given})'
         )
     return out
@@ -449,22 +524,6 @@ def _types(tree: Any) -> str:
     return str(jax.tree.map(lambda leaf: leaf.dtype.name + str(leaf.shape), tree))
 
 
-def apart(states: Any, has_aux: bool) -> tuple[Any, Any]:
-    """Returns the codecs' states and the auxiliary one of a part."""
-    if has_aux != isinstance(states, WithAux):
-        raise PartError(
-            "the states of a half made with has_aux are"
-            " cut.WithAux(half.init_codecs(spec), aux); those of one made without are"
-            f" half.init_codecs(spec). This one has has_aux={has_aux}"
-        )
-    return states if isinstance(states, WithAux) else (states, None)
-
-
-def together(codecs: Any, aux: Any, has_aux: bool) -> Any:
-    """Inverts `apart`."""
-    return WithAux(codecs, aux) if has_aux else codecs
-
-
 def init_codecs(
     send: selector.CodecOrSelector,
     receive: selector.CodecOrSelector,
@@ -480,8 +539,6 @@ def init_codecs(
     return CodecStates(send.init(spec), receive.init(spec))
 
 
-def zero_grads(
-    params: Params, is_trained: partition.IsTrained = partition.train_all
-) -> Params:
+def zero_grads(params: Params, is_trained: partition.IsTrained) -> Params:
     """Makes zeros like the trained parameters, for micro-batches to add to."""
     return jax.tree.map(jnp.zeros_like, partition.split(params, is_trained)[0])

@@ -5,7 +5,6 @@ import numpy as np
 import pytest
 
 from nebula_jax.models import bottleneck
-from nebula_jax.training import cut
 
 D = 12
 RANDOM = np.random.RandomState(0)
@@ -98,24 +97,24 @@ def test_bad_input_is_named():
         with pytest.raises(ValueError, match="rank must be 1 to 12"):
             bottleneck.start(found, rank)
         with pytest.raises(ValueError, match="rank must be 1 to 12"):
-            cut.bottleneck(D, rank)
+            bottleneck.pair(D, rank)
     nothing = bottleneck.moments(activations(5), np.zeros(5, bool))
     infinite = found._replace(products=found.products * np.inf)
     for moments in (nothing, infinite):
         with pytest.raises(ValueError, match="tokens with finite activations"):
             bottleneck.start(moments, 2)
     with pytest.raises(ValueError, match="width 5, not 12"):
-        cut.bottleneck(D, 2).fit(np.zeros((3, 5), np.float32))
+        bottleneck.pair(D, 2).fit(np.zeros((3, 5), np.float32))
 
 
 def test_a_pair_around_any_line():
     hidden = activations(40)
-    pair = cut.bottleneck(D, 4)
+    pair = bottleneck.pair(D, 4)
     front, back = pair.fit(hidden)
     sent = pair.narrow(front, hidden)
     assert sent.shape == (40, 4)
     np.testing.assert_allclose(pair.widen(back, sent), best(hidden, 4), atol=3e-4)
-    front, back = cut.bottleneck(D, D).init(jax.random.key(0))
+    front, back = bottleneck.pair(D, D).init(jax.random.key(0))
     same = pair.widen(back, pair.narrow(front, hidden))
     np.testing.assert_allclose(same, hidden, atol=1e-4)
 

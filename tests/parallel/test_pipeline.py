@@ -82,7 +82,7 @@ def trained_in_process(forward, backward, steps):
             both, params, pieces, rngs, step, hidden, gradient, states
         )
 
-    states = tuple(half.init_codecs(spec) for half in both)
+    states = tuple(half.init_states(spec) for half in both)
     return trained(two_halves.init(), states, step_of, steps)
 
 
@@ -119,14 +119,14 @@ def trained_over_a_bridge(forward, backward, steps, line="", ahead=3):
                 ends = front_ends(front_link, spec, forward, backward)
                 front_link.wait_for_welcome(10.0)
                 step_of = front_step_of(front, ends, ahead)
-                return trained(params[0], front.init_codecs(spec), step_of, steps)
+                return trained(params[0], front.init_states(spec), step_of, steps)
 
         def run_back():
             with back_link:
                 ends = back_ends(back_link, spec, forward, backward)
                 back_link.welcome(0)
                 step_of = back_step_of(back, ends)
-                result = trained(params[1], back.init_codecs(spec), step_of, steps)
+                result = trained(params[1], back.init_states(spec), step_of, steps)
             return result, back_link.ledger
 
         (backs, ledger), fronts = two_halves.both(run_front, run_back)
@@ -228,7 +228,7 @@ def test_halves_that_are_not_at_the_same_batch_stop_with_an_error(
             with front_link:
                 ends = front_ends(front_link, spec, PLAIN, PLAIN)
                 front_link.wait_for_welcome(10.0)
-                states = front.init_codecs(spec)
+                states = front.init_states(spec)
                 front_step_of(front, ends, **of_front)(params[0], states, 1)
                 front_link.wait_for_step(1)
 
@@ -236,7 +236,7 @@ def test_halves_that_are_not_at_the_same_batch_stop_with_an_error(
             with back_link:
                 ends = back_ends(back_link, spec, PLAIN, PLAIN)
                 back_link.welcome(0)
-                states = back.init_codecs(spec)
+                states = back.init_states(spec)
                 back_step_of(back, ends, **of_back)(params[1], states, 1)
 
         two_halves.both(
@@ -281,17 +281,18 @@ class Half:
     def __init__(self):
         self.calls, self._alive, self.most_alive = [], weakref.WeakSet(), 0
 
-    def forward(self, params, batch, rng, states, step):
+    def forward(self, params, batch, rng, states, step, received):
+        assert received is None
         self.calls.append(f"F{batch}")
         residuals = Residuals()
         self._alive.add(residuals)
         self.most_alive = max(self.most_alive, len(self._alive))
         return selector.Selected(batch), residuals, 0.0, states
 
-    def backward(self, params, batch, rng, residuals, selected, states, grads):
+    def backward(self, params, batch, rng, kept, selected, states, grads, step):
         assert selected.payload == batch
         self.calls.append(f"B{batch}")
-        return grads + 1, states
+        return grads + 1, states, None
 
     def zero_grads(self, params):
         return 0
@@ -335,7 +336,7 @@ def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
     loop, spec = loopback.Loopback(), spec_of(both[0])
     hidden = loop.sender("hidden", spec, late), loop.receiver("hidden", spec, late)
     gradient = loop.sender("back", spec, late), loop.receiver("back", spec, late)
-    states = tuple(half.init_codecs(spec) for half in both)
+    states = tuple(half.init_states(spec) for half in both)
     for step in (1, 2):
         before = dict(loop.sent)
         _, states, *_ = pipeline.in_process_step(
@@ -385,9 +386,9 @@ def test_a_micro_batch_is_made_when_it_is_due():
 
     half = cut.Front(
         forward=lambda *given: (selector.Selected(()), None, 0.0, None),
-        backward=lambda *given: ({}, None),
+        backward=lambda *given: ({}, None, None),
         spec=None,
-        init_codecs=None,
+        init_states=None,
         zero_grads=lambda params: {},
     )
     pipeline.front_step(half, {}, batches(), None, 1, End(), End(), None, ahead=1)

@@ -116,7 +116,7 @@ def test_statistics_after_a_split_step_are_the_uncut_models(model, ahead):
                 hidden = there.sender("hidden", HIDDEN, IDENTITY)
                 gradient = there.receiver("gradient", HIDDEN, IDENTITY)
                 there.wait_for_welcome(10.0)
-                states = cut.WithAux(half.init_codecs(HIDDEN), stats[0])
+                states = half.init_states(HIDDEN, aux=stats[0])
                 return pipeline.front_step(
                     half,
                     params[0],
@@ -135,7 +135,7 @@ def test_statistics_after_a_split_step_are_the_uncut_models(model, ahead):
                 hidden = here.receiver("hidden", HIDDEN, IDENTITY)
                 gradient = here.sender("gradient", HIDDEN, IDENTITY)
                 here.welcome(0)
-                states = cut.WithAux(half.init_codecs(HIDDEN), stats[1])
+                states = half.init_states(HIDDEN, aux=stats[1])
                 return pipeline.back_step(
                     half, params[1], Y, None, 1, hidden, gradient, states
                 )
@@ -153,7 +153,7 @@ def test_what_is_no_auxiliary_state_is_named():
 
     def run(fn, aux):
         half = cut.front(fn, IDENTITY, IDENTITY, has_aux=True)
-        states = cut.WithAux(half.init_codecs(HIDDEN), aux)
+        states = half.init_states(HIDDEN, aux=aux)
         half.forward(params, X[0], None, states, 1)
 
     front, _ = functions(Linen)
@@ -169,10 +169,8 @@ def test_what_is_no_auxiliary_state_is_named():
     with pytest.raises(TypeError, match=words):
         run(returns_the_collection, stats)
     half = cut.front(front, IDENTITY, IDENTITY, has_aux=True)
-    words = r"are cut.WithAux\(half.init_codecs\(spec\), aux\)"
-    with pytest.raises(TypeError, match=words):
-        half.forward(params, X[0], None, half.init_codecs(HIDDEN), 1)
+    with pytest.raises(TypeError, match="begins with one, others with none"):
+        half.init_states(HIDDEN)
     half = cut.back(lambda *given: 0.0, IDENTITY, IDENTITY)
-    states = cut.WithAux(half.init_codecs(HIDDEN), stats)
-    with pytest.raises(TypeError, match="those of one made without"):
-        half.step({}, Y[0], None, None, states, {}, 1)
+    with pytest.raises(TypeError, match="has_aux=False"):
+        half.init_states(HIDDEN, aux=stats)

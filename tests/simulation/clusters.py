@@ -338,7 +338,15 @@ class Front:
     def zero_grads(self, params: bytes) -> tuple[bytes, ...]:
         return ()
 
-    def forward(self, params: bytes, batch: int, rng: Any, states: Any, step: int):
+    def forward(
+        self,
+        params: bytes,
+        batch: int,
+        rng: Any,
+        states: Any,
+        step: int,
+        received: None,
+    ):
         self._cluster.simulation.compute(self._cluster)
         sent = payload(self._cluster.shape, params, step, batch)
         return selector.Selected(sent, 0), None, 0.0, states
@@ -348,12 +356,13 @@ class Front:
         params: bytes,
         batch: int,
         rng: Any,
-        residuals: Any,
+        kept: Any,
         selected: Any,
         states: Any,
         grads: tuple[bytes, ...],
+        step: int,
     ):
-        return (*grads, selected.payload.tobytes()), states
+        return (*grads, selected.payload.tobytes()), states, None
 
 
 class Back:

@@ -41,7 +41,7 @@ def data(count=1):
     return two_halves.init(), micro_batches, functools.partial(two_halves.keys, count)
 
 
-NO_STATES = cut.CodecStates((), ())
+NO_STATES = cut.States()
 
 
 class Run:
@@ -50,7 +50,7 @@ class Run:
     def __init__(self, forward=IDENTITY, backward=IDENTITY, **settings):
         self.front, self.back = halves(forward, backward, **settings)
         spec = piece_spec(self.front)
-        self.states = [half.init_codecs(spec) for half in (self.front, self.back)]
+        self.states = [half.init_states(spec) for half in (self.front, self.back)]
         self.crossed = []
 
     def step(self, params, micro_batches, keys, number=1):
@@ -69,7 +69,7 @@ class Run:
                 grads[1],
                 number,
             )
-            front_grads, self.states[0] = self.front.backward(
+            front_grads, self.states[0], _ = self.front.backward(
                 params[0],
                 batches[0],
                 rngs[0],
@@ -359,9 +359,9 @@ def test_weights_are_not_kept_from_forward_to_backward(name):
     sent, residuals, _, states = front.forward(params, x, rng, NO_STATES, 1)
     weights = {leaf.shape for leaf in jax.tree.leaves(params) if leaf.ndim > 1}
     weights |= {shape[1:] for shape in weights if len(shape) > 2}
-    assert residuals.given
-    assert not weights & {leaf.shape for leaf in residuals.kept}
-    grads, _ = front.backward(
+    assert residuals.residuals.given
+    assert not weights & {leaf.shape for leaf in residuals.residuals.kept}
+    grads, *_ = front.backward(
         params, x, rng, residuals, sent, states, front.zero_grads(params)
     )
     want = jax.jit(jax.grad(lambda own: jnp.sum(fn(own, x, rng) ** 2) / 2))(params)
@@ -400,7 +400,7 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
             1,
         )
         answer = jax.tree.map(np.asarray, answer)
-        front_grads, _ = front.backward(
+        front_grads, *_ = front.backward(
             params[0],
             batch[0],
             rngs[0],

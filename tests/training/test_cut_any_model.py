@@ -90,7 +90,7 @@ def test_gradients_are_the_uncut_models(model, has_frozen):
     )
     params, rng = model.params, jax.random.key(0)
     spec = halves[0].spec(params[0], X[: B // 2], rng)
-    states = [half.init_codecs(spec) for half in halves]
+    states = [half.init_states(spec) for half in halves]
     grads = [half.zero_grads(own) for half, own in zip(halves, params, strict=True)]
     for x, y in zip(np.split(X, 2), np.split(Y, 2), strict=True):
         hidden, residuals, _, states[0] = halves[0].forward(
@@ -99,7 +99,7 @@ def test_gradients_are_the_uncut_models(model, has_frozen):
         error, grads[1], _, states[1] = halves[1].step(
             params[1], y, rng, hidden, states[1], grads[1], 1
         )
-        grads[0], states[0] = halves[0].backward(
+        grads[0], states[0], _ = halves[0].backward(
             params[0], x, rng, residuals, error, states[0], grads[0]
         )
     want = [partition.split(each, is_trained)[0] for each in jax.grad(whole)(params)]

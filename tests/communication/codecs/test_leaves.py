@@ -50,7 +50,7 @@ def test_so_does_a_cut_half():
         cut.back(lambda params, h, x, rng: h.sum(), WRONG, fine),
     ):
         with pytest.raises(errors.SettingsError, match="h: codec pads was given"):
-            half.init_codecs(SPEC)
+            half.init_states(SPEC)
 
 
 def test_a_channel_of_nothing_is_refused():
@@ -90,7 +90,7 @@ def test_a_loss_with_anything_but_a_dict_of_metrics_is_refused():
     payload, _ = codecs.fp16().encode(jnp.ones(SPEC.shape), ())
     selected = selector.Selected(payload)
     with pytest.raises(TypeError, match=words):
-        back.step({}, None, None, selected, back.init_codecs(SPEC), {}, 1)
+        back.step({}, None, None, selected, back.init_states(SPEC), {}, 1)
 
 
 @pytest.mark.parametrize(
