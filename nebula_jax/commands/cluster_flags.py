@@ -68,7 +68,9 @@ class Place:
     coordinator: str = fields.for_experts(
         "",
         "HOST:PORT where the first process of a cluster of several processes waits for"
-        " the others; auto for what Slurm, Open MPI or Kubernetes have set.",
+        " the others; auto for what Slurm, Open MPI or Kubernetes have set. All have to"
+        " share --workdir, or NEBULA_CLUSTER_KEY in the environment: a secret of at"
+        " least 32 characters.",
     )
     num_processes: int = fields.for_experts(
         0, "Processes of this cluster, with --coordinator."

@@ -127,6 +127,7 @@ def main() -> int:
                 time.sleep(3600)
         return interrupt.exit_status("toy", step, steps)
 
+    given["workdir"] = pathlib.Path(given["workdir"])
     settings = cluster.Settings(**given)
     return process.guarded(lambda: cluster.run(settings, described, train))
 
@@ -141,6 +142,7 @@ class Started:
             "num_processes": len(each),
             "connect_timeout": 30.0,
             "peer_timeout": 10.0,
+            "workdir": str(folder),
         } | common
         self.processes, self._files = [], []
         import tiny_runs  # not in the processes, which need no checkpoints

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from experiments.m3 import config
+from nebula_jax.runtime.ranks import run_secret
 
 SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
 SBATCH = sorted((SCRIPTS / "slurm").glob("*.sbatch"))
@@ -38,13 +39,20 @@ def test_a_slurm_script_is_legal_and_so_are_its_flags(path, tmp_path):
     # What is run is what a `srun` in the path is given.
     fake = tmp_path / "srun"
     printed = tmp_path / "printed"
-    fake.write_text(f'#!/usr/bin/env bash\nprintf "%s\\n" "$@" > {printed}\nexit 0\n')
+    fake.write_text(
+        f'#!/usr/bin/env bash\nprintf "%s\\n" "$@" > {printed}\n'
+        f'printf "%s" "$NEBULA_CLUSTER_KEY" >> {tmp_path}/keys\n'
+    )
     fake.chmod(0o755)
     environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
     subprocess.run(["bash", path], check=True, env=environment, timeout=20)
     run = configured.run(config, *arguments_of(printed.read_text().splitlines()))
     assert run.local.cluster.partition(":")[0] == path.stem
     assert run.local.processes().coordinator == "auto"
+    subprocess.run(["bash", path], check=True, env=environment, timeout=20)
+    keys = (tmp_path / "keys").read_text()
+    assert re.fullmatch("[0-9a-f]{128}", keys)  # two, of which each run makes its own
+    assert keys[:64] != keys[64:]
 
 
 @pytest.mark.parametrize(
@@ -102,8 +110,19 @@ def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     spec = job["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     words = [*container["command"], *container["args"]]
-    (index,) = (each["name"] for each in container["env"])
-    words = [word.replace(f"$({index})", "1") for word in words]
+    index, key = container["env"]
+    assert key["name"] == run_secret.VARIABLE
+    name = job["metadata"]["name"]
+    assert key["valueFrom"] == {"secretKeyRef": {"name": name, "key": "cluster.key"}}
+    (policy,) = (each["spec"] for each in found if each["kind"] == "NetworkPolicy")
+    own = {"matchLabels": {"job-name": name}}
+    assert policy["podSelector"] == own
+    assert policy["policyTypes"] == ["Ingress"]
+    among, *outside = policy["ingress"]
+    assert among == {"from": [{"podSelector": own}]}  # at any port
+    listens = [{"ports": [{"port": 7070}]}] if path.stem == "discriminator" else []
+    assert outside == listens
+    words = [word.replace(f"$({index['name']})", "1") for word in words]
     assert not re.search(r"\$\(", " ".join(words))
     run = configured.run(config, *arguments_of(words))
     processes = run.local.processes()

@@ -2,22 +2,29 @@
 
     status = cluster.run(settings, described, train)
 
-Rank 0, the root, waits at the coordinator's address for the others, which keep their
-connection to it while the run lasts (`rendezvous`). A process that ends closes its own
-at once, whatever ended it; one that hangs no longer beats, or gets nothing done
-(`members`). So nobody waits for it in a collective, which has no timeout. JAX's own
-service (`jax.distributed`) would end the others by a crash that names nobody. A long
-timeout and a connection that does not break (`proxy`) keep it from that.
+Rank 0, the root, waits at the coordinator's address for the others, which prove that
+they are of this run (`handshake`) and keep their connection to it while the run lasts
+(`rendezvous`). A process that ends closes its own at once, whatever ended it; one that
+hangs no longer beats, or gets nothing done (`members`). So nobody waits for it in a
+collective, which has no timeout. JAX's own service (`jax.distributed`) would end the
+others by a crash that names nobody. A long timeout and a connection that does not break
+(`proxy`) keep it from that.
 
 Only lines of JSON about the processes themselves cross these connections; tensors go
-through the devices (`communication.ranks`).
+through the devices (`communication.ranks`), by collectives that check nobody: the
+network between a cluster's hosts has to be its own.
 """
 
 import contextlib
 import dataclasses
+import functools
+import ipaddress
 import os
+import pathlib
 import socket
 import sys
+import tempfile
+import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,19 +39,13 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints, ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import handshake, proxy, rendezvous, run_secret
 from nebula_jax.runtime.ranks import members as members_lib
-from nebula_jax.runtime.ranks import proxy, rendezvous
-
-LOOPBACK = {
-    "127.0.0.1": (socket.AF_INET, "127.0.0.1"),
-    "localhost": (socket.AF_INET, "127.0.0.1"),
-    "::1": (socket.AF_INET6, "::1"),
-}
-"""Hosts that this one alone reaches, and where to listen for them."""
 
 AUTO = "auto"
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
 """Errors of JAX if one fails, in a computation or where its result is read."""
+SERVICE_SECONDS = 10.0  # to reach JAX's service, before JAX tries again
 JAX_SECONDS = 3600  # of silence, until JAX's service ends the processes
 TASKS = ("SLURM_STEP_NUM_TASKS", "OMPI_COMM_WORLD_SIZE")
 """Variables of the environment: how many processes were started as this one was."""
@@ -65,6 +66,8 @@ class Settings:
     """Seconds to wait for the others."""
     peer_timeout: float = 30.0
     """Seconds of silence after which a process counts as lost."""
+    workdir: pathlib.Path = pathlib.Path()
+    """Folder of the run, which has its secret if the environment has none."""
 
 
 _members: members_lib.Members | None = None
@@ -111,18 +114,32 @@ def run(
     if place.processes == 1:
         return train()
     members = members_lib.Members(place.rank, settings.peer_timeout)
-    _join(settings, place, described, members)
-    try:
-        status = process.guarded(lambda: _train(train, members), members.fail)
-    except BaseException as error:
-        members.fail(f"{type(error).__name__}: {error}")
-        with contextlib.suppress(OSError, ValueError):  # nobody may read it any more
-            traceback.print_exc()
-        process.exit_now(1)
-    if status not in process.SAVED:
-        process.exit_now(status)  # JAX's own end would wait for the others, and crash
-    jax.distributed.shutdown()
-    return status
+    with _folder_of_service(members) as folder:
+        _join(settings, place, described, members, folder / "service")
+        try:
+            status = process.guarded(lambda: _train(train, members), members.fail)
+        except BaseException as error:
+            members.fail(f"{type(error).__name__}: {error}")
+            with contextlib.suppress(OSError, ValueError):  # nobody may read it
+                traceback.print_exc()
+            status = 1
+        if status in process.SAVED:
+            jax.distributed.shutdown()
+            return status
+    process.exit_now(status)  # JAX's own end would wait for the others, and crash
+
+
+@contextlib.contextmanager
+def _folder_of_service(members: members_lib.Members) -> Iterator[pathlib.Path]:
+    """Makes a folder, of this user alone, for the socket of JAX's service."""
+    # The path of a socket has at most 107 bytes.
+    where = "/tmp" if len(tempfile.gettempdir()) > 60 else None
+    made = tempfile.TemporaryDirectory(
+        prefix="nebula-", dir=where, ignore_cleanup_errors=True
+    )
+    members.last.append(made.cleanup)
+    with made as folder:
+        yield pathlib.Path(folder)
 
 
 def _join(
@@ -130,30 +147,55 @@ def _join(
     place: "_Place",
     described: Mapping[str, Any],
     members: members_lib.Members,
+    service: pathlib.Path,
 ) -> None:
-    """Meets the other processes, which `members` watches from then on; begins JAX."""
+    """Meets the other processes, which `members` watches from then on; begins JAX.
+
+    Args:
+      settings, place, described, members: of this process.
+      service: path of the socket of JAX's service; used by the root.
+    """
     global _members
-    timeout = settings.connect_timeout
-    # The port of JAX's service is held until that listens: nobody else can take it.
-    with contextlib.ExitStack() as until_jax_listens:
-        if place.rank == 0:
-            held = until_jax_listens.enter_context(_free_port(place.address[0]))
-            lines, answer = rendezvous.gather(
-                _listen(place.address),
-                place.processes,
-                described,
-                {"service": held.getsockname()[1]},
-                timeout,
-            )
-        else:
-            line, answer = rendezvous.attend(
-                place.address, place.rank, place.processes, described, timeout
-            )
-            lines = {0: line}
-        _members = members
-        members.watch(lines)
-        where = endpoints.written((place.address[0], answer["service"]))
-        _begin_jax(where, place, timeout)
+    timeout, address = settings.connect_timeout, place.address
+    secret = run_secret.of_run(settings.workdir)
+    if place.rank == 0:
+        door = rendezvous.Door(
+            _listen(address, timeout), secret, endpoints.written(address)
+        )
+        door.service = str(service)
+        lines = rendezvous.gather(door, place.processes, described, timeout)
+        reach = functools.partial(_reach, str(service))
+    else:
+        line = rendezvous.attend(
+            address, secret, place.rank, place.processes, described, timeout
+        )
+        lines = {0: line}
+        reach = functools.partial(_reach_by_door, address, secret, place.rank)
+    _members = members
+    members.watch(lines)
+    _begin_jax(service, proxy.open_to(reach), place, timeout)
+
+
+def _reach(service: str) -> socket.socket:
+    """Connects the root to JAX's service."""
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.connect(service)
+    except OSError:
+        sock.close()
+        raise
+    return sock
+
+
+def _reach_by_door(address: tuple[str, int], secret: bytes, rank: int) -> socket.socket:
+    """Connects another process to JAX's service, which the root may yet begin."""
+    deadline = time.monotonic() + SERVICE_SECONDS
+    while True:
+        with contextlib.suppress(ConnectionError):
+            return rendezvous.knock(address, secret, rank, handshake.SERVICE, deadline)
+        if time.monotonic() > deadline:
+            raise TimeoutError("JAX's service does not begin")
+        time.sleep(0.05)
 
 
 def _train(train: Callable[[], int], members: members_lib.Members) -> int:
@@ -225,47 +267,50 @@ def _detected(timeout: float) -> _Place:
     return _Place(address, processes, rank, device_ids)
 
 
-def _listen(address: tuple[str, int]) -> socket.socket:
-    """Returns the coordinator's socket; its HOST may be known to others alone."""
-    host, port = address
-    everywhere = host not in LOOPBACK
+def _listen(address: tuple[str, int], timeout: float) -> socket.socket:
+    """Returns the coordinator's socket, which listens at its address alone."""
+    where = endpoints.written(address)
+    deadline = time.monotonic() + timeout
+    with contextlib.suppress(UnicodeError):  # no name: `listen` says so
+        while time.monotonic() < deadline:
+            try:
+                socket.getaddrinfo(*address)
+                break
+            except socket.gaierror:  # a pod's name is known a while after its start
+                time.sleep(rendezvous.RETRY_SECONDS)
     try:
-        if everywhere and socket.has_dualstack_ipv6():
-            return socket.create_server(
-                ("", port), family=socket.AF_INET6, dualstack_ipv6=True
-            )
-        family, bound = LOOPBACK.get(host, (socket.AF_INET, ""))
-        return socket.create_server((bound, port), family=family)
-    except OSError as error:
+        server = endpoints.listen(address)
+    except endpoints.CannotListen as error:
         raise errors.NebulaError(
-            f"coordinator={endpoints.written(address)}: cannot listen there:"
-            f" {error.strerror}"
+            f"coordinator={where}: {error}; it has to be an address of process 0's host"
         ) from None
+    bound = server.getsockname()[0]
+    is_name = address[0] not in (bound, "localhost")
+    if is_name and ipaddress.ip_address(bound).is_loopback:
+        process.message(
+            f"coordinator={where} is {bound} on this host, to which no other host"
+            " comes: if there are others, name an address that they reach"
+        )
+    return server
 
 
-def _free_port(host: str) -> socket.socket:
-    """Returns a socket whose port JAX's service can have beside it, and nobody else."""
-    family, bound = LOOPBACK.get(host, (socket.AF_INET, ""))
-    held = socket.socket(family)
-    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)  # as JAX's service has
-    held.bind((bound, 0))
-    return held
+def _begin_jax(
+    service: pathlib.Path, proxied: str, place: _Place, connect_timeout: float
+) -> None:
+    """Makes one program of the processes, which are all there.
 
-
-def _begin_jax(where: str, place: _Place, connect_timeout: float) -> None:
-    """Makes one program of the processes, which are all there."""
-    host, _, port = where.rpartition(":")
-    bound = None
-    if (own := host.strip("[]")) in LOOPBACK:
-        bound = endpoints.written((LOOPBACK[own][1], int(port)))
-    elif own.startswith("127."):
-        bound = where
+    Args:
+      service: path at which JAX's service listens, in the root.
+      proxied: HOST:PORT at which this process reaches it.
+      place: of this process.
+      connect_timeout: seconds.
+    """
     # JAX's handler would swallow SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     # Two collectives at once, of one process, may wait for each other on CPUs.
     jax.config.update("jax_cpu_enable_async_dispatch", False)
     jax.distributed.initialize(
-        where if place.rank == 0 else proxy.open_to(where),
+        proxied,
         place.processes,
         place.rank,
         place.device_ids,
@@ -273,7 +318,8 @@ def _begin_jax(where: str, place: _Place, connect_timeout: float) -> None:
         initialization_timeout=int(connect_timeout),
         heartbeat_timeout_seconds=JAX_SECONDS,
         shutdown_timeout_seconds=int(connect_timeout),
-        coordinator_bind_address=bound,
+        # Elsewhere anybody who reaches the port could take a process's place.
+        coordinator_bind_address=f"unix:{service}",
     )
     with _quiet():
         ranks.agree(0)

@@ -1,53 +1,90 @@
 """A line to a service that the one who is served never sees broken.
 
-    address = proxy.open_to("10.0.0.1:1234")  # on the loopback of this host
+    address = proxy.open_to(connect)  # on the loopback of this host
 
 JAX ends a process by a crash, at once, when the connection to its service breaks: while
 that process computes, before it has reported or saved anything. On this line nothing
 more arrives instead, and `members`, which find out who is gone, end the process.
+
+Anybody on this host can connect to its loopback. Only this process is served.
 """
 
 import contextlib
+import os
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
+from nebula_jax import errors
+
 LOOPBACK = "127.0.0.1"
-CONNECT_SECONDS = 10.0
 CHUNK = 2**16  # bytes
+RETRY_SECONDS = 0.2  # after the system refused a connection
 
 
-def open_to(service: str) -> str:
+def open_to(connect: Callable[[], socket.socket]) -> str:
     """Opens the line; it is there until this process ends.
 
     Args:
-      service: HOST:PORT of the service, which may not be there yet.
+      connect: connects to the service, or raises OSError or a NebulaError: it may not
+        be there yet.
 
     Returns:
       HOST:PORT at which this process reaches the service.
     """
-    host, port = service.rsplit(":", 1)
     server = socket.create_server((LOOPBACK, 0))
-    _start(_serve, server, (host.strip("[]"), int(port)))
+    _start(_serve, server, connect)
     return f"{LOOPBACK}:{server.getsockname()[1]}"
+
+
+def carry(served: socket.socket, service: socket.socket) -> None:
+    """Carries bytes both ways between two sockets, which are closed in the end."""
+    for each in (served, service):
+        each.settimeout(None)
+    _start(_carry_back, service, served)
+    _start(_carry, served, service)
 
 
 def _start(target: Callable[..., None], *arguments: Any) -> None:
     threading.Thread(target=target, args=arguments, daemon=True).start()
 
 
-def _serve(server: socket.socket, address: tuple[str, int]) -> None:
+def _serve(server: socket.socket, connect: Callable[[], socket.socket]) -> None:
     while True:
-        served, _ = server.accept()
         try:
-            service = socket.create_connection(address, CONNECT_SECONDS)
-        except OSError:
-            served.close()  # as if nobody listened: it tries again
+            served, _ = server.accept()
+        except OSError:  # it went again, or the system has no more
+            time.sleep(RETRY_SECONDS)
             continue
-        service.settimeout(None)
-        _start(_carry_back, service, served)
-        _start(_carry, served, service)
+        try:
+            if _is_own(served):
+                carry(served, connect())
+                continue
+        except (OSError, errors.NebulaError):
+            pass
+        served.close()  # as if nobody listened: JAX tries again
+
+
+def _is_own(sock: socket.socket) -> bool:
+    """Returns True if this process itself has the other end of a connection."""
+    here, there = _address(sock.getsockname()), _address(sock.getpeername())
+    for fd in os.listdir("/dev/fd"):
+        with (
+            contextlib.suppress(OSError),  # no socket, or closed meanwhile
+            # Addresses of either kind: JAX connects by a socket for both.
+            socket.fromfd(int(fd), socket.AF_INET6, sock.type) as each,
+        ):
+            name = each.getsockname()
+            if _address(name) == there and _address(each.getpeername()) == here:
+                return True
+    return False
+
+
+def _address(name: Any) -> Any:
+    """Returns host and port, the same of a socket for IPv4 and one for both."""
+    return (name[0].removeprefix("::ffff:"), name[1]) if len(name) > 2 else name
 
 
 def _carry(served: socket.socket, service: socket.socket) -> None:

@@ -1,28 +1,30 @@
 """The rendezvous of the processes of one cluster, before they are one program.
 
-The root waits at the coordinator's address. Every other process comes and describes
-itself; once all are there and agree, or somebody is found not to, all get one answer.
-The connections stay open: `cluster` watches over them.
+The root waits behind the coordinator's port, its door. Every other process comes, and
+both prove that they have the run's secret (`handshake`). Then it describes itself; once
+all are there and agree, or one is found not to, all get one answer. The connections
+stay open: `cluster` watches over them. The door stays open too: behind it is JAX's
+coordination service, which listens nowhere else.
 
 A message is a JSON object on a line. P processes; rank 0 is the root.
 """
 
 import contextlib
-import dataclasses
+import queue
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from nebula_jax import errors, printable
-from nebula_jax.communication import endpoints
-from nebula_jax.communication.wire import json_lines
+from nebula_jax.communication import endpoints, pending_connections
+from nebula_jax.communication.wire import greeting, json_lines
+from nebula_jax.runtime.ranks import handshake, proxy, run_secret
 
 RETRY_SECONDS = 0.2
-HELLO_SECONDS = 5.0  # for who has connected to describe itself
-MOST_PENDING = 256  # that have not
+HELLO_SECONDS = 20.0  # for who has connected to prove and describe itself
 
 Message = dict[str, Any]
 
@@ -46,7 +48,9 @@ class Line:
 
     def arrives(self, timeout: float) -> bool:
         """Waits for the first message, or the end; returns False if there is none."""
-        return bool(_readable([self._socket], timeout))
+        with selectors.PollSelector() as selector:
+            selector.register(self._socket, selectors.EVENT_READ)
+            return bool(selector.select(timeout))
 
     def read(self, timeout: float | None = None) -> Message | None:
         """Waits for the next message; None if there will be none."""
@@ -64,132 +68,193 @@ class Line:
         self._socket.close()
 
 
+class Door:
+    """The port of a cluster, at its root: says nothing to who has not proven itself.
+
+    One thread takes all connections and waits for none of them. Anybody may come, be
+    silent or send garbage: their number has a bound (`pending_connections`).
+    """
+
+    def __init__(self, server: socket.socket, secret: bytes, address: str) -> None:
+        """Opens it.
+
+        Args:
+          server: bound and listening; closed with the door.
+          secret: of the run.
+          address: the coordinator's, as all processes were given it.
+        """
+        self.came: queue.Queue[tuple[int, Line, Message]] = queue.Queue()
+        """Ranks, lines and descriptions of those who have proven themselves."""
+        self.is_complete = False
+        """True once all are there: then nobody else may come, until the run is over."""
+        self.service = ""
+        """The path of the socket of JAX's service."""
+        self.unproven = 0
+        """Connections that had another secret, or none."""
+        self._server, self._secret, self._address = server, secret, address
+        self._pending = pending_connections.Pool(pending_connections.most())
+        self._is_closed = False
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(server, selectors.EVENT_READ)
+        server.setblocking(False)
+        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Lets nobody in any more."""
+        self._is_closed = True
+        self._thread.join()
+        for pending in self._pending:
+            self._forget(pending)
+        self._selector.close()
+        self._server.close()
+
+    def _run(self) -> None:
+        while not self._is_closed:
+            try:
+                self._turn()
+            except Exception:  # whatever one of them does, others must get in
+                time.sleep(RETRY_SECONDS)
+
+    def _turn(self) -> None:
+        for key, _ in self._selector.select(RETRY_SECONDS):
+            if key.data is None:
+                self._accept()
+            elif key.data in self._pending:
+                self._advance(key.data)
+        now = time.monotonic()
+        while (oldest := self._pending.oldest) and oldest.deadline <= now:
+            self._forget(oldest)
+
+    def _accept(self) -> None:
+        if self._pending.is_full and (pending := self._pending.to_go(())):
+            self._forget(pending)
+        try:
+            sock, address = self._server.accept()
+        except (BlockingIOError, ConnectionError):
+            return  # it went again
+        connected = greeting.Connected(greeting.set_up(sock))
+        deadline = time.monotonic() + HELLO_SECONDS
+        pending = pending_connections.Pending(connected, address[0], deadline)
+        pending.steps = self._steps(pending)
+        self._pending.add(pending)
+        self._selector.register(pending.fd, selectors.EVENT_READ, pending)
+        self._advance(pending)
+
+    def _advance(self, pending: pending_connections.Pending) -> None:
+        try:
+            self._selector.modify(pending.fd, next(pending.steps), pending)
+        except (StopIteration, OSError, errors.NebulaError):
+            self._forget(pending)
+
+    def _forget(self, pending: pending_connections.Pending) -> None:
+        """Makes a pending none; closes its socket unless something else has it."""
+        self._pending.remove(pending)
+        self._selector.unregister(pending.fd)
+        pending.steps.close()
+        if not pending.is_taken:
+            pending.sock.close()
+
+    def _steps(self, pending: pending_connections.Pending) -> greeting.Steps[None]:
+        """Lets in who proves itself."""
+        sock, asked = pending.sock, handshake.challenge()
+        yield from greeting.send(sock, json_lines.encode(asked))
+        message = yield from _line(sock, handshake.MOST_BYTES)
+        try:
+            claim, reply = handshake.check_process(
+                self._secret, self._address, asked, message
+            )
+        except handshake.Unproven:
+            self.unproven += 1
+            yield from greeting.send(sock, json_lines.encode(handshake.REFUSED))
+            return
+        if claim.purpose == handshake.SERVICE:
+            with contextlib.ExitStack() as unless_carried:
+                service = socket.socket(socket.AF_UNIX)
+                unless_carried.enter_context(service)
+                service.connect(self.service)
+                yield from greeting.send(sock, json_lines.encode(reply))
+                unless_carried.pop_all()
+            pending.is_taken = True
+            proxy.carry(sock, service)
+            return
+        is_late = self.is_complete
+        yield from greeting.send(sock, json_lines.encode(reply | {"is_late": is_late}))
+        if not is_late:
+            described = yield from _line(sock, json_lines.MOST_BYTES)
+            pending.is_taken = True
+            sock.setblocking(True)
+            self.came.put((claim.rank, Line(sock), described))
+
+
+def _line(sock: socket.socket, most: int) -> greeting.Steps[Message]:
+    """Reads a message, after which the peer waits for this side."""
+    data = bytearray()
+    while not data.endswith(b"\n"):
+        receive = sock.recv, most - len(data)
+        part = yield from greeting.when_ready(selectors.EVENT_READ, *receive)
+        if not part:
+            raise ConnectionError("it ended, or is too long")
+        data += part
+    return json_lines.decode(data)
+
+
 def gather(
-    server: socket.socket,
-    processes: int,
-    described: Mapping[str, Any],
-    answer: Mapping[str, Any],
-    timeout: float,
-) -> tuple[dict[int, Line], Message]:
-    """Waits, as the root, for all others; all of them get the same answer.
+    door: Door, processes: int, described: Mapping[str, Any], timeout: float
+) -> dict[int, Line]:
+    """Waits, as the root, for all others.
 
     Args:
-      server: listens at the coordinator's address; is closed.
+      door: of the cluster; stays open, unless this fails.
       processes: P.
       described: what must be equal in all processes, JSON values by name.
-      answer: sent to all once they are there.
       timeout: seconds to wait.
 
     Returns:
-      Rank -> line to it; and the answer.
+      Rank -> line to it.
 
     Raises:
       Absent: if some did not come; names them.
       errors.SettingsError: if they are not the P processes of one run.
     """
     lines: dict[int, Line] = {}
-    pending: list[_Pending] = []
     deadline = time.monotonic() + timeout
     try:
-        with server:
-            while len(lines) < processes - 1:
-                came = _next(server, pending, deadline)
-                if came is None:
-                    missing = sorted(set(range(1, processes)) - lines.keys())
-                    raise Absent(
-                        f"{_processes(missing)} of {processes} did not come within"
-                        f" {timeout:g} s (connect_timeout)"
-                    )
-                line, message = came
-                _check(message, lines, processes, described, line)
+        while len(lines) < processes - 1:
+            try:
+                left = max(0.0, deadline - time.monotonic())
+                rank, line, message = door.came.get(timeout=left)
+            except queue.Empty:
+                raise Absent(_missing(door, processes, lines, timeout)) from None
+            _check(rank, message, lines, processes, described, line)
     except errors.NebulaError as error:
         is_refused = isinstance(error, errors.SettingsError)
         for line in lines.values():
             line.send({"refused" if is_refused else "absent": str(error)})
             line.close()
+        door.close()
         raise
-    finally:
-        for each in pending:
-            each.sock.close()
+    door.is_complete = True
     for line in lines.values():
-        line.send(answer)
-    return lines, dict(answer)
+        line.send({})
+    return lines
 
 
-@dataclasses.dataclass(eq=False)
-class _Pending:
-    """A connection that has not described itself yet."""
-
-    sock: socket.socket
-    deadline: float
-    received: bytearray = dataclasses.field(default_factory=bytearray)
-
-    def described(self) -> Message | None:
-        """Reads what has come; returns the description, {} if it cannot be one."""
-        try:
-            data = self.sock.recv(json_lines.MOST_BYTES)
-        except BlockingIOError:
-            return None
-        except OSError:
-            return {}
-        self.received += data
-        if data and b"\n" not in data and len(self.received) < json_lines.MOST_BYTES:
-            return None
-        try:
-            message = json_lines.decode(self.received)
-            json_lines.field(message, "rank", int)
-        except json_lines.Malformed:
-            return {}
-        return message
-
-
-def _next(
-    server: socket.socket, pending: list[_Pending], deadline: float
-) -> tuple[Line, Message] | None:
-    """Waits for a process that describes itself; None if none comes in time.
-
-    Others who come to this port, and are silent or slow, keep nobody waiting.
-
-    Args:
-      server: listens.
-      pending: have come, and have not described themselves; changed in place.
-      deadline: of time.monotonic.
-    """
-    server.setblocking(False)
-    while (now := time.monotonic()) < deadline:
-        waits = [server, *(each.sock for each in pending)]
-        readable = _readable(waits, min(deadline - now, 1.0))
-        for each in [each for each in pending if each.sock in readable]:
-            if (message := each.described()) is None:
-                continue
-            pending.remove(each)
-            if message:
-                each.sock.setblocking(True)
-                return Line(each.sock), message
-            each.sock.close()  # something else came to this port
-        if server in readable:
-            with contextlib.suppress(OSError):
-                sock, _ = server.accept()
-                sock.setblocking(False)
-                pending.append(_Pending(sock, now + HELLO_SECONDS))
-        most = len(pending) - MOST_PENDING
-        for number, each in enumerate(list(pending)):
-            if number < most or now > each.deadline:
-                pending.remove(each)
-                each.sock.close()
-    return None
-
-
-def _readable(socks: Sequence[socket.socket], timeout: float) -> list[Any]:
-    """Waits until some of these can be read, or have ended; returns them."""
-    # `select.select` takes no descriptor beyond 1023.
-    with selectors.PollSelector() as selector:
-        for each in socks:
-            selector.register(each, selectors.EVENT_READ)
-        return [key.fileobj for key, _ in selector.select(timeout)]
+def _missing(
+    door: Door, processes: int, lines: Mapping[int, Line], timeout: float
+) -> str:
+    missing = sorted(set(range(1, processes)) - lines.keys())
+    found = (
+        f"{_processes(missing)} of {processes} did not come within {timeout:g} s"
+        " (connect_timeout)"
+    )
+    if door.unproven:
+        found += f"; {door.unproven} connections came without this run's secret"
+    return found
 
 
 def _check(
+    rank: int,
     message: Message,
     lines: dict[int, Line],
     processes: int,
@@ -197,7 +262,7 @@ def _check(
     line: Line,
 ) -> None:
     """Adds a process to `lines`, or raises errors.SettingsError."""
-    rank, wrong = message["rank"], ""
+    wrong = ""
     if message.get("processes") != processes:
         wrong = f"has num_processes={message.get('processes')}, process 0 {processes}"
     elif rank in lines or not 0 < rank < processes:
@@ -222,19 +287,21 @@ def difference(there: Any, here: Mapping[str, Any]) -> str:
 
 def attend(
     address: tuple[str, int],
+    secret: bytes,
     rank: int,
     processes: int,
     described: Mapping[str, Any],
     timeout: float,
-) -> tuple[Line, Message]:
+) -> Line:
     """Goes to the root, as another process, and waits for its answer.
 
     Args:
       address: of the coordinator.
+      secret: of the run.
       processes, described, timeout: as for `gather`.
 
     Returns:
-      The line to the root, and its answer.
+      The line to the root.
 
     Raises:
       Absent: if nobody answers, the root has ended, or others did not come.
@@ -242,21 +309,9 @@ def attend(
     """
     deadline = time.monotonic() + timeout
     where = endpoints.written(address)
-    while True:
-        try:
-            left = max(RETRY_SECONDS, deadline - time.monotonic())
-            sock = socket.create_connection(address, left)
-            break
-        except OSError as error:
-            if time.monotonic() > deadline:
-                raise Absent(
-                    f"nobody answers at coordinator={where} within {timeout:g} s"
-                    f" (connect_timeout): {error.strerror or error}"
-                ) from None
-            time.sleep(RETRY_SECONDS)
-    line = Line(sock)
-    line.send({"rank": rank, "processes": processes, "described": dict(described)})
-    left = max(HELLO_SECONDS, deadline - time.monotonic()) + HELLO_SECONDS
+    line = Line(_connected(address, secret, rank, timeout))
+    line.send({"processes": processes, "described": dict(described)})
+    left = max(RETRY_SECONDS, deadline - time.monotonic()) + HELLO_SECONDS
     if not line.arrives(left):
         line.close()
         raise Absent(
@@ -270,7 +325,72 @@ def attend(
         raise errors.SettingsError(printable.line(str(message["refused"]), 500))
     if "absent" in message:
         raise Absent(printable.line(str(message["absent"]), 500))
-    return line, message
+    return line
+
+
+def _connected(
+    address: tuple[str, int], secret: bytes, rank: int, timeout: float
+) -> socket.socket:
+    """Knocks until the root opens; raises as `attend` does."""
+    deadline = time.monotonic() + timeout
+    where = endpoints.written(address)
+    while True:
+        try:
+            return knock(address, secret, rank, handshake.RENDEZVOUS, deadline)
+        except handshake.OtherSecret as error:
+            raise errors.SettingsError(
+                f"coordinator={where}: {error}: give all processes of the cluster the"
+                f" same coordinator, and the same workdir (on one disk) or"
+                f" {run_secret.VARIABLE} in the environment"
+            ) from None
+        except (OSError, errors.NebulaError) as error:
+            if time.monotonic() > deadline:
+                reason = getattr(error, "strerror", None) or error
+                raise Absent(
+                    f"nobody answers at coordinator={where} within {timeout:g} s"
+                    f" (connect_timeout): {reason}"
+                ) from None
+        time.sleep(RETRY_SECONDS)
+
+
+def knock(
+    address: tuple[str, int], secret: bytes, rank: int, purpose: str, deadline: float
+) -> socket.socket:
+    """Connects to the root's door once, with proofs of both sides.
+
+    Args:
+      address: of the coordinator.
+      secret: of the run.
+      rank: of this process.
+      purpose: see `handshake`.
+      deadline: monotonic time at which to give up; later by a moment if it is past.
+
+    Raises:
+      handshake.Unproven: if one of both has another secret.
+      OSError, json_lines.Malformed: if nobody is there, or nobody of this cluster, or
+        the root takes no more processes.
+    """
+    left = max(RETRY_SECONDS, deadline - time.monotonic())
+    sock = socket.create_connection(address, left)
+
+    def prove() -> greeting.Steps[None]:
+        asked = yield from _line(sock, handshake.MOST_BYTES)
+        where = endpoints.written(address)
+        claim, message = handshake.claim(secret, where, rank, purpose, asked)
+        yield from greeting.send(sock, json_lines.encode(message))
+        reply = yield from _line(sock, handshake.MOST_BYTES)
+        handshake.check_root(secret, claim, reply)
+        if reply.get("is_late"):
+            raise ConnectionRefusedError("all of its processes are there already")
+
+    try:
+        greeting.set_up(sock)
+        greeting.run(prove(), sock, time.monotonic() + left, left)
+        sock.setblocking(True)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
 
 
 def _processes(ranks: list[int]) -> str:

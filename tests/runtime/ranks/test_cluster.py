@@ -1,8 +1,14 @@
 """Clusters of several real processes: they meet, and none is lost in silence."""
 
+import contextlib
+import ipaddress
+import os
+import pathlib
 import re
 import signal
 import socket
+import subprocess
+import sys
 import time
 
 import ports
@@ -132,37 +138,120 @@ def test_processes_meet_at_an_ipv6_address(tmp_path):
 
 
 @needs_ipv6
-def test_the_loopback_of_ipv6_is_bound_alone(monkeypatch):
-    for made in (cluster._listen(("::1", 0)), cluster._free_port("::1")):
-        with made:
-            assert made.getsockname()[0] == "::1"
-    for host in ("127.0.0.1", "localhost"):
-        for made in (cluster._listen((host, 0)), cluster._free_port(host)):
-            with made:
-                assert made.getsockname()[0] == "127.0.0.1"
-    given = {}
+def test_the_coordinator_listens_at_its_address_alone():
+    for host, bound in (
+        ("::1", "::1"),
+        ("127.0.0.1", "127.0.0.1"),
+        ("127.0.0.2", "127.0.0.2"),
+        ("localhost", "127.0.0.1"),
+    ):
+        with cluster._listen((host, 0), 1.0) as made:
+            assert made.getsockname()[0] == bound
 
-    def initialize(*_, **more):
-        given.update(more)
 
-    monkeypatch.setattr(cluster.jax.distributed, "initialize", initialize)
-    monkeypatch.setattr(cluster.jax.config, "update", lambda *_: None)
-    monkeypatch.setattr(cluster.ranks, "agree", lambda value: value)
-    bound_of = {where: where for where in ("[::1]:7", "127.0.0.1:7", "127.0.0.2:7")}
-    bound_of |= {"localhost:7": "127.0.0.1:7", "[fd00::2]:7": None, "host:7": None}
-    for where, bound in bound_of.items():
-        place = cluster._Place(("", 0), 2, 0, None)
-        cluster._begin_jax(where, place, 1.0)
-        assert given["coordinator_bind_address"] == bound
+def test_a_name_that_means_this_host_alone_is_pointed_out(monkeypatch, capsys):
+    """As Debian names a host 127.0.1.1: the others would come to nobody."""
+    found = socket.getaddrinfo
+
+    def resolve(host, *rest, **more):
+        return found("127.0.1.1" if host == "node07" else host, *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with cluster._listen(("node07", 0), 1.0) as made:
+        assert made.getsockname()[0] == "127.0.1.1"
+    words = "coordinator=node07:0 is 127.0.1.1 on this host, to which no other host"
+    assert words in capsys.readouterr().err
+    cluster._listen(("127.0.0.1", 0), 1.0).close()
+    assert not capsys.readouterr().err
+
+
+def test_a_name_that_is_not_known_yet_is_waited_for(monkeypatch):
+    """As of a pod of Kubernetes, at its start."""
+    found, tries = socket.getaddrinfo, []
+
+    def resolve(host, *rest, **more):
+        tries.append(host)
+        if host == "pod-0.job" and len(tries) < 3:
+            raise socket.gaierror(socket.EAI_NONAME, "Name or service not known")
+        return found("127.0.0.1", *rest, **more)
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    with cluster._listen(("pod-0.job", 0), 20.0) as made:
+        assert made.getsockname()[0] == "127.0.0.1"
+
+
+def test_an_address_of_another_host_is_refused():
+    words = "192.0.2.1:0: cannot listen .* it has to be an address of process 0's host"
+    with pytest.raises(errors.NebulaError, match=words):
+        cluster._listen(("192.0.2.1", 0), 1.0)
+
+
+STRANGER = """
+import sys, jax
+jax.distributed.initialize(
+    sys.argv[1], 2, 1, cluster_detection_method="deactivate", initialization_timeout=2)
+print("connected")
+"""
+
+
+def test_a_stranger_with_stock_jax_reaches_no_running_cluster(tmp_path):
+    """Once, a `connect` as process 1 at JAX's port ended both processes."""
+    where = f"127.0.0.1:{ports.free_port()}"
+    started = ranked.Started(tmp_path, {}, {}, coordinator=where, steps=MANY)
+    started.wait_for_step(3)
+    open_to_anybody = {
+        number: listening(each.pid) for number, each in enumerate(started.processes)
+    }
+    host, port = where.split(":")
+    assert (host, int(port)) in open_to_anybody[0]
+    for number, found in open_to_anybody.items():
+        # The door, the proxy of this process alone, and the devices' collectives.
+        assert len(found) <= 3 - number
+    strangers = [
+        subprocess.Popen(
+            [sys.executable, "-c", STRANGER, f"{host}:{port}"],
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        for (host, port) in {(host, int(port))}
+        | {each for found in open_to_anybody.values() for each in found}
+    ]
+    for each in strangers:
+        assert b"connected" not in each.communicate(timeout=60)[0]
+    step = int(started.printed(1)[-1].split()[1])
+    started.wait_for_step(step + 3)
+    started.processes[0].terminate()
+    assert set(started.ends()) <= set(process.SAVED)
+
+
+def listening(pid):
+    """The addresses at which a process listens, by TCP over IPv4 and IPv6."""
+    inodes = set()
+    for each in pathlib.Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(os.readlink(each)[8:-1])
+    found = set()
+    for kind in ("tcp", "tcp6"):
+        for line in pathlib.Path(f"/proc/{pid}/net/{kind}").read_text().splitlines():
+            _, local, _, state, *_, inode = line.split()[:10]
+            if state == "0A" and inode in inodes:
+                host, port = local.split(":")
+                packed = b"".join(
+                    bytes.fromhex(host)[at : at + 4][::-1]
+                    for at in range(0, len(host) // 2, 4)
+                )
+                found.add((str(ipaddress.ip_address(packed)), int(port, 16)))
+    return found
 
 
 @needs_ipv6
 def test_a_port_that_is_taken_is_named_as_it_was_given():
     with socket.create_server(("::1", 0), family=socket.AF_INET6) as taken:
         port = taken.getsockname()[1]
-        words = re.escape(f"coordinator=[::1]:{port}: cannot listen there")
+        words = re.escape(f"coordinator=[::1]:{port}: cannot listen on [::1]:{port}: ")
         with pytest.raises(errors.NebulaError, match=words):
-            cluster._listen(("::1", port))
+            cluster._listen(("::1", port), 1.0)
 
 
 def train_alone():

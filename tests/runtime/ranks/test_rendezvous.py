@@ -1,3 +1,5 @@
+"""The door of a cluster, and the rendezvous behind it."""
+
 import concurrent.futures
 import contextlib
 import os
@@ -7,140 +9,293 @@ import socket
 import threading
 
 import pytest
+from two_labs import wait_until
 
 from nebula_jax import errors
-from nebula_jax.runtime.ranks import rendezvous
+from nebula_jax.communication import endpoints, pending_connections
+from nebula_jax.communication.wire import json_lines
+from nebula_jax.runtime.ranks import handshake, rendezvous
 
-ANSWER = {"service": 7}
+SECRET = b"s" * 32
+SEED = {"--seed": 0}
+PROOF = {"rank": 1, "purpose": "rendezvous", "challenge": "0" * 64, "proof": "0" * 64}
 
 
-def meet(*others, processes=3, timeout=10.0, described=None, rubbish=b""):
+@pytest.fixture
+def opened():
+    """Opens doors, which are closed in the end; returns them and their addresses."""
+    doors = []
+
+    def make():
+        server = socket.create_server(("127.0.0.1", 0))
+        address = server.getsockname()
+        made = rendezvous.Door(server, SECRET, endpoints.written(address))
+        doors.append(made)
+        return made, address
+
+    yield make
+    for each in doors:
+        if not each._is_closed:
+            each.close()
+
+
+@pytest.fixture
+def pool():
+    with concurrent.futures.ThreadPoolExecutor() as found:
+        yield found
+
+
+@pytest.fixture
+def meet(opened, pool):
     """Lets the root gather others, each (rank, processes, described).
 
     Returns:
       What each of them, the root first, returned or raised.
     """
-    server = socket.create_server(("127.0.0.1", 0))
-    address = server.getsockname()
-    if rubbish:
-        with socket.create_connection(address) as stranger:
-            stranger.sendall(rubbish)
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        root = pool.submit(
-            rendezvous.gather,
-            server,
-            processes,
-            described or {"--seed": 0},
-            ANSWER,
-            timeout,
-        )
+
+    def run(*others, processes=3, timeout=10.0):
+        door, address = opened()
+        root = pool.submit(rendezvous.gather, door, processes, SEED, timeout)
         rest = []
-        for other in others:
-            rest.append(pool.submit(rendezvous.attend, address, *other, timeout))
+        for rank, *other in others:
+            given = address, SECRET, rank, *other, timeout
+            rest.append(pool.submit(rendezvous.attend, *given))
         return [each.exception(30) or each.result() for each in (root, *rest)]
 
+    return run
 
-SEED = {"--seed": 0}
+
+def close(*lines):
+    for each in lines:
+        each.close()
 
 
-def test_all_get_the_roots_answer_and_keep_a_line():
-    (lines, answer), first, second = meet((1, 3, {"--seed": 0}), (2, 3, {"--seed": 0}))
-    assert answer == ANSWER
+def read_line(sock):
+    sock.settimeout(20)
+    return json_lines.read(sock)
+
+
+def test_all_get_the_roots_answer_and_keep_a_line(meet):
+    lines, first, second = meet((1, 3, SEED), (2, 3, SEED))
     assert lines.keys() == {1, 2}
-    for rank, (line, answer) in enumerate((first, second), 1):
-        assert answer == ANSWER
+    for rank, line in enumerate((first, second), 1):
         line.send({"from": rank})
         assert lines[rank].read(5) == {"from": rank}
         lines[rank].close()
         assert line.read(5) is None
+        line.close()
 
 
-def test_something_else_at_the_port_is_ignored():
-    for rubbish in (b"GET / HTTP/1.1\r\n\r\n", b"[1]\n", b'{"rank": "1"}\n', b"\0" * 9):
-        (lines, _), _ = meet((1, 2, {"--seed": 0}), processes=2, rubbish=rubbish)
-        assert lines.keys() == {1}
+# What strangers do.
 
 
-def test_who_is_silent_or_slow_at_the_port_keeps_nobody_waiting(monkeypatch):
-    """Each would else take its time, one after the other, up to --connect_timeout."""
+def silent(address, stack):
+    stack.enter_context(socket.create_connection(address))
+
+
+def garbage(address, stack):
+    sock = stack.enter_context(socket.create_connection(address))
+    with contextlib.suppress(OSError):
+        sock.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\0" * 9 + b"\n")
+        said = sock.makefile("rb").readlines()
+        assert len(said) <= 1  # the challenge, which tells nothing
+
+
+def endless(address, stack):
+    sock = stack.enter_context(socket.create_connection(address))
+    with contextlib.suppress(OSError):
+        sock.sendall(b"{" * (1 << 20))
+
+
+def describes_itself(address, stack):
+    """What was enough before there were proofs."""
+    sock = stack.enter_context(socket.create_connection(address))
+    sock.sendall(b'{"rank":1,"processes":2,"described":{}}\n')
+    assert "challenge" in read_line(sock)
+    assert read_line(sock) == handshake.REFUSED
+    assert sock.recv(1) == b""
+
+
+def wrong_secret(address, stack):
+    for purpose in (handshake.RENDEZVOUS, handshake.SERVICE):
+        sock = stack.enter_context(socket.create_connection(address))
+        where = endpoints.written(address)
+        claim = handshake.claim(b"x" * 32, where, 1, purpose, read_line(sock))
+        sock.sendall(json_lines.encode(claim[1]))
+        assert read_line(sock) == handshake.REFUSED
+        assert sock.recv(1) == b""
+
+
+def replays(address, stack):
+    """Sends what a process of this cluster has said on an earlier connection."""
+    sock = stack.enter_context(socket.create_connection(address))
+    where, asked = endpoints.written(address), handshake.challenge()
+    _, message = handshake.claim(SECRET, where, 1, handshake.RENDEZVOUS, asked)
+    assert read_line(sock) != asked
+    sock.sendall(json_lines.encode(message))
+    assert read_line(sock) == handshake.REFUSED
+
+
+def reflects(address, stack):
+    """Gives one connection's challenge to the other, and each its own."""
+    one, other = (
+        stack.enter_context(socket.create_connection(address)) for _ in range(2)
+    )
+    asked = read_line(one)["challenge"], read_line(other)["challenge"]
+    for sock, challenge in zip((one, other), asked[::-1], strict=True):
+        sock.sendall(json_lines.encode(PROOF | {"challenge": challenge}))
+        assert read_line(sock) == handshake.REFUSED
+
+
+STRANGERS = [
+    silent,
+    garbage,
+    endless,
+    describes_itself,
+    wrong_secret,
+    replays,
+    reflects,
+]
+
+
+@pytest.mark.parametrize("stranger", STRANGERS)
+def test_a_stranger_reads_changes_and_ends_nothing(opened, pool, stranger, monkeypatch):
+    """Before the others come, while some are there, and while they run."""
     monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 60.0)
-    server = socket.create_server(("127.0.0.1", 0))
-    address, ending = server.getsockname(), threading.Event()
+    door, address = opened()
+    with contextlib.ExitStack() as stack:
+        stranger(address, stack)
+        root = pool.submit(rendezvous.gather, door, 3, SEED, 30.0)
+        first = pool.submit(rendezvous.attend, address, SECRET, 1, 3, SEED, 30.0)
+        stranger(address, stack)
+        assert not root.done()
+        second = rendezvous.attend(address, SECRET, 2, 3, SEED, 30.0)
+        lines, first = root.result(30), first.result(30)
+        assert lines.keys() == {1, 2}
+        stranger(address, stack)
+        for rank, line in ((1, first), (2, second)):
+            line.send({"at": rank})
+            assert lines[rank].read(5) == {"at": rank}
+        close(first, second, *lines.values())
+
+
+def test_a_thousand_strangers_keep_nobody_out(opened, pool, monkeypatch):
+    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 60.0)
+    monkeypatch.setattr(pending_connections, "most", lambda: 100)
+    door, address = opened()
+    with contextlib.ExitStack() as stack:
+        for _ in range(1000):
+            silent(address, stack)
+        root = pool.submit(rendezvous.gather, door, 2, SEED, 30.0)
+        line = rendezvous.attend(address, SECRET, 1, 2, SEED, 30.0)
+        assert len(door._pending) <= 100
+        close(line, *root.result(30).values())
+
+
+def test_who_is_slow_at_the_port_keeps_nobody_waiting(opened, pool, monkeypatch):
+    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 60.0)
+    door, address = opened()
+    ending = threading.Event()
 
     def trickle(sock):
-        while not ending.wait(0.01):
-            sock.sendall(b"x")
+        with contextlib.suppress(OSError):
+            while not ending.wait(0.01):
+                sock.sendall(b"x")
 
-    with contextlib.ExitStack() as stack:
-        strangers = [
-            stack.enter_context(socket.create_connection(address)) for _ in range(8)
-        ]
-        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor())
-        slow = pool.submit(trickle, strangers[0])
-        root = pool.submit(rendezvous.gather, server, 2, SEED, ANSWER, 30.0)
-        line, answer = rendezvous.attend(address, 1, 2, SEED, 30.0)
+    with socket.create_connection(address) as stranger:
+        slow = pool.submit(trickle, stranger)
+        root = pool.submit(rendezvous.gather, door, 2, SEED, 30.0)
+        line = rendezvous.attend(address, SECRET, 1, 2, SEED, 30.0)
         ending.set()
         assert slow.exception(30) is None
-        (lines, _) = root.result(30)
-        assert answer == ANSWER
-        for each in (line, *lines.values()):
-            each.close()
+        close(line, *root.result(30).values())
 
 
-def test_who_does_not_describe_itself_in_time_is_closed(monkeypatch):
+def test_who_proves_nothing_in_time_is_closed(opened, monkeypatch):
     monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 0.05)
-    server = socket.create_server(("127.0.0.1", 0))
-    with (
-        socket.create_connection(server.getsockname()) as stranger,
-        concurrent.futures.ThreadPoolExecutor() as pool,
-    ):
-        root = pool.submit(rendezvous.gather, server, 2, SEED, ANSWER, 30.0)
-        stranger.settimeout(20)
+    door, address = opened()
+    with socket.create_connection(address) as stranger:
+        read_line(stranger)
         assert stranger.recv(1) == b""
-        line, _ = rendezvous.attend(server.getsockname(), 1, 2, SEED, 30.0)
-        (lines, _) = root.result(30)
-        for each in (line, *lines.values()):
-            each.close()
+    wait_until(lambda: not len(door._pending))
 
 
-def test_a_meeting_may_have_more_descriptors_than_select_takes():
+def test_who_comes_with_the_secret_when_all_are_there_tries_again(opened, pool):
+    """As a process that was started again, before the root has ended too."""
+    door, address = opened()
+    root = pool.submit(rendezvous.gather, door, 2, SEED, 30.0)
+    line = rendezvous.attend(address, SECRET, 1, 2, SEED, 30.0)
+    words = "within 0.5 s .*: all of its processes are there already"
+    with pytest.raises(rendezvous.Absent, match=words):
+        rendezvous.attend(address, SECRET, 1, 2, SEED, 0.5)
+    close(line, *root.result(30).values())
+
+
+def test_the_service_is_reached_by_the_door_alone_and_with_the_secret(opened, tmp_path):
+    door, address = opened()
+
+    def knock(secret, purpose=handshake.SERVICE):
+        return rendezvous.knock(address, secret, 1, purpose, 0.0)
+
+    with pytest.raises(ConnectionError):  # there is none yet
+        knock(SECRET)
+    with socket.socket(socket.AF_UNIX) as service:
+        service.bind(str(tmp_path / "s"))
+        service.listen()
+        service.settimeout(20)
+        door.service = str(tmp_path / "s")
+        with pytest.raises(handshake.OtherSecret):
+            knock(b"x" * 32)
+        with knock(SECRET) as sock, service.accept()[0] as reached:
+            for one, other in ((sock, reached), (reached, sock)):
+                one.sendall(b"hello")
+                other.settimeout(20)
+                assert other.recv(5) == b"hello"
+        service.settimeout(0.1)
+        with pytest.raises(TimeoutError):  # nobody else has reached it
+            service.accept()
+
+
+def test_a_process_with_another_secret_ends_with_words_and_no_root(opened, pool):
+    door, address = opened()
+    root = pool.submit(rendezvous.gather, door, 2, SEED, 1.0)
+    words = "give all processes of the cluster the same coordinator, and the same work"
+    with pytest.raises(errors.SettingsError, match=words):
+        rendezvous.attend(address, b"x" * 32, 1, 2, SEED, 30.0)
+    with pytest.raises(rendezvous.Absent, match="; 1 connections came without this"):
+        root.result(30)
+
+
+def test_a_process_says_nothing_to_a_false_root(pool):
+    """Who listens at the address before the root does learns a rank, and no more."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = server.getsockname()
+        found = pool.submit(rendezvous.attend, address, SECRET, 1, 2, SEED, 1.0)
+        sock, _ = server.accept()
+        with sock:
+            sock.sendall(json_lines.encode(handshake.challenge()))
+            assert read_line(sock).keys() == PROOF.keys()
+            sock.sendall(json_lines.encode({"proof": "0" * 64}))
+            sock.settimeout(20)
+            assert sock.recv(1) == b""
+        server.close()
+        with pytest.raises(rendezvous.Absent, match="nobody answers"):
+            found.result(30)
+
+
+def test_a_rendezvous_may_have_more_descriptors_than_select_takes(meet):
     """As of a thousand processes, each of which keeps a line to the root."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(4096, hard), hard))
     null = os.open(os.devnull, os.O_RDONLY)
     held = [null, *(os.dup(null) for _ in range(1024))]
     try:
-        (lines, _), (line, answer) = meet((1, 2, SEED), processes=2)
-        assert answer == ANSWER
-        for each in (line, *lines.values()):
-            each.close()
+        lines, line = meet((1, 2, SEED), processes=2)
+        close(line, *lines.values())
     finally:
         for fd in held:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-def test_of_too_many_who_do_not_describe_themselves_the_oldest_is_closed(monkeypatch):
-    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 60.0)
-    monkeypatch.setattr(rendezvous, "MOST_PENDING", 2)
-    server = socket.create_server(("127.0.0.1", 0))
-    address = server.getsockname()
-    with contextlib.ExitStack() as stack:
-        strangers = [
-            stack.enter_context(socket.create_connection(address)) for _ in range(3)
-        ]
-        pool = stack.enter_context(concurrent.futures.ThreadPoolExecutor())
-        root = pool.submit(rendezvous.gather, server, 2, SEED, ANSWER, 30.0)
-        strangers[0].settimeout(20)
-        assert strangers[0].recv(1) == b""
-        for each in strangers[1:]:
-            each.settimeout(0.1)
-            with pytest.raises(TimeoutError):
-                each.recv(1)
-        line, _ = rendezvous.attend(address, 1, 2, SEED, 30.0)
-        (lines, _) = root.result(30)
-        for each in (line, *lines.values()):
-            each.close()
 
 
 @pytest.mark.parametrize(
@@ -157,13 +312,13 @@ def test_of_too_many_who_do_not_describe_themselves_the_oldest_is_closed(monkeyp
         ),
     ],
 )
-def test_processes_of_different_runs_are_refused(others, words):
+def test_processes_of_different_runs_are_refused(meet, others, words):
     for found in meet(*others):
         assert isinstance(found, errors.SettingsError)
         assert str(found).startswith(words)
 
 
-def test_processes_that_do_not_come_are_named():
+def test_processes_that_do_not_come_are_named(meet):
     for found in meet((2, 4, SEED), processes=4, timeout=2.0):
         assert isinstance(found, rendezvous.Absent)
         words = "processes 1, 3 of 4 did not come within 2 s (connect_timeout)"
@@ -175,33 +330,36 @@ def test_a_coordinator_that_is_not_there_is_named():
         address = server.getsockname()
     words = f"nobody answers at coordinator=127.0.0.1:{address[1]} within 0.3 s"
     with pytest.raises(rendezvous.Absent, match=re.escape(words)):
-        rendezvous.attend(address, 1, 2, {}, 0.3)
+        rendezvous.attend(address, SECRET, 1, 2, {}, 0.3)
 
 
 def test_a_coordinator_of_ipv6_is_named_as_it_was_given():
     words = re.escape("nobody answers at coordinator=[::1]:9 within 0.1 s")
     with pytest.raises(rendezvous.Absent, match=words):
-        rendezvous.attend(("::1", 9), 1, 2, {}, 0.1)
+        rendezvous.attend(("::1", 9), SECRET, 1, 2, {}, 0.1)
 
 
-def test_a_root_that_is_there_and_waits_for_others_has_not_ended(monkeypatch):
+def test_a_root_that_is_there_and_waits_for_others_has_not_ended(
+    opened, pool, monkeypatch
+):
     """It was started later, and so waits for longer."""
-    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 0.05)
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        address = server.getsockname()
-        words = (
-            f"the process at coordinator=127.0.0.1:{address[1]} did not answer within"
-            " 0.1 s (connect_timeout): it may still wait for others"
-        )
-        with pytest.raises(rendezvous.Absent, match=re.escape(words)):
-            rendezvous.attend(address, 1, 3, {}, 0.1)
+    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 0.5)
+    door, address = opened()
+    root = pool.submit(rendezvous.gather, door, 3, SEED, 3.0)
+    words = (
+        f"the process at coordinator=127.0.0.1:{address[1]} did not answer within"
+        " 0.1 s (connect_timeout): it may still wait for others"
+    )
+    with pytest.raises(rendezvous.Absent, match=re.escape(words)):
+        rendezvous.attend(address, SECRET, 1, 3, SEED, 0.1)
+    with pytest.raises(rendezvous.Absent):
+        root.result(30)
 
 
-def test_a_root_that_ends_before_it_answers_is_named():
-    server = socket.create_server(("127.0.0.1", 0))
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        found = pool.submit(rendezvous.attend, server.getsockname(), 1, 2, {}, 5.0)
-        sock, _ = server.accept()
-        sock.close()
-        with server, pytest.raises(rendezvous.Absent, match="has ended"):
-            found.result(10)
+def test_a_root_that_ends_before_it_answers_is_named(opened, pool):
+    door, address = opened()
+    found = pool.submit(rendezvous.attend, address, SECRET, 1, 2, SEED, 5.0)
+    _, line, _ = door.came.get(timeout=20)
+    line.close()
+    with pytest.raises(rendezvous.Absent, match="has ended"):
+        found.result(10)

@@ -1,0 +1,119 @@
+"""The proof of the run's secret, without a socket."""
+
+import pytest
+
+from nebula_jax.runtime.ranks import handshake
+
+SECRET, OTHER = b"s" * 32, b"o" * 32
+WHERE = "10.0.0.1:7071"
+
+
+def claim(asked, secret=SECRET, where=WHERE, rank=1, purpose=handshake.RENDEZVOUS):
+    return handshake.claim(secret, where, rank, purpose, asked)
+
+
+def check(asked, message, secret=SECRET, where=WHERE):
+    return handshake.check_process(secret, where, asked, message)
+
+
+def test_both_know_each_other_and_what_it_is_about():
+    asked = handshake.challenge()
+    claimed, message = claim(asked, rank=3, purpose=handshake.SERVICE)
+    proven, reply = check(asked, message)
+    handshake.check_root(SECRET, claimed, reply)
+    assert proven == claimed
+    assert (proven.rank, proven.purpose) == (3, "service")
+
+
+def test_no_message_shows_the_secret_or_repeats():
+    seen = []
+    for _ in range(2):
+        asked = handshake.challenge()
+        _, message = claim(asked)
+        _, reply = check(asked, message)
+        seen += [asked["challenge"], message["challenge"], message["proof"]]
+        seen.append(reply["proof"])
+    assert len(set(seen)) == 8
+    assert all(len(each) == 64 for each in seen)
+    assert not {SECRET.hex(), SECRET.decode()} & set(seen)
+
+
+@pytest.mark.parametrize("changed", [{"secret": OTHER}, {"where": "10.0.0.2:7071"}])
+def test_another_secret_or_cluster_proves_nothing_to_either(changed):
+    asked = handshake.challenge()
+    claimed, message = claim(asked, **changed)
+    with pytest.raises(handshake.Unproven, match="no proof of a process"):
+        check(asked, message)
+    other, reply = check(asked, message, **changed)
+    assert other == claimed
+    with pytest.raises(handshake.Unproven, match="no proof of a root"):
+        handshake.check_root(SECRET, claimed._replace(address=WHERE), reply)
+
+
+@pytest.mark.parametrize(
+    "changed", [{"rank": 2}, {"purpose": "service"}, {"challenge": "0" * 64}]
+)
+def test_a_proof_is_of_one_rank_one_purpose_and_one_challenge(changed):
+    asked = handshake.challenge()
+    _, message = claim(asked)
+    with pytest.raises(handshake.Unproven):
+        check(asked, message | changed)
+
+
+def test_what_was_said_on_another_connection_proves_nothing():
+    asked = handshake.challenge()
+    claimed, message = claim(asked)
+    _, reply = check(asked, message)
+    with pytest.raises(handshake.Unproven):
+        check(handshake.challenge(), message)
+    again, _ = claim(asked)
+    with pytest.raises(handshake.Unproven):
+        handshake.check_root(SECRET, again, reply)
+    handshake.check_root(SECRET, claimed, reply)
+
+
+def test_what_a_side_has_said_itself_proves_nothing_to_it():
+    """A stranger lets each side answer its own challenge."""
+    asked = handshake.challenge()
+    claimed, message = claim(asked)
+    with pytest.raises(handshake.Unproven):  # a process's own proof, sent back
+        handshake.check_root(SECRET, claimed, message)
+    # The root's proof for another connection, in the place of a process's.
+    first = handshake.challenge()
+    _, reply = check(first, claim(first)[1])
+    for own in (asked["challenge"], message["challenge"]):
+        shown = message | {"challenge": own} | reply
+        with pytest.raises(handshake.Unproven):
+            check(asked, shown)
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rank": "1"},
+        {"rank": True},
+        {"purpose": None},
+        {"challenge": "0" * 63},
+        {"challenge": ["0" * 64]},
+        {"proof": None},
+        {"proof": "\ud800\N{SNOWMAN}"},
+        {"proof": ""},
+    ],
+)
+def test_what_is_no_claim_is_refused(changed):
+    asked = handshake.challenge()
+    _, message = claim(asked)
+    with pytest.raises(handshake.Unproven):
+        check(asked, message | changed)
+
+
+def test_a_process_answers_no_other_challenge():
+    for asked in ({}, {"challenge": 7}, {"challenge": "x" * 64}):
+        with pytest.raises(handshake.Unproven, match="no challenge of 32 bytes"):
+            claim(asked)
+
+
+def test_a_root_with_another_secret_says_so():
+    claimed, _ = claim(handshake.challenge())
+    with pytest.raises(handshake.OtherSecret, match="another secret, or another coord"):
+        handshake.check_root(SECRET, claimed, dict(handshake.REFUSED))
