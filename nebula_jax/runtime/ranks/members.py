@@ -6,8 +6,10 @@ the line of our code at which its process is.
 """
 
 import contextlib
+import faulthandler
+import os
 import pathlib
-import sys
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -99,17 +101,19 @@ class Members:
 
     def _beat(self) -> None:
         main = threading.main_thread().ident or 0
+        memory = os.memfd_create("place")
         before = time.monotonic()
         while not self._has_ended.wait(BEAT_SECONDS):
             self._forgive(time.monotonic() - before - BEAT_SECONDS)
             report = self.work.report(is_waited_for=False)
-            beat = {"done": report.done, "at": _place(main)}
+            beat = {"done": report.done, "at": _place(main, memory)}
             self._note(self.rank, beat)
             if self.rank and (number := self.interrupt.number) is not None:
                 beat["stop"] = number
             self._send(beat)
             self._check(report)
             before = time.monotonic()
+        os.close(memory)
 
     def _forgive(self, late: float) -> None:
         """Leaves out seconds for which this process itself stood still, as if paused.
@@ -169,12 +173,24 @@ class Members:
         process.exit_now(process.ENDED_BY_PEER)
 
 
-def _place(thread: int) -> str:
-    """Returns where a thread is in our code, such as experiments/m3/whole.py:90."""
-    frame = sys._current_frames().get(thread)
-    while frame is not None:
-        path = pathlib.Path(frame.f_code.co_filename)
+def _place(thread: int, memory: int) -> str:
+    """Returns where a thread is in our code, such as experiments/m3/whole.py:90.
+
+    Args:
+      thread: its number.
+      memory: descriptor of a file in memory, which is overwritten.
+    """
+    # Python 3.11 may crash where one thread reads the frames of another that runs
+    # (python/cpython#111363): this looks at them all at once, and lets nobody run.
+    os.ftruncate(memory, 0)
+    os.lseek(memory, 0, os.SEEK_SET)
+    faulthandler.dump_traceback(memory, all_threads=True)
+    text = os.pread(memory, os.fstat(memory).st_size, 0).decode("utf-8", "replace")
+    _, _, stack = text.partition(f"hread 0x{thread:016x}")
+    for file, line in re.findall(
+        '^  File "(.*)", line ([0-9]+) in', stack.partition("\n\n")[0], re.M
+    ):
+        path = pathlib.Path(file)
         if path.is_relative_to(ROOT) and ".venv" not in path.parts:
-            return f"{path.relative_to(ROOT)}:{frame.f_lineno}"
-        frame = frame.f_back
+            return f"{path.relative_to(ROOT)}:{line}"
     return "its beginning"
