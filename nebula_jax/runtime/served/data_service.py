@@ -35,6 +35,7 @@ from nebula_jax.security.membership import site_folder
 TURN_SECONDS = 0.25  # between two looks at who has come and what is to be recorded
 RECORD_SECONDS = 1.0  # between two entries of one reader
 READERS = 64  # at a time: each has a thread
+READERS_OF_LAB = READERS // 2  # so that no lab keeps all others out
 PATIENCE_SECONDS = 24 * 3600.0  # with a reader whose steps are long, or that waits
 PEER_TIMEOUT, RECONNECT_TIMEOUT = 30.0, 60.0  # seconds, as for a run's clusters
 PREPARED = "prepared"  # in the account's work folder
@@ -184,8 +185,9 @@ class DataService:
             else:
                 links[:] = [each for each in links if not each.is_over]
                 self._threads = [each for each in self._threads if each.is_alive()]
-                if len(self._threads) >= READERS:
-                    link.abort(f"{READERS} others read {self._handle} at present")
+                of_lab = sum(each.owner == link.owner for each in links)
+                if len(self._threads) >= READERS or of_lab >= READERS_OF_LAB:
+                    link.abort(f"too many others read {self._handle} at present")
                     continue
                 links.append(link)
                 thread = threading.Thread(target=self._serve, args=(link,), daemon=True)

@@ -192,6 +192,19 @@ def test_no_grant_of_another_lab_serves(owner, read, labs):
         read()
 
 
+def test_a_lab_does_not_take_the_places_of_all_others(owner, read, monkeypatch):
+    monkeypatch.setattr(data_service, "READERS_OF_LAB", 1)
+    owner.grant(US)
+    owner.grant("owner")
+    with read() as text:
+        words = "too many others read corpus-tiny at present"
+        with pytest.raises(errors.NebulaError, match=words):
+            read(cluster="generator:1")
+        with read("s") as own:
+            own.read([1])
+        text.read([1])
+
+
 def test_a_spent_grant_serves_no_row_more(owner, read, served):
     given = owner.grant(US, rows=10)
     with read() as text:
