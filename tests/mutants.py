@@ -19,11 +19,11 @@ import sys
 
 SEED = 0
 SAMPLE = {
-    "nebula_jax/communication/wire/": 60,
-    "nebula_jax/security/": 60,
-    "nebula_jax/data/": 60,
-    "nebula_jax/training/": 30,
-    "nebula_jax/parallel/": 30,
+    "nebula_jax/communication/wire/": 40,
+    "nebula_jax/security/": 40,
+    "nebula_jax/data/": 40,
+    "nebula_jax/training/": 20,
+    "nebula_jax/parallel/": 20,
 }
 """Mutants that are tried, of each folder."""
 

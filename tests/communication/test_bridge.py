@@ -501,6 +501,16 @@ def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
     assert said == [f"refused a connection from 127.0.0.1: {words}"]
 
 
+def test_a_listener_too_may_only_speak_under_its_certificates_name(tmp_path):
+    server, client = credentials(tmp_path, True)
+    words = "generator:1 shows a certificate for discriminator"
+    with (
+        links.listening("generator:1", **server) as listening,
+        pytest.raises(bridge.Mismatch, match=words),
+    ):
+        links.dial(listening.address, **client)
+
+
 def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
     authority = certificates.new_authority()
     names = {

@@ -18,7 +18,7 @@ import pytest
 
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication import pending_connections
-from nebula_jax.communication.wire import frames, integrity
+from nebula_jax.communication.wire import frames, greeting, integrity
 from nebula_jax.security import tls
 from nebula_jax.security.tls import certificates
 
@@ -315,6 +315,17 @@ def test_hostile_connections_of_tls_leave_nothing_behind(folder, tmp_path):
         assert after[2] < before[2] + MEMORY
         assert not listening._sessions
     assert any("generator-1 was not expected" in line for line in said)
+
+
+def test_who_is_silent_has_no_place_for_long(monkeypatch):
+    monkeypatch.setattr(greeting, "PENDING_SECONDS", 0.2)
+    said = []
+    with (
+        listen(None, said) as listening,
+        socket.create_connection(listening.address, 5.0) as stranger,
+    ):
+        assert stranger.recv(1) == b""  # not before 5 s, else
+    assert said == ["dropped a connection from 127.0.0.1: no session within 0.2 s"]
 
 
 def test_a_flood_beyond_the_bound_drives_out_itself(pool, monkeypatch):

@@ -48,6 +48,25 @@ def test_bytes_of_a_long_message_are_no_silence_however_slowly_they_come():
     asyncio.run(wait())
 
 
+def test_a_stream_that_overruns_its_window_ends_the_line_before_it_fills_memory():
+    async def wait():
+        made, reader, there = await begun([asyncio.get_running_loop().time()])
+        made.accept(1)
+        running = asyncio.create_task(made.run())
+        message = line.encode(line.DATA, 1, bytes(line.CHUNK_BYTES))
+        for _ in range(2 * line.WINDOW_BYTES // line.CHUNK_BYTES):
+            assert not running.done()
+            reader.feed_data(message)
+            await settle()
+        reader.feed_data(message)
+        await settle()
+        assert running.done()
+        assert "stream 1 overran its window" in running.result()
+        there.close()
+
+    asyncio.run(wait())
+
+
 def test_a_peer_that_reads_nothing_fills_no_memory():
     async def wait():
         made, _, there = await begun([asyncio.get_running_loop().time()])

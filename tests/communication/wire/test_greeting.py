@@ -1,3 +1,5 @@
+import concurrent.futures
+import datetime
 import selectors
 import socket
 import time
@@ -6,6 +8,8 @@ import pytest
 
 from nebula_jax.communication.wire import frames, greeting, reader, session
 from nebula_jax.communication.wire.states import Role
+from nebula_jax.security import tls
+from nebula_jax.security.tls import certificates, credentials
 
 RECORD = b"\x16\x03\x01\x00\x04abcd"
 SESSION = b"sixteen bytes id"
@@ -59,6 +63,31 @@ def test_silence_is_given_up_without_patience_and_at_the_deadline(ends):
         with pytest.raises(TimeoutError, match="nothing came for"):
             greeting.run(steps, here, start + deadline, patience)
         assert time.monotonic() - start < 5.0
+
+
+def test_both_ends_of_a_handshake_refuse_a_certificate_of_ten_years(
+    ends, tmp_path, monkeypatch
+):
+    """OpenSSL lets it pass, and who shows it has switched its own check off."""
+    monkeypatch.setattr(certificates, "LIFETIME", datetime.timedelta(days=3650))
+    certificates.issue_for_run(tmp_path, ["discriminator", "generator:0"])
+    with monkeypatch.context() as lax:
+        lax.setattr(credentials, "LONGEST_LIFETIME", datetime.timedelta(days=9999))
+        server = tls.server_contexts(tmp_path / "discriminator")()
+        client = tls.client_contexts(tmp_path / "generator-0")()
+    here, there = map(greeting.set_up, ends)
+    later = {"do_handshake_on_connect": False}
+    with (
+        server.wrap_socket(here, server_side=True, **later) as one,
+        client.wrap_socket(there, server_hostname="discriminator", **later) as other,
+        concurrent.futures.ThreadPoolExecutor(2) as pool,
+    ):
+        for each in [
+            pool.submit(finish, greeting.shake_hands(sock), sock, 10.0)
+            for sock in (one, other)
+        ]:
+            with pytest.raises(credentials.CredentialsError, match=r"for 365[01] days"):
+                each.result()
 
 
 def test_two_sides_meet_and_what_comes_later_stays(ends):
