@@ -14,7 +14,6 @@ import functools
 import itertools
 import json
 import pathlib
-import socket
 import statistics
 import subprocess
 import sys
@@ -34,6 +33,7 @@ from nebula_jax.parallel.rules import RULES
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from nebula_jax.training import m3, m3_steps, metrics
+from scripts.bench import harness
 from scripts.tables import config, paper, sweep
 from scripts.tables import runs as table_runs
 
@@ -113,7 +113,7 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
         given = [each for each in SETTINGS if each.split("=")[0] in OF_VOCABULARY]
         _run("scripts.train_vocabulary", [(*given, f"--out={vocabulary}")])
     (workers,) = (int(each[10:]) for each in run.arguments if "--fan_out=" in each)
-    listen, coordinator = (f"127.0.0.1:{_free_port()}" for _ in range(2))
+    listen, coordinator = (f"127.0.0.1:{harness.free_port()}" for _ in range(2))
     common = *run.arguments, f"--workdir={workdir}", f"--vocabulary={vocabulary}"
     discriminator = ("--cluster=discriminator", f"--listen={listen}")
     members = [
@@ -163,11 +163,6 @@ def _wait(started: Sequence[subprocess.Popen]) -> None:
             raise errors.NebulaError(
                 f"a process ended with status {each.returncode}:\n  {last}"
             )
-
-
-def _free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return found.getsockname()[1]
 
 
 def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:

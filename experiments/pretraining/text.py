@@ -4,7 +4,7 @@ B rows of a batch, L length.
 """
 
 import pathlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -27,8 +27,6 @@ from nebula_jax.runtime.served import data_channels, remote_text
 
 HELD_OUT_SEED = 1_000_003
 ALL = "all"
-SAMPLE = 200  # sequences of a language in which unknown pieces are counted
-UNUSUAL, MOST_UNKNOWN = 0.03, 0.5  # shares of unknown pieces: a warning, an error
 
 
 class Flag(NamedTuple):
@@ -153,8 +151,8 @@ class Text:
                 prepared_dir=local.prepared_dir,
             )
         self._held_out = data.held_out
-        if not local.data:  # a grant pays for each row
-            _check_known(data.held_out)
+        if not local.data:  # else who serves it has checked: a grant pays for each row
+            language_mixture.check_known(data.held_out, process.message)
         self.key = files.digest_of(
             [(source.name, source.key, source.weight) for source in data.sources]
         )
@@ -271,31 +269,6 @@ class Text:
         }
         for language, part in held_out_order(self._agreed, self.languages):
             yield language, parts[language][part]
-
-
-def _check_known(parts: Mapping[str, Sequence[Mapping[str, np.ndarray]]]) -> None:
-    """Warns of languages whose text the vocabulary does not have.
-
-    Args:
-      parts: language -> its held-out sequences, of which some are read.
-
-    Raises:
-      errors.NebulaError: if it has less than half of a language's pieces.
-    """
-    unk = vocabularies.SPECIAL.unk
-    for language, part in parts.items():
-        some = [part[place]["input_ids"] for place in range(min(SAMPLE, len(part)))]
-        ids = np.concatenate([np.zeros(0, np.int32), *some])
-        ids = ids[(ids == unk) | (ids >= vocabularies.NUM_SPECIAL)]
-        share = np.mean(ids == unk) if len(ids) else 0.0
-        about = (
-            f"{language}: {share:.0%} of the pieces of its held-out text are unknown to"
-            " the vocabulary; make one of this text, with a larger --vocab_size"
-        )
-        if share > MOST_UNKNOWN:
-            raise errors.NebulaError(about)
-        if share > UNUSUAL:
-            process.message(f"WARNING: {about}")
 
 
 def _exponents(local: config.Local) -> language_mixture.SamplingExponents:

@@ -24,6 +24,9 @@ TASKS = ("mrtd", "trtd")
 TaskWeights = Mapping[str, float]
 """Task -> its share of the batches; of a generator they sum to 1."""
 
+SAMPLE = 200  # sequences of a language in which unknown pieces are counted
+UNUSUAL, MOST_UNKNOWN = 0.03, 0.5  # shares of unknown pieces: a warning, an error
+
 _LANGUAGE = re.compile(r"[A-Za-z0-9_-]{1,35}")  # part of a file's name
 
 
@@ -224,6 +227,35 @@ def mixture(
     sources = _weighted(mono, mix["mrtd"], exponents.mono)
     sources += _weighted(parallel, mix["trtd"], exponents.parallel)
     return GeneratorData(sources, held_out)
+
+
+def check_known(
+    held_out: Mapping[str, Sequence[Mapping[str, np.ndarray]]],
+    log: Callable[[str], None],
+) -> None:
+    """Warns of languages whose text the vocabulary does not have.
+
+    Args:
+      held_out: language -> its held-out sequences, of which some are read.
+      log: called with each warning.
+
+    Raises:
+      MixtureError: if the vocabulary lacks half of a language's pieces, or more.
+    """
+    unk = vocabularies.SPECIAL.unk
+    for language, part in held_out.items():
+        some = [part[place]["input_ids"] for place in range(min(SAMPLE, len(part)))]
+        ids = np.concatenate([np.zeros(0, np.int32), *some])
+        ids = ids[(ids == unk) | (ids >= vocabularies.NUM_SPECIAL)]
+        share = np.mean(ids == unk) if len(ids) else 0.0
+        about = (
+            f"{language}: {share:.0%} of the pieces of its held-out text are unknown to"
+            " the vocabulary; make one of this text, with a larger --vocab_size"
+        )
+        if share >= MOST_UNKNOWN:  # a line of one unknown word has `▁ [UNK]`
+            raise MixtureError(about)
+        if share > UNUSUAL:
+            log(f"WARNING: {about}")
 
 
 def _weighted(

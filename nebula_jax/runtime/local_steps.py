@@ -271,6 +271,11 @@ class Rounds:
         self._context.step = self._ends.step
         # Requests travel in the heads: all clusters stop after the same round.
         self._is_stopping |= any(head.is_stopping for head in heads)
+        if self._peers is not None and (asking := self._members[0].asking):
+            process.message(
+                f"stopping, all clusters save step {self.step}:"
+                f" {' and '.join(asking)} asked to stop"
+            )
         if self.is_last:
             found = self._ends.finish(self.step, found)
         return found

@@ -119,10 +119,20 @@ def together(commands: Sequence[Sequence[str]], seconds: float) -> list[dict[str
     return [json.loads(line) for line in lines if line.startswith("{")]
 
 
+_HELD: list[socket.socket] = []
+
+
 def free_port() -> int:
-    """Returns a port that nobody listens on."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        return int(found.getsockname()[1])
+    """Returns a port for a process that is yet to start, and nobody else's meanwhile.
+
+    It stays bound here: with SO_REUSEADDR, as our listeners have it, Linux lets one
+    that names the port listen there, and gives it to none that leaves the choice to it.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _HELD.append(held)
+    return int(held.getsockname()[1])
 
 
 class Sample(NamedTuple):

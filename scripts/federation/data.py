@@ -54,7 +54,8 @@ def data_add(given: argparse.Namespace) -> int:
         work = found.work_folder(by)
         # All of it is read once: a line that does not serve is found now.
         with process.timed(f"reading {given.path}"):
-            text = owner_text.opened(settings, work / data_service.PREPARED)
+            prepared = work / data_service.PREPARED
+            text = owner_text.opened(settings, prepared, process.message)
         about = given.about or ", ".join(
             dict.fromkeys(each.name for each in text.parts)
         )

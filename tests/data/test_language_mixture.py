@@ -183,3 +183,19 @@ def test_a_language_without_a_sequence_is_named(languages):
     mix, exponents = {"mrtd": 1.0, "trtd": 0.0}, language_mixture.SamplingExponents()
     with pytest.raises(tsv.CorpusError, match="mono/xx has no text to train on"):
         language_mixture.mixture(languages, mix, exponents, opened)
+
+
+def test_a_language_that_the_vocabulary_lacks_is_no_language_of_a_run():
+    unk, said = vocabularies.SPECIAL.unk, []
+
+    def check(unknown):
+        ids = [2, *[unk] * unknown, *range(5, 105 - unknown), 3]
+        held_out = {"zh": [{"input_ids": np.asarray(ids, np.int32)}]}
+        language_mixture.check_known(held_out, said.append)
+
+    check(2)
+    assert not said
+    check(10)
+    assert "WARNING: zh: 10% of the pieces" in said[0]
+    with pytest.raises(language_mixture.MixtureError, match="zh: 60% of the pieces"):
+        check(60)

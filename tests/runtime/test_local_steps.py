@@ -295,7 +295,7 @@ def test_adapters_alone_cross():
     assert sum(deltas) < 5 * 200  # 4 rounds of 6 numbers, and the end
 
 
-def test_all_stop_after_the_step_that_one_requests():
+def test_all_stop_after_the_step_that_one_requests_and_say_who(capfd):
     """The library reads the request out of the heads: no loop does."""
 
     def body(process, peers):
@@ -306,6 +306,8 @@ def test_all_stop_after_the_step_that_one_requests():
         return rounds.step, len(losses), rounds.is_over, rounds.is_last
 
     assert together(body, steps=40) == [(6, 6, True, False)] * 2
+    words = "stopping, all clusters save step 6: lab1 asked to stop"
+    assert "".join(capfd.readouterr()).count(words) == 2
 
 
 def test_a_checkpoint_falls_where_no_message_is_in_flight_and_resumes_bit_for_bit():

@@ -92,6 +92,14 @@ def load(
         del tensors[head]
         log(f"{folder}: {head}, of a fine-tuned model's head, is left out")
     params = _to_ours(tensors, rules, config, folder)
+    if metadata.get("tie_word_embeddings") is False and "mlm_head" in params:
+        names = map(state_names.normal, tensors)
+        if not any(map(state_names.TIED.fullmatch, names)):
+            raise PretrainedError(
+                f"{folder}: tie_word_embeddings is false in config.json, and the output"
+                " layer is not there; save the model with it, or remove the key if the"
+                " head is tied to the embedding table"
+            )
     if max_length is not None:
         if max_length > config.max_length:
             raise PretrainedError(

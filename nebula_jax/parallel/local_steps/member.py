@@ -93,6 +93,8 @@ class Member:
         self.versions = [0 for _ in parts]
         """The outer steps that made each fragment's anchor, P."""
         self._tokens = _Tokens([0 for _ in parts])
+        self.asking: list[str] = []
+        """The clusters that have requested the end of the run."""
 
     def first(self, params: Any) -> dict[str, Any]:
         """Returns `arrays` at step 0: the anchor is a copy of the parameters."""
@@ -204,6 +206,7 @@ class Member:
         where = f"of fragment {fragment} in the round of step {step}"
         found = self._checked(expected, self.digest(fragment), payloads)
         heads = [head for head, _ in found.values()]
+        self.asking += [name for name, (head, _) in found.items() if head.is_stopping]
         tokens = [head.tokens if self._by_tokens else 1 for head in heads]
         # Deltas are added in the clusters' order: everywhere to the same bits.
         outer = diloco.outer_step(

@@ -82,7 +82,7 @@ class DataService:
             provider = access.provider(by, handle)
             work_folder = self._identity.work_folder(by)
             with process.timed(f"preparing {handle}"):
-                text = owner_text.opened(provider, work_folder / PREPARED)
+                text = owner_text.opened(provider, work_folder / PREPARED, log)
             expected = access.find(handle).vocabulary
             if expected != text.digest:
                 raise data_channels.DataError(

@@ -12,7 +12,7 @@ N rows, L tokens of a row, V pieces.
 import bisect
 import itertools
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -86,12 +86,17 @@ class ServedText:
         return found
 
 
-def opened(provider: Mapping[str, Any], prepared_dir: pathlib.Path) -> ServedText:
+def opened(
+    provider: Mapping[str, Any],
+    prepared_dir: pathlib.Path,
+    log: Callable[[str], None],
+) -> ServedText:
     """Opens the text behind a handle; what it takes long to make is kept.
 
     Args:
       provider: settings of the handle.
       prepared_dir: gets tokenized text.
+      log: called with a warning of a language that its vocabulary hardly has.
 
     Raises:
       errors.NebulaError: if the settings do not serve, or the text.
@@ -110,6 +115,8 @@ def opened(provider: Mapping[str, Any], prepared_dir: pathlib.Path) -> ServedTex
         prepared = language_mixture.prepare(
             folder, kind, language, SPLITS[kind], vocabulary, length, prepared_dir
         )
+        if kind == "mono":  # here: a reader's grant would pay for what it looked at
+            language_mixture.check_known({language: prepared.splits["valid"]}, log)
         for split, sequences in prepared.splits.items():
             made.add(f"{kind}/{language}", split, prepared.key, sequences)
     return made

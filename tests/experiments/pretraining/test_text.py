@@ -106,18 +106,3 @@ def test_seeds_of_streams_are_far_apart(made):
     seeds = [text.seed_of(agreed, stream) for stream in range(8)]
     assert seeds[0] == agreed.seed + 1000
     assert np.min(np.diff(seeds)) > 2 * 15  # two sources of each of 15 languages
-
-
-def test_a_language_that_the_vocabulary_lacks_is_no_language_of_a_run(capfd):
-    unk = vocabularies.SPECIAL.unk
-
-    def part(unknown):
-        ids = [2, *[unk] * unknown, *range(5, 105 - unknown), 3]
-        return {"zh": [{"input_ids": np.asarray(ids, np.int32)}]}
-
-    text._check_known(part(2))
-    assert not "".join(capfd.readouterr())
-    text._check_known(part(10))
-    assert "WARNING: zh: 10% of the pieces" in "".join(capfd.readouterr())
-    with pytest.raises(errors.NebulaError, match="zh: 60% of the pieces"):
-        text._check_known(part(60))

@@ -267,6 +267,20 @@ def test_a_file_cut_short_is_named(kept, tmp_path):
     assert "\n" not in str(e.value)
 
 
+def test_an_output_layer_of_its_own_that_is_not_there_is_refused(tmp_path):
+    folder = write(tmp_path, tie_word_embeddings=False)
+    with pytest.raises(pretrained.PretrainedError, match="output layer is not there"):
+        pretrained.load(folder)
+    table = "bert.embeddings.word_embeddings.weight"
+    layer = "cls.predictions.decoder.weight"
+    rename(folder, lambda tensors: tensors | {layer: tensors[table]})
+    assert "mlm_head" in pretrained.load(folder).params
+    rename(
+        folder, lambda tensors: {k: v for k, v in tensors.items() if k[:4] != "cls."}
+    )
+    assert "mlm_head" not in pretrained.load(folder).params
+
+
 def test_an_output_layer_of_its_own_is_refused(tmp_path):
     folder = write(tmp_path)
     own = {"cls.predictions.decoder.weight": np.zeros((23, 8), np.float32)}

@@ -1,4 +1,7 @@
+import socket
 import time
+
+import pytest
 
 from scripts.bench import harness
 
@@ -24,3 +27,11 @@ def test_a_ratio_compares_within_rounds_and_runs_take_turns():
     )
     assert order == ["a", "a", "b", "b"] * 2
     assert len(seconds["a"]) == 1
+
+
+def test_a_port_is_kept_for_the_process_that_is_to_listen_there():
+    where = "127.0.0.1", harness.free_port()
+    with socket.socket() as other, pytest.raises(OSError, match="in use"):
+        other.bind(where)
+    with socket.create_server(where) as ours, socket.create_connection(where):
+        ours.accept()[0].close()

@@ -59,7 +59,7 @@ def provider(lab, name):
 def test_a_corpus_is_offered_without_its_text_or_path(lab, corpus, tmp_path):
     found = offer(lab, corpus)
     settings, handle = provider(lab, "corpus-es")
-    rows = len(owner_text.opened(settings, tmp_path / "prepared"))
+    rows = len(owner_text.opened(settings, tmp_path / "prepared", print))
     assert f"{rows} rows; mono/es, mono/fr\n" in found.out
     assert settings == {
         "text_folder": str((corpus / "secret-place").resolve()),
