@@ -67,6 +67,23 @@ def test_a_stream_that_overruns_its_window_ends_the_line_before_it_fills_memory(
     asyncio.run(wait())
 
 
+def test_new_streams_of_the_other_side_alone_are_taken_and_not_too_many(monkeypatch):
+    monkeypatch.setattr(line, "MOST_STREAMS", 2)
+
+    async def announce():
+        made, _, there = await begun([asyncio.get_running_loop().time()])
+        made.accept(1)
+        for number in (1, 2, 0, -1):
+            with pytest.raises(json_lines.Malformed, match=f"stream {number}"):
+                made.accept(number)
+        made.accept(3)
+        with pytest.raises(json_lines.Malformed, match="more than 2"):
+            made.accept(5)
+        there.close()
+
+    asyncio.run(announce())
+
+
 def test_a_peer_that_reads_nothing_fills_no_memory():
     async def wait():
         made, _, there = await begun([asyncio.get_running_loop().time()])
