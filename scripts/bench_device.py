@@ -8,7 +8,6 @@ takes too long costs only itself, and the record says so. They compile together,
 takes minutes, and are measured one after the other.
 """
 
-import contextlib
 import json
 import os
 import subprocess
@@ -108,9 +107,13 @@ class Child:
             self.found["failed"] = "not compiled in time"
         elif "failed" not in self.found:
             assert self.process.stdin is not None  # it is a pipe
-            with contextlib.suppress(subprocess.TimeoutExpired, BrokenPipeError):
+            try:
                 print("go", file=self.process.stdin, flush=True)
                 self.process.wait(seconds)
+            except BrokenPipeError:
+                pass  # it has ended
+            except subprocess.TimeoutExpired:
+                self.found["failed"] = f"not measured in {seconds:.0f} s"
             self.process.kill()
         self.process.wait()
         self._reader.join(10)  # seconds; a child of its own may hold the pipe open
@@ -341,8 +344,8 @@ def _local_steps(record: Mapping[str, Any]) -> str:
     if not record:
         return ""
     if any(each["status"] for each in record["ends"]):
-        last = record["ends"][0]["last"].strip().splitlines()[-1:]
-        return f"**Local steps** of the accelerator and the cores: failed, {last}."
+        last = "".join(record["ends"][0]["last"].strip().splitlines()[-1:])
+        return f"**Local steps** of the accelerator and the cores: failed; {last}."
     return (
         f"**Local steps** of a replica on the accelerator and one on the cores:"
         f" {record['rounds']} rounds of {record['inner_steps']} steps, the digests of"

@@ -27,6 +27,7 @@ from experiments.xnli import report as xnli_report
 from nebula_jax import errors
 from nebula_jax.runtime.records import report
 from scripts import (
+    bench_device,
     bench_faults,
     bench_security,
     table1_xnli,
@@ -61,6 +62,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "local_steps": table_local_steps.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_training": bench_report.training,
+    "bench_device": bench_device.markdown,
     "bench_bridge": bench_report.bridge,
     "bench_faults": bench_faults.markdown,
     "bench_security": bench_security.markdown,

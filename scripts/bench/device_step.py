@@ -141,9 +141,9 @@ class Step:
             logits=rung.logits,
             learning_rate=RATE,
         )
-        self._init = jax.jit(functools.partial(bert.init, config, 0))
-        state, frozen = jax.eval_shape(self._init)
+        state, frozen = jax.eval_shape(functools.partial(bert.init, config, 0))
         assert not frozen
+        self.state = state  # its shapes
         self._rest = frozen, shape.ids(), np.zeros((), np.int32)
         step = jax.jit(functools.partial(bert.step, config), donate_argnums=0)
         with contextlib.ExitStack() as stack:
@@ -159,9 +159,21 @@ class Step:
             self._step = step.lower(state, *self._rest).compile()
 
     def begin(self) -> None:
-        """Puts the state on the device, when no other process needs the memory."""
-        self.state, _ = self._init()
-        self._rest = jax.device_put(self._rest)
+        """Puts the state on the device, when no other process needs the memory.
+
+        It is drawn here: compiling `bert.init` for a GPU takes a minute.
+        """
+        random = np.random.default_rng(0)
+
+        def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+            return 0.02 * random.standard_normal(leaf.shape, np.float32)
+
+        def zeros(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
+            return np.zeros(leaf.shape, leaf.dtype)
+
+        params = jax.tree.map(draw, self.state.params)
+        state = dataclasses.replace(jax.tree.map(zeros, self.state), params=params)
+        self.state, self._rest = jax.device_put((state, self._rest))
 
     def __call__(self) -> jax.Array:
         """Takes a step; returns its loss, which nobody has waited for."""
