@@ -9,8 +9,8 @@ again resumes where a run was stopped, bit for bit.
 
     python -m experiments.finetune_xnli --eval_only --run=RUN --data_dir=FOLDER
 
-prints the same table for the pairs of any folder in that format (of TFDS's own files
-only with --dataset=tfds:xnli on this very command line). The loop is in `xnli/train`.
+prints the same table for the pairs of any folder in that format. The loop is in
+`xnli/train`.
 """
 
 from experiments import cluster_process, configuration, shared_flags
@@ -31,10 +31,8 @@ def main() -> int:
         devices.simulate(run.local.layout(), run.local.num_processes or 1)
         settings = configuration.settings(run.agreed)
         return cluster_process.run(run, settings, run.local.workdir, train.train)
-    # Of this command: the run's would hide --data_dir where TFDS's files are prepared.
-    dataset = config.from_flags().agreed.dataset
     configuration.parse_run(command.run, "finetune_xnli")
-    run = config.from_flags().with_agreed(dataset=dataset)
+    run = config.from_flags()
     config.check(run)
     devices.simulate(run.local.layout())
     return evaluate.evaluate(run)

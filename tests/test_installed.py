@@ -108,8 +108,8 @@ BLOCKED = (
 )
 """Libraries that extras bring."""
 ROOMS_OF_EXTRAS = {
-    *("data.language_mixture", "data.nli_tfds", "data.packed_sequences"),
-    *("data.resumable_batches", "data.tfds_local"),
+    *("data.language_mixture", "data.packed_sequences"),
+    "data.resumable_batches",
     *("evaluation.bleu", "evaluation.sentence_scores"),
     *("runtime.served.data_service", "runtime.served.data_session"),
     "runtime.served.owner_text",

@@ -37,12 +37,6 @@ class Agreed(configuration.Agreed):
         "Encoder to fine-tune: a name of scripts/prepare_pretrained.py, or a"
         " checkpoint folder.",
     )
-    dataset: str = fields.of_data(
-        "folder",
-        "Source of dev and test pairs: --data_dir, or TFDS's xnli if it is prepared"
-        " (else --data_dir). Training pairs are always --data_dir's.",
-        choices=["folder", "tfds:xnli"],
-    )
     max_train_pairs: int | None = fields.of_data(
         None,
         "Largest number of training pairs, drawn by --seed; all if not given.",
@@ -91,9 +85,6 @@ class Local(configuration.Place):
     languages: tuple[str, ...]
     skip_missing_languages: bool = fields.of_data(
         False, "Leave out languages without test pairs, instead of refusing to start."
-    )
-    tfds_dir: str | None = fields.of_data(
-        None, "Folder where TFDS's datasets are prepared; its own default if not given."
     )
     epochs: float = fields.to_begin_with(
         0.0, "Times that each training pair is seen; if 0, --steps counts."

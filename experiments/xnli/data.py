@@ -14,7 +14,6 @@ from nebula_jax import files
 from nebula_jax.data import (
     length_buckets,
     nli,
-    nli_tfds,
     ragged_pairs,
     ragged_rows,
     text_folder,
@@ -43,8 +42,6 @@ class Text(NamedTuple):
     """Split -> language -> pairs."""
     digest: str
     """Identifies the texts as they were read."""
-    sources: dict[str, str]
-    """Split -> where its pairs are from."""
     length_buckets: tuple[int, ...]
     """Tokens of a row."""
 
@@ -67,17 +64,11 @@ def languages(run: config.Run, split: str) -> list[str]:
       text_folder.CorpusError: if one has none, unless --skip_missing_languages.
     """
     local, folder = run.local, pathlib.Path(run.local.data_dir)
-    if run.agreed.dataset == "folder":
-        there, missing = nli.present(folder, split, local.languages)
-        where = f"{folder}/nli/{split}.LANGUAGE.tsv[.gz]"
-    else:
-        there, missing = nli_tfds.present(
-            split, local.languages, data_dir=folder, tfds_dir=_tfds_dir(local)
-        )
-        where = run.agreed.dataset
+    there, missing = nli.present(folder, split, local.languages)
     if missing and not local.skip_missing_languages:
         raise text_folder.CorpusError(
-            f"no {split} pairs in {', '.join(missing)} ({where});"
+            f"no {split} pairs in {', '.join(missing)}"
+            f" ({folder}/nli/{split}.LANGUAGE.tsv[.gz]);"
             " --skip_missing_languages leaves such languages out"
         )
     if missing:
@@ -103,9 +94,7 @@ def read(
       errors.NebulaError: where a file is missing or malformed.
     """
     agreed = run.agreed
-    found, sources = {}, {}
-    for split, names in wanted.items():
-        found[split], sources[split] = _examples(run, split, names)
+    found = {split: _examples(run, split, names) for split, names in wanted.items()}
     is_doubled = ragged_pairs.has_double_separator(tokenizer, model.config.token_types)
     separators = 2 if is_doubled else 1
     parts: dict[str, dict[str, Part]] = {}
@@ -135,7 +124,6 @@ def read(
         keep=keep,
         parts=parts,
         digest=digest(found),
-        sources=sources,
         length_buckets=agreed.length_buckets,
     )
 
@@ -162,29 +150,19 @@ def _tokenized(
 
 def _examples(
     run: config.Run, split: str, names: Sequence[str]
-) -> tuple[dict[str, nli.Examples], str]:
-    """Returns language -> examples, and where they are from."""
+) -> dict[str, nli.Examples]:
+    """Returns language -> examples."""
     agreed, folder = run.agreed, pathlib.Path(run.local.data_dir)
-    if split != "train" and agreed.dataset == "tfds:xnli":
-        found, where = nli_tfds.read(
-            split,
-            names,
-            data_dir=folder,
-            tfds_dir=_tfds_dir(run.local),
-        )
-        process.message(f"{split}: {where}")
-    else:
-        found = {name: nli.read(nli.path(folder, split, name)) for name in names}
-        where = str(folder)
+    found = {name: nli.read(nli.path(folder, split, name)) for name in names}
     if split == "train" and agreed.max_train_pairs:
-        return _drawn(found, agreed.max_train_pairs, agreed.seed), where
+        return _drawn(found, agreed.max_train_pairs, agreed.seed)
     most = agreed.max_test_pairs
     if split == "test" and most:
         process.message(
             f"test: at most {most:,} pairs of a language (--max_test_pairs)"
         )
-        return _drawn(found, most, seed=0), where
-    return found, where
+        return _drawn(found, most, seed=0)
+    return found
 
 
 def _drawn(
@@ -202,12 +180,8 @@ def _drawn(
     return kept
 
 
-def _tfds_dir(local: config.Local) -> pathlib.Path | None:
-    return pathlib.Path(local.tfds_dir) if local.tfds_dir else None
-
-
 def digest(found: Mapping[str, Mapping[str, nli.Examples]]) -> str:
-    """Returns a short digest of examples, however they were read."""
+    """Returns a short digest of examples."""
     return files.digest_of(
         [
             (split, language, *examples[:3], examples.labels.tolist())

@@ -115,7 +115,7 @@ def evaluate(run: config.Run) -> int:
         {
             "command": run_report.command(),
             "commit": run_report.commit(),
-            "pairs_from": text.sources[split],
+            "pairs_from": run.local.data_dir,
             "selected_step": trained.step,
             split: results,
         },

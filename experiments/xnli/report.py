@@ -88,11 +88,7 @@ def summary(
     return {
         **run_report.provenance(seconds, commits=position["commits"]),
         "flags": dict(settings),
-        "text": {
-            "digest": text.digest,
-            "from": text.sources,
-            "labels": xnli_data.describe(text),
-        },
+        "text": {"digest": text.digest, "labels": xnli_data.describe(text)},
         "vocabulary": len(text.keep),
         "training": run_report.read_summary(folder),
         "losses": run_report.first_and_last(metrics.read(folder)),

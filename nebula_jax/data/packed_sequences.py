@@ -18,9 +18,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
+from absl import logging
 
 from nebula_jax import errors, files, installed
-from nebula_jax.data import text_folder, tfds_local
+from nebula_jax.data import text_folder
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 with installed.extra("experiments"):
@@ -114,14 +115,25 @@ class PackedTextConfig(tfds.core.BuilderConfig):
     """L, tokens of a sequence."""
 
 
+class _LocalInfo(tfds.core.DatasetInfo):
+    """A dataset's description that TFDS does not look for in its own storage.
+
+    The search would go over the network, and leave an empty folder among the temporary
+    ones each time that a dataset is opened.
+    """
+
+    def initialize_from_bucket(self) -> None:
+        """Finds nothing."""
+
+
 class PackedText(tfds.core.GeneratorBasedBuilder):
     """One file group of a text folder as packed sequences of piece ids."""
 
     VERSION = tfds.core.Version("1.0.0")  # of the files; for sequences see PACKINGS
 
-    def _info(self) -> tfds_local.LocalInfo:
+    def _info(self) -> _LocalInfo:
         ids = tfds.features.Tensor(shape=(None,), dtype=np.int32)
-        return tfds_local.LocalInfo(
+        return _LocalInfo(
             builder=self,
             features=tfds.features.FeaturesDict({"input_ids": ids}),
             disable_shuffling=True,  # Grain shuffles by index
@@ -196,7 +208,7 @@ def prepare(
     texts = [(split, files.digest(path)) for split, path in splits.items()]
     key = files.digest_of([vocabulary.digest, *texts, *PACKINGS[kind]])
     name = f"{kind}-{language}-L{max_length}-{key}"
-    with tfds_local.quiet(), _locked(prepared_dir):
+    with _quiet(), _locked(prepared_dir):
         try:
             builder = PackedText(
                 config=PackedTextConfig(
@@ -225,6 +237,19 @@ def prepare(
                 f"{folder} cannot be made or read ({reason}); remove it and try again"
             ) from None
     return Prepared(key, sources)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Silences TFDS's progress bars and banners; the callers report progress."""
+    tfds.disable_progress_bar()
+    before = logging.get_verbosity()
+    logging.set_verbosity(logging.ERROR)
+    try:
+        with contextlib.redirect_stdout(None):
+            yield
+    finally:
+        logging.set_verbosity(before)
 
 
 @contextlib.contextmanager

@@ -1,13 +1,10 @@
 import gzip
-import pathlib
-from unittest import mock
 
 import numpy as np
 import pytest
-import tensorflow_datasets as tfds
 import tiny_nli
 
-from nebula_jax.data import nli, nli_tfds, text_folder
+from nebula_jax.data import nli, text_folder
 
 GOOD = "a-1\tfiction\tit rains\tit is wet\tentailment"
 
@@ -105,99 +102,3 @@ def test_languages_without_a_file_are_known(tmp_path):
         nli.present(tmp_path, "dev", ["sw", "en"])
     with pytest.raises(text_folder.CorpusError, match="there is no such folder"):
         nli.present(tmp_path / "nowhere", "dev", ["en"])
-
-
-LANGUAGES = ("en", "sw")
-
-
-def read(tmp_path, split="dev"):
-    return nli_tfds.read(
-        split,
-        LANGUAGES,
-        data_dir=tmp_path / "text",
-        tfds_dir=tmp_path / "tfds",
-    )
-
-
-def present(tmp_path, *languages):
-    folders = {"data_dir": tmp_path / "text", "tfds_dir": tmp_path / "tfds"}
-    return nli_tfds.present("dev", languages, **folders)
-
-
-def test_the_folder_is_read_if_nothing_of_tfds_is_prepared(tmp_path):
-    text = tiny_nli.write_text(tmp_path / "text")
-    for split in ("dev", "test"):
-        found, where = read(tmp_path, split)
-        assert where == str(text)
-        for language in LANGUAGES:
-            want = nli.read(nli.path(text, split, language))
-            assert found[language][:3] == want[:3]
-            np.testing.assert_array_equal(found[language].labels, want.labels)
-
-
-def test_tfdss_own_builder_is_used_where_it_is_prepared(tmp_path):
-    """It reads XNLI's own files; the same pairs come, though in another order."""
-    tiny_nli.write_text(tmp_path / "text")
-    ours, _ = read(tmp_path)
-    assert present(tmp_path, "en", "ur") == (["en"], ["ur"])
-    prepare_theirs(tmp_path)
-    assert present(tmp_path, "en", "ur", "xx") == (["en", "ur"], ["xx"])
-    with pytest.raises(text_folder.CorpusError, match="xnli has no xx"):
-        present(tmp_path, "xx")
-    theirs, where = read(tmp_path)
-    assert "TFDS's xnli" in where
-    for language in LANGUAGES:
-        assert as_set(theirs[language]) == as_set(ours[language])
-        # A pair has one place in all languages.
-        assert theirs[language].ids == theirs["en"].ids
-        # In another order, and so not under the ids that the folder's pairs have.
-        assert not set(theirs[language].ids) & set(ours[language].ids)
-        assert all(name.startswith("tfds-xnli-") for name in theirs[language].ids)
-
-
-def as_set(examples):
-    """The pairs with their labels, sorted."""
-    labels = examples.labels.tolist()
-    return sorted(zip(examples.premises, examples.hypotheses, labels, strict=True))
-
-
-def prepare_theirs(tmp_path):
-    """Runs TFDS's builder of xnli on files as XNLI-1.0.zip has them, not downloaded."""
-    from tensorflow_datasets.text import xnli
-
-    folder = tmp_path / "downloaded" / "XNLI-1.0"
-    folder.mkdir(parents=True)
-    for split in ("dev", "test"):
-        rows = ["language\tgold_label\tsentence1\tsentence2\tpairID"]
-        for language in xnli._LANGUAGES:
-            known = language if language in tiny_nli.FORMS else "en"
-            for line in tiny_nli.lines(split, known)[1:]:
-                name, _, premise, hypothesis, label = line.split("\t")
-                rows.append(f"{language}\t{label}\t{premise}\t{hypothesis}\t{name}")
-        (folder / f"xnli.{split}.tsv").write_text("\n".join(rows) + "\n")
-    with mock.patch("tempfile.tempdir", str(tmp_path)):  # it leaves a folder there
-        builder = xnli.Xnli(data_dir=str(tmp_path / "tfds"), file_format="array_record")
-    no_download = mock.patch.object(
-        tfds.download.DownloadManager,
-        "download_and_extract",
-        return_value=str(folder.parent),
-    )
-    tfds.disable_progress_bar()
-    with no_download:
-        builder.download_and_prepare(
-            download_config=tfds.download.DownloadConfig(try_download_gcs=False)
-        )
-
-
-def test_a_damaged_dataset_of_tfds_is_one_error(tmp_path):
-    tiny_nli.write_text(tmp_path / "text")
-    prepare_theirs(tmp_path)
-    folder = pathlib.Path(tmp_path / "tfds")
-    for pattern in ("*.array_record*", "features.json"):
-        (*_, path) = paths = sorted(folder.rglob(pattern))
-        for path in paths:
-            path.write_bytes(b"nothing")
-        with pytest.raises(text_folder.CorpusError, match="cannot be read with TFDS"):
-            read(tmp_path)
-    with pytest.raises(text_folder.CorpusError, match="cannot be read with TFDS"):
-        present(tmp_path, "en")

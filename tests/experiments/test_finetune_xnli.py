@@ -221,12 +221,10 @@ def test_a_language_without_files_is_left_out_only_when_told_to(runs, here, caps
     use(runs, languages="en,ur")
     with pytest.raises(errors.NebulaError, match=r"test pairs in ur.*--skip_missing"):
         finetune_xnli.main()
-    for dataset in ("folder", "tfds:xnli"):
-        given = {"languages": "en,ur", "skip_missing_languages": "true"}
-        given |= {"dataset": dataset, "tfds_dir": "nothing"}
-        run = configured.run(config, **runs.flags() | given)
-        assert data.languages(run, "test") == ["en"]
-        assert "left out: ur" in capsys.readouterr().err
+    given = {"languages": "en,ur", "skip_missing_languages": "true"}
+    run = configured.run(config, **runs.flags() | given)
+    assert data.languages(run, "test") == ["en"]
+    assert "left out: ur" in capsys.readouterr().err
 
 
 def no_checkpoint(folder):
@@ -397,32 +395,3 @@ def test_a_run_that_has_selected_nothing_yet_is_not_tested(
     use(runs, eval_only="true", run="undisturbed")
     with pytest.raises(errors.NebulaError, match="no step of it is selected"):
         finetune_xnli.main()
-
-
-@pytest.mark.parametrize("asked", ["", "tfds:xnli"])
-def test_eval_only_reads_tfds_only_when_its_own_command_says_so(
-    runs, undisturbed, here, monkeypatch, asked
-):
-    """A run's own --dataset would hide the folder that a person names."""
-    shutil.copytree("undisturbed", "by_tfds", dirs_exist_ok=True)
-    path = here / "by_tfds" / "run.flags"
-    path.write_text(path.read_text().replace("=folder", "=tfds:xnli"))
-    assert "--dataset=tfds:xnli" in path.read_text()
-    calls = []
-    read = data.nli_tfds.read
-    monkeypatch.setattr(
-        data.nli_tfds,
-        "read",
-        lambda *at, **of: calls.append(at) or read(*at, **of),
-    )
-    given = {"tfds_dir": "nothing", "devices_per_cluster": 0}
-    given |= {"dataset": asked} if asked else {}
-    arguments = [f"--{name}={value}" for name, value in given.items()]
-    monkeypatch.setattr("sys.argv", ["finetune_xnli", *arguments])
-    use(runs, eval_only="true", run="by_tfds", **given)
-    assert finetune_xnli.main() == 0
-    assert len(calls) == (asked == "tfds:xnli")
-    evaluated = (here / "by_tfds" / "evaluated").iterdir()
-    out = max(evaluated, key=lambda each: each.stat().st_mtime)
-    summary = json.loads((out / "summary.json").read_text())
-    assert summary["pairs_from"] == "text"

@@ -23,16 +23,6 @@ def read(folder, wanted, **values):
     return data.read(run, wanted, *models.load(run))
 
 
-def test_tfds_and_folder_are_the_same_text(folder):
-    wanted = {"train": ["en"], "dev": ["en"], "test": ["en", "sw"]}
-    texts = [
-        read(folder, wanted, dataset=dataset, tfds_dir="nothing")
-        for dataset in ("folder", "tfds:xnli")
-    ]
-    assert texts[0].digest == texts[1].digest
-    np.testing.assert_array_equal(texts[0].keep, texts[1].keep)
-
-
 def test_a_subset_of_the_training_pairs_is_drawn_by_seed(folder):
     drawn = []
     for seed in (0, 0, 1):
