@@ -68,7 +68,6 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
     texts = parallel_side.read(train_file).texts
     counts = tokenizers.count_pieces(whole.tokenizer, texts)
     model, tokenizer, _ = pretrained.trim_to(whole.model, whole.tokenizer, counts)
-    tokenizer = tokenizer.with_spaces_of(config.languages(agreed.pair)[1], texts)
     for part in ("pooler", "rtd_head"):
         model.params.pop(part, None)
     process.message(

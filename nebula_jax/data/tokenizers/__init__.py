@@ -16,7 +16,6 @@ import itertools
 import json
 import operator
 import pathlib
-import re
 import shutil
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
@@ -27,12 +26,9 @@ from nebula_jax.data.tokenizers import detokenize, readers
 
 KEPT = "kept_pieces.json"
 """The ids that a trimmed tokenizer keeps of the whole one."""
-SPACES = "spaces.json"
-"""Where its language has spaces, of a tokenizer whose pieces have none."""
 WHOLE = "whole_tokenizer"
 """The folder of the whole tokenizer's files, inside a trimmed one's."""
 
-TAUGHT = 20_000  # texts: more rules are found in more, that are seldom needed
 COUNT_BATCH = 4096  # texts tokenized at once: enough for all cores, little memory
 
 # Names of the special pieces, in the order pad, unk, cls, sep, mask.
@@ -85,8 +81,6 @@ class Tokenizer(NamedTuple):
     digest: str
     """SHA-256 of the files and of what is kept. Clusters compare it when they meet."""
     special: SpecialTokens
-    spaces: detokenize.Spaces | None = None
-    """Where `decode` puts spaces; None if the pieces have them, or for English."""
 
     @property
     def size(self) -> int:
@@ -114,23 +108,7 @@ class Tokenizer(NamedTuple):
         special = set(self.special.ids)
         text_ids = [self.old_ids[i] for i in ids if int(i) not in special]
         text = self.library.decode([int(i) for i in text_ids])
-        if self.library.cut is None:
-            return text
-        if self.spaces is None:
-            return detokenize.english(text)
-        return detokenize.join(text.split(), self.spaces)
-
-    def with_spaces_of(self, language: str, texts: Sequence[str]) -> "Tokenizer":
-        """Returns a tokenizer that writes text with the spaces of a language.
-
-        Args:
-          language: its code, such as fr or fra_Latn.
-          texts: in it; some ten thousand are enough.
-        """
-        if self.library.cut is None or re.match("eng?([-_]|$)", language, re.I):
-            return self
-        words = self.library.cut(texts[:TAUGHT])
-        return self._replace(spaces=detokenize.spaces(words))
+        return text if self.library.has_spaces else detokenize.english(text)
 
     def piece(self, token_id: int) -> str:
         """Returns the piece of an id, as the library writes it."""
@@ -147,16 +125,8 @@ def load(folder: pathlib.Path) -> Tokenizer:
     folder = pathlib.Path(folder)
     if (folder / KEPT).exists():
         whole = _load_whole(folder / WHOLE)
-        found = _trimmed(whole, _read_kept(folder / KEPT, whole))
-    else:
-        found = _load_whole(folder)
-    path = folder / SPACES
-    if not path.exists():
-        return found
-    try:
-        return found._replace(spaces=dict(json.loads(path.read_text("utf-8"))))
-    except (ValueError, TypeError, RecursionError) as error:
-        raise TokenizerError(f"{path} is damaged: {error}") from None
+        return _trimmed(whole, _read_kept(folder / KEPT, whole))
+    return _load_whole(folder)
 
 
 def _load_whole(folder: pathlib.Path) -> Tokenizer:
@@ -214,22 +184,16 @@ def kept_ids(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> np.ndarray:
     return keep
 
 
-def used_ids(
-    tokenizer: Tokenizer, counts: np.ndarray, max_size: int | None = None
-) -> np.ndarray:
+def used_ids(tokenizer: Tokenizer, counts: np.ndarray) -> np.ndarray:
     """Selects the pieces that occur in a text.
 
     Args:
       counts: [N] integers, from `count_pieces`.
-      max_size: pieces at most, special tokens included; the most frequent are kept, of
-        equally frequent ones the first. None for all.
 
     Returns:
       [N'] int64, ids as from `kept_ids`.
     """
-    room = None if max_size is None else max_size - len(tokenizer.special.ids)
-    most = np.argsort(-counts, kind="stable")[:room]
-    return kept_ids(tokenizer, most[counts[most] > 0])
+    return kept_ids(tokenizer, np.flatnonzero(counts))
 
 
 def trim(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> Tokenizer:
@@ -293,10 +257,6 @@ def save(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
         if is_trimmed:
             kept = {"kept_ids": tokenizer.old_ids.tolist()}
             (folder / KEPT).write_text(json.dumps(kept) + "\n", "utf-8")
-        (folder / SPACES).unlink(missing_ok=True)
-        if tokenizer.spaces is not None:
-            text = json.dumps(tokenizer.spaces, ensure_ascii=False)
-            (folder / SPACES).write_text(text + "\n", "utf-8")
     except OSError as error:
         raise TokenizerError(f"cannot write {folder}: {error}") from None
 

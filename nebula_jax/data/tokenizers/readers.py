@@ -39,9 +39,8 @@ class Library(NamedTuple):
     encode_batch: Callable[[Sequence[str]], list[list[int]]]
     decode: Callable[[list[int]], str]
     pieces: list[str]
-    cut: Callable[[Sequence[str]], list[list[tuple[str, bool]]]] | None = None
-    """Cuts texts into (word, True if no space follows); None if pieces have spaces.
-    Otherwise `decode` puts one after each."""
+    has_spaces: bool = True
+    """False if pieces have no spaces, and `decode` puts one after each word."""
 
 
 def read(folder: pathlib.Path) -> tuple[Library, tuple[str, ...]]:
@@ -138,29 +137,11 @@ def _from_tokenizers(built: Any) -> Library:
     def decode(ids: list[int]) -> str:
         return built.decode(ids, skip_special_tokens=True).strip()
 
-    def cut(texts: Sequence[str]) -> list[list[tuple[str, bool]]]:
-        encodings = built.encode_batch(list(texts), add_special_tokens=False)
-        return [_words(each.tokens, each.offsets) for each in encodings]
-
     vocabulary = built.get_vocab(with_added_tokens=True)
     pieces = [""] * (max(vocabulary.values()) + 1)
     for piece, number in vocabulary.items():
         pieces[number] = piece
-    return Library(encode_batch, decode, pieces, cut if is_word_piece else None)
-
-
-def _words(
-    pieces: Sequence[str], offsets: Sequence[tuple[int, int]]
-) -> list[tuple[str, bool]]:
-    """Joins word pieces to words; the offsets say which ones no space follows."""
-    words: list[tuple[str, bool]] = []
-    begins = [begin for begin, _ in offsets[1:]]
-    for piece, (_, end), begin in itertools.zip_longest(pieces, offsets, begins):
-        if piece.startswith("##") and words:
-            words[-1] = words[-1][0] + piece.removeprefix("##"), begin == end
-        else:
-            words.append((piece, begin == end))
-    return words
+    return Library(encode_batch, decode, pieces, has_spaces=not is_word_piece)
 
 
 def _load_processor(path: pathlib.Path) -> Any:

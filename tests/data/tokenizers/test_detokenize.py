@@ -37,19 +37,3 @@ def test_english_gets_its_spaces_back(sentence):
 def test_nothing_but_spaces_changes(sentence):
     done = detokenize.english(cut(sentence))
     assert done.replace(" ", "") == cut(sentence).replace(" ", "")
-
-
-FRENCH = ["aujourd'hui, l'homme n'est pas là", "3,5 kg ; 12,75 kg ?", 'Il dit "oui" !']
-
-
-def of_spaces(text):
-    """The words and marks of a text, each with whether no space follows."""
-    found = re.finditer(r"[^\W_]+|\S", text)
-    return [(each[0], not text[each.end() :].startswith(" ")) for each in found]
-
-
-def test_spaces_are_those_of_the_language_that_taught_them():
-    found = detokenize.spaces(map(of_spaces, FRENCH))
-    for text in (*FRENCH, 'Là, l\'on dit "4,5" ?', ""):
-        words = [word for word, _ in of_spaces(text)]
-        assert detokenize.join(words, found) == text

@@ -163,19 +163,6 @@ def test_a_trimmed_tokenizer_is_saved_and_found_again(tmp_path):
     assert tokenizers.load(tmp_path / "twice").digest == whole.digest
 
 
-def test_word_pieces_are_joined_as_the_language_of_the_target_is(tmp_path):
-    folder = write(tmp_path / "bert", "bert_cased")
-    with (folder / "vocab.txt").open("a", encoding="utf-8") as stream:
-        stream.write("aujourd\nhui\n5\nlà\n")
-    text = "aujourd'hui, 3,5 là"
-    made = tokenizers.load(folder).with_spaces_of("fra_Latn", [text])
-    tokenizers.save(tmp_path / "trimmed", tokenizers.trim(made, made.encode(text)))
-    found = tokenizers.load(tmp_path / "trimmed")
-    assert found.decode(found.encode(text)) == text
-    for language in ("en", "eng_Latn", "en-GB"):
-        assert tokenizers.load(folder).with_spaces_of(language, [text]).spaces is None
-
-
 def test_a_vocabulary_of_another_editor_has_the_same_pieces(tmp_path):
     for kind in ("bert_cased", "ernie_m"):
         folder = write(tmp_path / kind, kind)
