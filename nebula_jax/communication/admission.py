@@ -45,11 +45,6 @@ class Rules:
     ) -> None:
         """Admits a new peer, for whom a link of the same name ends if it has to.
 
-        Args:
-          peer: the Hello of the peer.
-          connected: the connection on which it came.
-          links: all that there are.
-
         Raises:
           Refused: if it may not have this name, or not now.
         """

@@ -103,7 +103,6 @@ class Formats:
 
         Args:
           described: the peer's.
-          peer: its name.
 
         Raises:
           Mismatch: if they differ.

@@ -126,7 +126,6 @@ def connect(
 
     Args:
       address: host and port, of the listener or of what leads to it.
-      hello: this side's.
       connect_timeout: seconds to keep trying for.
       peer_timeout: seconds of silence after which a connection counts as lost.
       reconnect_timeout: seconds that a lost connection may take to come back; 0 to
@@ -311,8 +310,6 @@ def greet(
     """Compares the peer's Hello with this side's; aborts the link if they differ.
 
     Args:
-      link: to the peer.
-      hello: this side's.
       check: see `Check`.
       connected: the connection that shows the peer's certificate, if not checked yet.
     """
@@ -331,7 +328,6 @@ def check_certificate(cluster: str, connected: greeting.Connected) -> None:
 
     Args:
       cluster: the peer's name, as its Hello has it.
-      connected: the connection on which it came.
     """
     clusters = connected.clusters
     if clusters is not None and names_lib.label(cluster) not in clusters:

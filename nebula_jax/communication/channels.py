@@ -94,7 +94,6 @@ class Sender:
           step: optimization step, counted from 1: part of the tag that the receiver
             checks, and an argument of a Selector's choice.
           arrays: pytree of the channel's spec.
-          micro_batch: the rest of the tag.
 
         Raises:
           agreement.FormatError: if they are not of the spec.
@@ -297,7 +296,6 @@ class Receiver:
         """Returns the error of a step with another number of micro-batches there.
 
         Args:
-          message: of the sender.
           step: that this side is at.
           here: micro-batches of this side, in words.
         """

@@ -206,7 +206,6 @@ def check_arrays(what: str, tree: Any) -> None:
 
     Args:
       what: a name for the tree, for errors.
-      tree: any pytree.
 
     Raises:
       errors.SettingsError: with the leaf's path and type, and what to do.

@@ -28,7 +28,6 @@ def host_and_port(name: str, value: str) -> tuple[str, int]:
 
     Args:
       name: of the argument, for the error.
-      value: the text.
 
     Raises:
       errors.SettingsError: if it is none.

@@ -148,7 +148,6 @@ class Listener:
 
         Args:
           owner: the DNS names of their certificate; empty for all of them.
-          reason: for the error of each.
         """
         for link in list(self._sessions.values()):
             if not link.is_over and owner in ("", link.owner):

@@ -98,10 +98,6 @@ class Loopback:
     def take_tensor(self, channel: int, what: str) -> frames.Tensor:
         """Returns the next tensor of a channel.
 
-        Args:
-          channel: its number.
-          what: a name for the tensor, for error messages.
-
         Raises:
           errors.NebulaError: if there is none.
         """

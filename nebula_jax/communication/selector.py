@@ -53,7 +53,6 @@ class Selector(NamedTuple):
         """Chooses and encodes; on the host, hence not to be jitted.
 
         Args:
-          arrays: concrete, of the spec.
           state: used by the codec that is chosen.
           step: defaults to 1, so codecs with a start step stay inactive.
         """

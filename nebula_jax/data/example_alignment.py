@@ -85,8 +85,6 @@ def differences(ids: Ids, key: bytes, peer: Any) -> list[str]:
     """Lists how this side's examples differ from the peer's; empty if they agree.
 
     Args:
-      ids: this side's.
-      key: this side's.
       peer: the peer's fingerprint, unchecked.
 
     Returns:

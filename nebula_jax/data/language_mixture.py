@@ -151,8 +151,6 @@ def open_generator(
     """Prepares (once) and opens all text of one generator.
 
     Args:
-      data_dir: text folder.
-      mix: its task weights.
       exponents: α of its two kinds of text.
       max_length: L, tokens of a sequence.
       prepared_dir: gets the packed text.
@@ -183,10 +181,8 @@ def prepare(
     """Packs a part of a text folder, unless that was done before, and opens it.
 
     Args:
-      data_dir: text folder.
       kind: `mono` or `parallel`.
       language: of the text, or of its translation.
-      splits: of it.
       vocabulary, max_length, prepared_dir: as in `open_generator`.
 
     Raises:
@@ -213,7 +209,6 @@ def mixture(
 
     Args:
       languages, mix, exponents: as in `open_generator`.
-      opened: opens a part of it.
     """
     held_out = {}
     mono, parallel = [], []
@@ -315,8 +310,6 @@ def vocabulary_lines(
     """Samples sentences to train a vocabulary on, languages balanced by n^α.
 
     Args:
-      data_dir: text folder.
-      languages: all languages of the run.
       alpha: exponent; a language never gives more lines than it has.
       limit: lines in all, at most.
 

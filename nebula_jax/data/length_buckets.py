@@ -68,7 +68,6 @@ class Schedule:
 
         Args:
           buckets: [N] uint8, length bucket of each example (see `bucket_of`).
-          batch_size: B.
           seed: of the shuffles, 0 or more and less than 2^64.
 
         Raises:
@@ -137,7 +136,6 @@ def shuffled(count: int, seed: int, epoch: int = 0, bucket: int = 0) -> np.ndarr
     stream"), which NumPy gives for no shuffle.
 
     Args:
-      count: N.
       seed, epoch, bucket: 0 or more and less than 2^64.
 
     Returns:
@@ -155,7 +153,6 @@ def micro_batches(indices: np.ndarray, count: int) -> np.ndarray:
 
     Args:
       indices: [B].
-      count: M.
 
     Returns:
       [M, B / M].
@@ -203,7 +200,6 @@ def evaluation_batches(
 
     Args:
       buckets: [N] uint8, length bucket of each example.
-      batch_size: B.
       lengths: [N] integers, to sort by within a bucket. If one side has only the
         buckets, both must leave the lengths out.
 

@@ -198,7 +198,6 @@ def prepare(
       kind: `mono` or `parallel`.
       language: ISO 639-1 code, for the folder's name.
       splits: split name -> text file.
-      max_length: L.
       prepared_dir: gets the array_record files.
 
     Raises:

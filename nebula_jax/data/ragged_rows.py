@@ -122,7 +122,6 @@ def tokenize(
     """Tokenizes the texts of a side.
 
     Args:
-      side: ids and texts.
       max_length: tokens that a sentence may have, `before` and `after` included.
       unknown: token id of characters that are not in the vocabulary.
       before: put before each sentence, such as [CLS].
@@ -184,11 +183,7 @@ def join(
 
 
 def count_pieces(rows: Iterable[TokenRows], size: int) -> np.ndarray:
-    """Counts how often each of V pieces occurs: [V] int64.
-
-    Args:
-      size: V.
-    """
+    """Counts how often each of V pieces occurs: [V] int64."""
     counts = np.zeros(size, np.int64)
     for each in rows:
         counts += np.bincount(each.tokens, minlength=size)
@@ -252,7 +247,6 @@ def cached(file: pathlib.Path, make: Callable[[], TokenRows]) -> TokenRows:
 
     Args:
       file: an .npz whose name holds a digest of all that the rows are made from.
-      make: makes them.
     """
     rows = _load(file)
     if rows is None:

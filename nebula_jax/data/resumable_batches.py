@@ -104,8 +104,6 @@ def training_batches(
 
     Args:
       sources: the corpora; one of weight 0 is never read.
-      batch_size: B.
-      max_length: L.
       seed: of the shuffles, counted modulo 2^32; the same gives the same stream.
       rows: of every batch, those that are wanted; others are not read. The position
         does not depend on it.
@@ -146,12 +144,6 @@ def held_out_batches(
     max_length: int,
 ) -> list[np.ndarray]:
     """Makes the first `batches` batches of a held-out split, in file order.
-
-    Args:
-      sequences: of the split.
-      batches: number of batches.
-      batch_size: B.
-      max_length: L.
 
     Returns:
       [B, L] int32 arrays; rows past the end of the text are [PAD] throughout.

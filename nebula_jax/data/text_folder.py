@@ -47,9 +47,6 @@ def check_folder(data_dir: pathlib.Path) -> None:
 def languages(data_dir: pathlib.Path) -> list[str]:
     """Lists the languages with text to train on, in alphabetical order.
 
-    Args:
-      data_dir: a text folder.
-
     Raises:
       CorpusError: if it has none.
     """
@@ -62,7 +59,6 @@ def mono_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.Path
     """Finds the monolingual file of a language.
 
     Args:
-      data_dir: a text folder.
       language: ISO 639-1 code.
       split: `train` or `valid`.
 
@@ -76,7 +72,6 @@ def parallel_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.
     """Finds the English-LANG file of a language.
 
     Args:
-      data_dir: a text folder.
       language: ISO 639-1 code, not `en`.
       split: `train`, `dev` or `test`.
 

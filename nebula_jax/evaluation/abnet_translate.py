@@ -27,10 +27,8 @@ def by_mask_predict(
     """Translates by mask-predict. Jit it with all but the arrays static.
 
     Args:
-      params: of the Target.
       encoded: hidden states and length logits that S sent.
       source_mask: [B, L] bool, false at padding.
-      special: tokens of the target vocabulary.
       candidates: N, lengths that are tried.
       iterations: I, passes after pass 0.
       max_length: Q; the configuration's if None. A smaller Q is faster, as long as
@@ -81,7 +79,6 @@ def best_pieces(
     """Finds the likeliest piece at each wanted place; only these get logits.
 
     Args:
-      params: of the Target.
       hidden: [R, D] float32, places of all rows.
       wanted: [R] bool.
       special: tokens of the target vocabulary; none of them is ever predicted.
@@ -133,11 +130,8 @@ def by_beam_search(
     """Translates by beam search. Jit it with all but the arrays static.
 
     Args:
-      params: of the Target.
       encoded: hidden states and length logits that S sent.
       source_mask: [B, L] bool, false at padding.
-      special: tokens of the target vocabulary.
-      beams: N.
       alpha: exponent of the length penalty.
       max_length: Q; the configuration's if None.
 

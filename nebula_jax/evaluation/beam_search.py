@@ -58,8 +58,6 @@ def search(
     Args:
       step: see `Step`.
       state: at [CLS]; leaves begin with an axis [B N], N copies of a sentence.
-      batch_size: B.
-      special: tokens of the target vocabulary.
       max_length: Q, [CLS] and [SEP] included.
       beams: N; 4 in section 4.2.
       alpha: exponent of the length penalty, which counts [SEP] and not [CLS]; at

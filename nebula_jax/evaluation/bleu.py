@@ -195,7 +195,6 @@ def paired_bootstrap(
     Args:
       first: [N, 10] integers, `statistics` of the first system.
       second: [N, 10] integers, of the second.
-      samples: S.
 
     Raises:
       BleuError: if they are not of as many sentences.

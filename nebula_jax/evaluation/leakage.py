@@ -66,7 +66,6 @@ def chance(own: np.ndarray, labels: np.ndarray, size: int) -> Chance:
     Args:
       own: [M] int, pieces of the attacker's own text.
       labels: [N] int, the attacked ones.
-      size: V.
     """
     counts = np.bincount(own, minlength=size)
     best = np.argsort(-counts, kind="stable")[:GUESSES]
@@ -182,7 +181,6 @@ def invert(inverter: Inverter, hidden: jax.Array, table: jax.Array) -> jax.Array
     """Ranks pieces for attacked hidden states.
 
     Args:
-      inverter: trained.
       hidden: [N, D] float32, as they were received.
       table: [V, E] float32, as it was trained with.
 

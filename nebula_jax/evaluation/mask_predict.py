@@ -32,7 +32,6 @@ def length_candidates(
 
     Args:
       length_logits: [B, T] float32.
-      candidates: N.
       shortest: the least that is allowed; ABNet's code, which has no [CLS], has 2.
 
     Returns:
@@ -60,9 +59,7 @@ def search(
     Args:
       predict: see `Predict`.
       lengths: [B, N] int32, of target rows, special tokens included.
-      special: tokens of the target vocabulary.
       max_length: Q; longer lengths are cut to it.
-      iterations: I.
       alpha: exponent of the length penalty.
 
     Returns:

@@ -42,7 +42,6 @@ def read(
     """Reads the first dev pairs of each language that has any.
 
     Args:
-      folder: a text folder.
       languages: perhaps with English, which has no translation into itself.
       most: P, pairs of a language.
       max_length: L; longer sentences lose their ends.

@@ -16,19 +16,11 @@ class Unigrams:
     """The counts of the pieces of a text that comes in batches."""
 
     def __init__(self, vocab_size: int) -> None:
-        """Begins at nothing.
-
-        Args:
-          vocab_size: V.
-        """
+        """Begins at nothing."""
         self._counts = np.zeros(vocab_size, np.int64)
 
     def add(self, input_ids: np.ndarray) -> None:
-        """Adds a batch, integers of any shape; padding and control pieces do not count.
-
-        Args:
-          input_ids: the batch.
-        """
+        """Adds a batch of any shape; padding and control pieces do not count."""
         text = input_ids[input_ids >= vocabularies.NUM_SPECIAL]
         self._counts += np.bincount(text, minlength=len(self._counts))
 

@@ -124,7 +124,6 @@ class Source(nn.Module):
         Args:
           input_ids: [B, L] int32.
           attention_mask: [B, L] bool, false at padding.
-          deterministic: no dropout.
 
         Returns:
           Encoded.
@@ -196,7 +195,6 @@ class Target(nn.Module):
           source_mask: [B, L] bool, false at padding.
           positions: [P] int32, places b Q + q in the batch laid out in one row; B Q in
             empty slots, whose logits are arbitrary. None: everywhere.
-          deterministic: no dropout.
 
         Returns:
           [P, V] float32, or [B, Q, V] without `positions`.
@@ -231,7 +229,6 @@ class Target(nn.Module):
           attention_mask: [B N, Q] bool, false at padding.
           memory: what `read` returned.
           source_mask: [B, L] bool, false at padding.
-          deterministic: no dropout.
 
         Returns:
           [B N, Q, D] float32.
@@ -303,7 +300,6 @@ def encode(
     epochs.
 
     Args:
-      params: of the Source.
       input_ids: [B, L] int32.
       attention_mask: [B, L] bool, false at padding.
       keys: [B] keys, one for each example; None for no dropout.
@@ -337,7 +333,6 @@ def decode(
     """Applies `Target` at `positions`, with dropout drawn per example.
 
     Args:
-      params: of the Target.
       input_ids, attention_mask, source_hidden, source_mask, positions: of
         `Target.__call__`.
       keys: [B] keys, one for each example; None for no dropout.

@@ -30,7 +30,6 @@ def on(mesh: Mesh, fn: Callable[..., Any]) -> Callable[..., Any]:
 
     Args:
       mesh: with the axes AXES.
-      fn: pure.
     """
 
     @functools.wraps(fn)

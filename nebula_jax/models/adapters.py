@@ -109,7 +109,6 @@ class DecoderAdapter(nn.Module):
           hidden: [B N, Q, D] float32; N hypotheses of a sentence follow each other.
           source: [B, L, H, K], what `read` returned.
           source_mask: [B, L] bool, false at padding.
-          deterministic: no dropout.
 
         Returns:
           [B N, Q, D] float32.

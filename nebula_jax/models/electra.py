@@ -38,7 +38,6 @@ class Discriminator(nn.Module):
           input_ids: [B, L] int32, corrupted.
           attention_mask: [B, L] bool, false at padding.
           positions: [B, M] int32; L in empty slots, whose logits mean nothing.
-          deterministic: no dropout.
 
         Returns:
           rtd_logits: [B, L] float32, log-odds that the token is original.

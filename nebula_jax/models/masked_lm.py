@@ -49,7 +49,6 @@ class MaskedLM(nn.Module):
           attention_mask: [B, L] bool, false at padding.
           masked: [B, M] int32, places of masked tokens; L in empty slots, whose logits
             mean nothing. None for logits everywhere.
-          deterministic: no dropout.
 
         Returns:
           [B, M, V] float32; [B, L, V] if `masked` is None.

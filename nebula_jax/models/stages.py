@@ -42,7 +42,6 @@ def apply(
       params: N trees, one for each layer.
       hidden: [rows, Q, D] float32, split over `data` and `fsdp`.
       attention_mask: bool, [rows, ...], split alike.
-      deterministic: no dropout.
       rng: key of the step; None to draw nothing. Each layer of each micro-batch draws
         from a key of its own.
       micro_batches: M, of a group's rows.
@@ -109,7 +108,6 @@ def _stages(
 
     Args:
       layer, micro_batches, key: as for `apply`.
-      count: S.
       params: tree of [N / S, ...], of this device's layers.
       hidden, attention_mask: this device's rows, [B / S, ...].
     """

@@ -83,9 +83,7 @@ def config_of_size(size: str, layers: int = 0, **fields: Any) -> Config:
     """Makes a Config with one of SIZES' shapes.
 
     Args:
-      size: key of SIZES.
       layers: how many; 0 for those of the size.
-      fields: the other fields.
     """
     its_own, width, heads, feed_forward = SIZES[size]
     fields |= {"width": width, "heads": heads, "feed_forward": feed_forward}
@@ -104,12 +102,10 @@ def dense(
     """Makes a linear layer that accumulates in float32.
 
     Args:
-      features: size of the output, or sizes.
       config: of the encoder: its dtype, and its width for the initialization.
       name: of the module; None if Flax names it.
       axis: of the input, contracted.
       kernel_init: of the matrix; None for BERT's, scaled to the width.
-      use_bias: add a bias.
     """
     return nn.DenseGeneral(
         features,
@@ -176,7 +172,6 @@ class Embeddings(nn.Module):
 
         Args:
           input_ids: [B, L] int32.
-          deterministic: no dropout.
           token_type_ids: [B, L] int32; type 0 everywhere if None.
           first_position: [] int32, position of the first token; for decoding token by
             token.
@@ -283,7 +278,6 @@ class SelfAttention(nn.Module):
         Args:
           hidden: [B, Q, D] float32.
           attention_mask: bool, [B, M] or [B, Q, M] (see `attend`).
-          deterministic: no dropout.
           cache: keys and values of M positions, the Q new ones not yet among them.
           position: [] int32, place in the cache of the first of the Q new ones.
 
@@ -359,7 +353,6 @@ class Encoder(nn.Module):
         Args:
           hidden: [B, Q, D] float32.
           attention_mask: bool, [B, M] or [B, Q, M] (see `attend`).
-          deterministic: no dropout.
           after_layer: (layer, its output) -> the next layer's input; for adapters.
           cache: one for each layer, for decoding token by token.
           position: [] int32, place in the cache of the first of the Q new positions.

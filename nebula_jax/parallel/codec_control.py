@@ -230,7 +230,6 @@ def _left(policy: Policy, history: History, rungs: Rungs, by: int) -> int:
 
     Args:
       policy, history: as of `decide`.
-      rungs: that were left.
       by: -1 for gentler, 1 for harder.
     """
     count = 0

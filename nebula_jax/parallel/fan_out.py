@@ -97,7 +97,6 @@ def measure(step: Callable[[Any], Any], state: Any) -> float:
 
     Args:
       step: takes a state, which it may use up, and returns the next.
-      state: the first; used up.
     """
     seconds = []
     for _ in range(1 + TIMED_STEPS):  # the first compiles

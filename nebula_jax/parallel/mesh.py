@@ -69,7 +69,6 @@ def put_rows(mesh: Mesh, rows: Any, batch_size: int) -> Any:
 
     Args:
       rows: tree of arrays [rows_here, ...] on the host.
-      batch_size: B.
 
     Returns:
       The tree of arrays [B, ...], split over `data` and `fsdp`.
@@ -137,7 +136,6 @@ def jit_step(
     Args:
       step: (*states, *inputs) -> (*states, *outputs); or the next state alone, if
         there is one state and no output.
-      rules: of where the arrays of the states lie.
       states: a tree of arrays or ShapeDtypeStructs for each state.
       inputs: for each other argument a PartitionSpec, for all of its leaves, or a tree
         of NamedShardings.
@@ -183,7 +181,6 @@ def sharded_init(
 
     Args:
       init: makes the state; is jitted.
-      rules: of where its arrays lie.
     """
     shapes = jax.eval_shape(init)
     sharding = rules_lib.shardings(mesh, rules, shapes)
@@ -197,10 +194,6 @@ def sharded_init_from_arrays(
 
     Unlike in `sharded_init`, `init` is not jitted: XLA would embed the arrays in the
     program as constants. The arrays are copied, so that a step may donate the state.
-
-    Args:
-      init: makes the state.
-      rules: of where its arrays lie.
     """
     shapes = jax.eval_shape(init)
     sharding = rules_lib.shardings(mesh, rules, shapes)

@@ -101,7 +101,6 @@ def follow(
     """Yields a follower's steps, each as soon as the leader is near enough.
 
     Args:
-      link: to the leader.
       start: the step that the run goes on after.
       last: of the run, unless the leader names an earlier one.
       window: how many steps this cluster may be ahead.
@@ -173,7 +172,6 @@ class Lead:
         """Begins after step `start`.
 
         Args:
-          links: to all followers.
           start: the step that the run goes on after.
           window: how many steps a follower may be ahead.
           stop_requested: True once the run should end.

@@ -73,7 +73,6 @@ def conditional_masked(
     Args:
       keys: [B] keys, from `example_keys`.
       target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
-      special: tokens of the target vocabulary.
       slots: P. Half of all tokens are chosen on average; choices beyond P, the last of
         the batch, are masked but not predicted (`TargetInputs.dropped_targets`).
       policy: shares of [MASK] and of random pieces.
@@ -92,7 +91,6 @@ def autoregressive(
 
     Args:
       target_ids: [B, Q + 1] int32, [CLS] y_1 ... y_n [SEP], padded.
-      special: tokens of the target vocabulary.
       slots: P, as in `conditional_masked`.
 
     Returns:

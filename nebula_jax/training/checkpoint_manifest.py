@@ -28,7 +28,6 @@ def encode(step: int, about: Mapping[str, Any], digests: Mapping[str, str]) -> b
     """Encodes a manifest.
 
     Args:
-      about: its metadata.
       digests: file -> SHA-256 in hexadecimal.
     """
     content = {"step": step, "about": dict(about), "files": dict(digests)}

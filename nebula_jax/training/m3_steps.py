@@ -192,8 +192,6 @@ def whole_step(
     """Takes one step of all models: a single gradient of eq. 11 in all parameters.
 
     Args:
-      generators: K states.
-      discriminator: its state.
       batches: K arrays [n B, L] int32.
     """
 

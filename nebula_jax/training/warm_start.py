@@ -217,7 +217,6 @@ def words_seen(input_ids: jax.Array, vocab_size: int) -> jax.Array:
 
     Args:
       input_ids: [B, L] int32.
-      vocab_size: V.
     """
     flat = jnp.ravel(input_ids)
     is_text = (flat >= vocabularies.NUM_SPECIAL).astype(jnp.float32)

@@ -108,7 +108,6 @@ def pack_nibbles(q: jax.Array, size: int) -> jax.Array:
 
     Args:
       q: integers; of them the first `size` count.
-      size: n.
 
     Returns:
       [ceil(n / 2)] uint8, in the groups' shape where that can be halved.

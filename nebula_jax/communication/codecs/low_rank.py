@@ -180,7 +180,6 @@ def subspace(rank: int, seed: int = 0) -> codec.Codec:
     0.0625
 
     Args:
-      rank: k.
       seed: of the first Q.
 
     Raises:

@@ -80,8 +80,6 @@ def made(
 
     Args:
       name: `module:name`.
-      make: what it means.
-      given: its arguments.
 
     Raises:
       ValueError: if the function raises anything, or returns no codec; its own

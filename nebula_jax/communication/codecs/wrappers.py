@@ -50,7 +50,6 @@ def error_feedback(
     [4.0]
 
     Args:
-      codec: the inner one.
       beta: β, in (0, 1]; part of the name unless it is 1.
 
     Returns:
@@ -129,7 +128,6 @@ def from_step(n: int, codec: selector.CodecOrSelector) -> selector.Selector:
 
     Args:
       n: the first step that is compressed.
-      codec: the inner one.
 
     Raises:
       ValueError: if an argument is out of its range.

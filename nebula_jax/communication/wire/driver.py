@@ -57,7 +57,6 @@ class Driver:
         """Makes a driver without a socket.
 
         Args:
-          session_: to keep moving.
           line: what to emulate for all that leaves.
           receive: called with each message that comes; must not wait.
           has_room: returns True if more may be read.
@@ -169,9 +168,6 @@ class Driver:
 
     def enqueue(self, message: frames.Message, nbytes: int = 0) -> None:
         """Sends a message, or leaves it to the thread; never waits for the peer.
-
-        Args:
-          message: to send.
 
         Raises:
           session.SessionOver: if nothing can be sent any more; or what ended it.

@@ -229,10 +229,8 @@ def encode(
     """Returns the frame of a message: buffers, of which no large one is copied.
 
     Args:
-      message: to send.
       sequence: its number; 0 for one of UNNUMBERED.
       acknowledged: numbered frames received so far.
-      tags: of this direction of the connection.
 
     Raises:
       FrameError: if a Hello is too large.
@@ -281,7 +279,6 @@ def header_bytes(data: bytes | bytearray, tags: Integrity = CHECKSUMS) -> int:
 
     Args:
       data: the first bytes of a frame.
-      tags: of this direction of the connection.
 
     Raises:
       Damaged: if they cannot be a head of this version.
@@ -308,7 +305,6 @@ def decode_head(
     Args:
       data: the first `head_bytes` of a frame.
       header: as many bytes as `header_bytes` found in them.
-      tags: of this direction of the connection.
 
     Raises:
       Damaged: if its tag is wrong.

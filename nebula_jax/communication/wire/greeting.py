@@ -59,7 +59,6 @@ def run(steps: Steps[T], sock: socket.socket, deadline: float, silence: float) -
 
     Args:
       steps: of one connection.
-      sock: its socket.
       deadline: monotonic time at which to give up.
       silence: seconds without anything from the peer after which to give up.
 

@@ -28,7 +28,6 @@ def read(
       allowed: what may come, and how large; read anew for every frame.
       admit: given each head, verified, before anything is done about it; raises if the
         message is out of place.
-      tags: of this direction of the connection.
 
     Yields:
       A message, or None when more bytes are needed.
@@ -107,7 +106,6 @@ def read_opening(data: bytes, tags: Integrity = CHECKSUMS) -> tuple[frames.Open,
 
     Args:
       data: the first `opening_bytes` of the connection.
-      tags: of this direction of the connection.
 
     Returns:
       The frame, and how many frames the connector acknowledges in it.

@@ -45,7 +45,6 @@ class Reconnect:
 
         Args:
           now: seconds.
-          reason: for the explanation.
           crossed: messages that had crossed by then, of the whole session.
           idle_at: the time until when nothing was in flight that the peer would have
             read.

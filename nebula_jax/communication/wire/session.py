@@ -175,10 +175,8 @@ class Session:
         """Goes on with a new connection that the peer has opened (listener only).
 
         Args:
-          opening: its first frame.
           acknowledged: from the head of that frame.
           now: seconds.
-          tags: of the connection's frames.
 
         Raises:
           RemoteProtocolError: if it is not a newer connection of this session.

@@ -108,7 +108,6 @@ def advance(states: States, sender: Role, kind: type) -> States:
 
     Args:
       states: of both directions, by sender.
-      sender: of the message.
       kind: of the message, which is numbered or an Abort.
 
     Raises:

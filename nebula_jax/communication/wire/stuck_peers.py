@@ -137,9 +137,6 @@ class Wait:
         """Begins to wait.
 
         Args:
-          cluster: that waits.
-          what: a name for what it waits for.
-          peer: a name for it.
           watch: of the peer's progress.
           work: of this process; it has the stuck-peer timeout.
           clock: that the watch's times are of.

@@ -237,7 +237,6 @@ def save(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
       folder: made if missing; `load` reads the same tokenizer from it. The ids it keeps
         count from the whole tokenizer, so its digest is not that of one that was
         trimmed twice.
-      tokenizer: any.
 
     Raises:
       TokenizerError: if the disk does not take it.

@@ -28,7 +28,6 @@ def read(
     """Reads family and shape of a foreign model.
 
     Args:
-      metadata: content of its config.json.
       path: of that file, for errors.
 
     Returns:
@@ -134,8 +133,6 @@ def write(
 
     Args:
       metadata: config.json as it was read; keys that have no meaning here stay.
-      name: its family.
-      config: its shape.
       head: the head by which transformers' class is chosen; "" if it has none.
 
     Returns:

@@ -140,7 +140,6 @@ def write(
 
     Args:
       folder: made if missing.
-      config: JSON values.
       tensors: float32 arrays by name.
 
     Raises:

@@ -121,7 +121,6 @@ def trim(model: Pretrained, keep_ids: Iterable[int]) -> Pretrained:
     """Keeps only some rows of the vocabulary; outputs on kept pieces are the same.
 
     Args:
-      model: any.
       keep_ids: rows to keep, as `tokenizers.kept_ids` gives them. The i-th smallest
         becomes id i, as in `tokenizers.trim`.
 
@@ -176,7 +175,6 @@ def with_rows(
     Pieces and positions that were not trained keep the rows that they have.
 
     Args:
-      model: whole.
       embeddings: parameters of `transformer.Embeddings`, trained; their N rows of
         `word_embeddings` are some of the model's, their rows of `position_embeddings`
         are the model's first.

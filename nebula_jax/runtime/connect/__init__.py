@@ -61,11 +61,6 @@ def check_means(
 ) -> None:
     """Checks a cluster's port and credentials, or its place in a federation.
 
-    Args:
-      cluster: its name.
-      listens: whether others dial it.
-      dials: whether it dials others.
-
     Raises:
       errors.NebulaError: before anything has started.
     """
@@ -104,7 +99,6 @@ def recorder(settings: Settings, cluster: str) -> switch_client.Recorder:
 
     Args:
       settings: of this cluster; without a federation nothing is recorded.
-      cluster: its name.
     """
     folder = site_folder.Folder(pathlib.Path(settings.federation))
     if not settings.federation:

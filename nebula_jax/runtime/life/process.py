@@ -178,7 +178,6 @@ class Interrupt:
         """Returns the exit status of a cluster; reports where it stopped, if early.
 
         Args:
-          cluster: its name.
           step: the last one that it took, and saved.
           folder: where it saved, if that is to be reported.
         """

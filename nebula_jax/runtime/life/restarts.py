@@ -33,9 +33,6 @@ def read(
 ) -> list[dict[str, Any]]:
     """Lists the restarts of a run.
 
-    Args:
-      folders: of its clusters.
-
     Returns:
       For each: cluster, how (it died), at, and seconds from then until every cluster
       had taken a step; None if one never did.

@@ -50,7 +50,6 @@ class Checkpoints:
         """Reads the folder's checkpoints; damaged ones are reported and not used.
 
         Args:
-          cluster: its name.
           settings: of the run, equal in all clusters.
           every: steps between checkpoints.
           window: steps that one cluster may be ahead of another.
@@ -183,7 +182,6 @@ class Checkpoints:
         """Saves the state after `step` if a checkpoint is due.
 
         Args:
-          step: just taken.
           state: after it.
           position: returns the data position, as JSON values.
 
@@ -233,7 +231,6 @@ def check_same_run(
     """Checks that a cluster's folder holds no other run.
 
     Args:
-      cluster: its name.
       settings: of the run, equal in all clusters.
       fingerprints: what else must be as it was, such as digests of the cluster's text
         and model, as far as they are there yet.
@@ -259,7 +256,6 @@ def difference(
     """Returns the first difference of a checkpoint's run from this one, in words.
 
     Args:
-      about: the checkpoint's metadata.
       cluster: name of this one.
       fingerprints: of this run, as far as they are known; others are not compared.
 

@@ -75,7 +75,6 @@ class Skips:
         """Begins to count.
 
         Args:
-          cluster: its name.
           allowed: steps that may be skipped in the whole run.
           count: steps that were skipped before this process started.
           record: is given the step and the count at every skip.
@@ -133,7 +132,6 @@ class Progress:
         """Begins after step `start`, from now on.
 
         Args:
-          cluster: its name.
           start: the step that the run goes on after; 0 at its beginning.
           log_every: steps between progress lines.
           links: to the other clusters, whose traffic is reported.
@@ -265,7 +263,6 @@ class Progress:
         """Closes the files; writes summary.json unless nothing was left to do.
 
         Args:
-          last: the last step.
           more: JSON values that belong into the summary.
 
         Raises:

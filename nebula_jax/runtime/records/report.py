@@ -157,7 +157,6 @@ def is_stale(path: pathlib.Path, folders: Iterable[pathlib.Path]) -> bool:
 
     Args:
       path: of the run's summary.json.
-      folders: of its clusters.
     """
     if not path.is_file():
         return True
@@ -218,7 +217,6 @@ def table(
     | fp16\\|zstd | 12 |
 
     Args:
-      header: of the columns.
       rows: their cells. In a cell, `|` is a character like any other.
       alignment: a letter for each column, l(eft) or r(ight). By default only the first
         column is left-aligned.

@@ -10,11 +10,7 @@ from nebula_jax.security import names
 
 
 def of_cluster(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
-    """Returns where a cluster keeps its files: `generator:0` -> <workdir>/generator-0.
-
-    Args:
-      cluster: its name.
-    """
+    """Returns a cluster's folder: `generator:0` -> <workdir>/generator-0."""
     return workdir / names.label(cluster)
 
 

@@ -17,11 +17,7 @@ OTHER = "other"
 
 
 def write(trace: trace_lib.Trace, folder: pathlib.Path, cluster: str) -> None:
-    """Writes the trace of this process.
-
-    Args:
-      cluster: its name.
-    """
+    """Writes the trace of this process."""
     rank = ranks.rank()
     trace.write(folder / _name(rank), f"{cluster}/{rank}" if rank else cluster)
 
@@ -56,7 +52,6 @@ def gather(
     """Writes one trace of all processes of a run, if it was traced.
 
     Args:
-      clusters: folders of its clusters.
       processes: of each cluster, that were traced; what others have left there, of an
         attempt before, is not gathered.
     """
@@ -68,11 +63,7 @@ def gather(
 
 
 def markdown(summaries: Sequence[Mapping[str, Any]]) -> str:
-    """Renders where the time of each cluster went; empty without a trace.
-
-    Args:
-      summaries: of clusters.
-    """
+    """Renders where the time of each cluster went; empty without a trace."""
     traced = [each for each in summaries if "time" in each]
     if not traced:
         return ""

@@ -131,7 +131,6 @@ def settings(handle: str, vocabulary: str, max_length: int) -> dict[str, Any]:
     Args:
       handle: its name.
       vocabulary: digest.
-      max_length: L.
     """
     return {
         "data": handle,

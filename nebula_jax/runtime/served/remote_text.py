@@ -158,7 +158,6 @@ class RemoteText:
 
         Args:
           name: such as `mono/es`.
-          splits: of it.
 
         Returns:
           Digest of all that it was made from, and split -> its rows.

@@ -70,11 +70,7 @@ class Entry(NamedTuple):
 
 
 def spec_of_entry(clusters: int) -> dict[str, Any]:
-    """Returns the specs of an entry's arrays, for its channel.
-
-    Args:
-      clusters: R.
-    """
+    """Returns the specs of an entry's arrays, for its channel."""
     return {
         "verdict": jax.ShapeDtypeStruct((len(Verdict._fields),), jnp.uint32),
         "members": jax.ShapeDtypeStruct((clusters,), jnp.bool_),
@@ -99,7 +95,6 @@ def check(verdict: Verdict, config: diloco.Config, last: int) -> None:
     """Checks that a hub can have sent a verdict.
 
     Args:
-      verdict: that has come.
       last: its step after which there is none.
 
     Raises:
@@ -127,9 +122,6 @@ def check(verdict: Verdict, config: diloco.Config, last: int) -> None:
 def spec_of_state(member: member_lib.Member, fragment: int) -> dict[str, Any]:
     """Returns the specs of a fragment's whole state, for its channel.
 
-    Args:
-      fragment: its number.
-
     Returns:
       `about`, [2] uint32: the version of the anchor, and the step after which the
       messages of its latest round were sent; `outer`, a `diloco.Outer`.
@@ -146,7 +138,6 @@ def check_states(states: Sequence[Any], after: int) -> None:
 
     Args:
       states: P, of `spec_of_state`, on the host.
-      after: the run's step.
 
     Raises:
       ValueError: with the numbers that cannot be.
@@ -186,7 +177,6 @@ def open_down(
 
     Args:
       opens: a method of the link between them.
-      clusters: R names.
     """
     identity = codec_lib.identity()
     return Down(

@@ -79,9 +79,6 @@ class Hub:
         """Opens the channels.
 
         Args:
-          member: the hub's.
-          clusters: R names.
-          own: name of the hub.
           links: name -> link, to all leaves.
           rejoined: returns the link to a cluster that has rejoined, or None.
           log: takes a line when a leaf is away, or is back.

@@ -47,10 +47,6 @@ class Leaf:
         """Opens the channels.
 
         Args:
-          member: this cluster's.
-          clusters: R names.
-          own: name of this one.
-          link: to the hub.
           last: step after which there is none.
         """
         self._member, self._config = member, member.config
