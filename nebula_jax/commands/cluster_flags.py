@@ -131,7 +131,7 @@ class Reach(Place):
     wan: str = fields.to_begin_with(
         "",
         "Emulated line: rate each way, one-way delay; none if empty.\n"
-        "60mbit,15ms; also jitter=2ms, cut=5s@20s, 10mbit@60s (the rate from 60 s on),"
+        "60mbit,15ms; also cut=5s@20s, 10mbit@60s (the rate from 60 s on),"
         " and up:...;down:... for lines that differ by direction.",
     )
     reconnect_timeout: float = fields.of_line(

@@ -8,7 +8,6 @@ scripts/wan_netns.sh has the kernel's for those who are root.
 
 import collections
 import dataclasses
-import random
 import re
 from typing import Any, NamedTuple
 
@@ -23,7 +22,6 @@ _RATE = re.compile(_NUMBER + r"([kmg])bit", re.IGNORECASE)
 _TIME = re.compile(_NUMBER + r"(ms|s)", re.IGNORECASE)
 _CHANGE = re.compile(f"{_RATE.pattern}@{_TIME.pattern}", re.IGNORECASE)
 _CUT = re.compile(f"cut={_TIME.pattern}@{_TIME.pattern}", re.IGNORECASE)
-_JITTER = re.compile(f"jitter={_TIME.pattern}", re.IGNORECASE)
 _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "ms": 1e-3, "s": 1.0}
 
 
@@ -35,8 +33,6 @@ class Line:
     """Bits per second; 0 for unlimited."""
     delay: float = 0.0
     """Seconds, one way."""
-    jitter: float = 0.0
-    """Seconds: the delay varies by up to this, evenly, both ways; order is kept."""
     cuts: tuple[tuple[float, float], ...] = ()
     """(start, length) of cuts, in seconds since the first byte: nothing passes."""
     changes: tuple[tuple[float, float], ...] = ()
@@ -58,11 +54,11 @@ UNSHAPED = Line()
 def from_string(text: str) -> Lines:
     """Reads a flag.
 
-    `60mbit,15ms` is a rate and a one-way delay, of each direction. `jitter=2ms` varies
-    the delay; `cut=5s@20s`, as often as wanted, lets nothing pass for 5 s, 20 s after
-    the first byte; `10mbit@60s`, as often as wanted, is the rate from 60 s after it on.
-    `up:60mbit,15ms;down:170mbit,15ms` gives each direction its own;
-    one that is not named is not emulated.
+    `60mbit,15ms` is a rate and a one-way delay, of each direction. `cut=5s@20s`, as
+    often as wanted, lets nothing pass for 5 s, 20 s after the first byte; `10mbit@60s`,
+    as often as wanted, is the rate from 60 s after it on.
+    `up:60mbit,15ms;down:170mbit,15ms` gives each direction its own; one that is not
+    named is not emulated.
 
     Raises:
       errors.SettingsError: naming the part that cannot be read.
@@ -93,8 +89,6 @@ def _line(text: str, flag: str) -> Line:
             name, value = "rate", float(match[1]) * _UNITS[match[2].lower()]
         elif match := _TIME.fullmatch(part):
             name, value = "delay", _seconds(match, 1)
-        elif match := _JITTER.fullmatch(part):
-            name, value = "jitter", _seconds(match, 1)
         elif match := _CUT.fullmatch(part):
             cut = (_seconds(match, 3), _seconds(match, 1))
             name, value = "cuts", (*fields.pop("cuts"), cut)
@@ -104,13 +98,11 @@ def _line(text: str, flag: str) -> Line:
         else:
             raise errors.SettingsError(
                 f"wan={flag}: cannot read {part!r}; write a rate such as 60mbit, a"
-                " one-way delay such as 15ms, jitter=2ms, cut=5s@20s, or 10mbit@60s"
+                " one-way delay such as 15ms, cut=5s@20s, or 10mbit@60s"
             )
         if name in fields:
             raise errors.SettingsError(f"wan={flag}: gives the {name} twice")
         fields[name] = value
-    if fields.get("jitter", 0.0) > fields.get("delay", 0.0):
-        raise errors.SettingsError(f"wan={flag}: the jitter exceeds the delay")
     later = [rate for _, rate in fields["changes"]]
     if later and not all([fields.get("rate"), *later]):
         raise errors.SettingsError(
@@ -130,9 +122,8 @@ def _seconds(match: re.Match, group: int) -> float:
 class Shaper:
     """The emulated line: it keeps outgoing bytes until it would deliver them."""
 
-    def __init__(self, line: Line, seed: int = 0) -> None:
+    def __init__(self, line: Line) -> None:
         self._line = UNSHAPED if line == UNSHAPED else line
-        self._random = random.Random(seed)
         self._first: float | None = None  # when the line was first used
         self._idle_from = 0.0  # when the line has sent all it was given
         self._delivered = 0.0  # when the newest byte arrives
@@ -166,8 +157,7 @@ class Shaper:
         return max(1, min(SLICE_BYTES, int(bits / 8)))
 
     def _arrival(self, sent: float) -> float:
-        late = self._random.uniform(-self._line.jitter, self._line.jitter)
-        when = self._after_cut(sent + self._line.delay + late)
+        when = self._after_cut(sent + self._line.delay)
         self._delivered = max(self._delivered, when)
         return self._delivered
 

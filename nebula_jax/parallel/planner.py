@@ -8,7 +8,7 @@ delay. No device is needed.
     run = M3((Compute(0.2, 0.4),), Compute(0.5, 1.0), (LINE,), 5_000_000, window=2)
     time_of(run).seconds
 
-Not in the model: what varies from step to step (a text's lengths, jitter, lost
+Not in the model: what varies from step to step (a text's lengths, lost
 packets), TCP's own dynamics, evaluations and checkpoints, and the limits of what a link
 keeps unsent. Units: seconds, bytes.
 

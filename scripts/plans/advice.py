@@ -48,22 +48,17 @@ def _faster(run: M3) -> dict[str, M3]:
     }
 
 
-def _with_lines(
-    run: M3, up: int = 1, down: int = 1, delay: float = 1, jitter: float = 0.0
-) -> M3:
+def _with_lines(run: M3, up: int = 1, down: int = 1, delay: float = 1) -> M3:
     """Returns the run with other lines.
 
     Args:
       run: as it is.
       up, down: factors of the rates.
       delay: factor of the delay.
-      jitter: seconds by which every tensor is late.
     """
 
     def changed(line: planner.Line, factor: int) -> planner.Line:
-        return planner.Line(
-            factor * line.bytes_per_second, delay * line.delay_seconds + jitter
-        )
+        return planner.Line(factor * line.bytes_per_second, delay * line.delay_seconds)
 
     def both(lines: planner.Lines) -> planner.Lines:
         return planner.Lines(changed(lines.up, up), changed(lines.down, down))
@@ -101,14 +96,13 @@ def of_m3(plan: settings.Settings, run: M3, cores: float | None) -> list[str]:
       cores: see `planner.time_of`.
     """
     before = planner.time_of(run, cores).seconds
-    late = _with_lines(run, jitter=settings.jitter(plan.wan))
 
     def with_window(window: int) -> float:
-        return planner.time_of(dataclasses.replace(late, window=window), cores).seconds
+        return planner.time_of(dataclasses.replace(run, window=window), cores).seconds
 
     found = []
     window, after = smallest(WINDOWS, with_window)
-    if text := gain(planner.time_of(late, cores).seconds, after):
+    if text := gain(before, after):
         found.append(f"--window={window}: {text}, because more steps are in flight.")
     else:
         found.append(f"--window={run.window} is enough; needed is {window}.")

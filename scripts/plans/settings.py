@@ -66,18 +66,13 @@ def check_rows(settings: Settings) -> None:
 def lines(text: str) -> planner.Lines:
     """Returns the line that --wan describes, as it begins.
 
-    Jitter, cuts and later rates are not planned for.
+    Cuts and later rates are not planned for.
 
     Raises:
       errors.NebulaError: if it cannot be read.
     """
     ways = wan.from_string(text)
     return planner.Lines(*(planner.Line(each.rate / 8, each.delay) for each in ways))
-
-
-def jitter(text: str) -> float:
-    """Returns the seconds by which the delay of --wan varies."""
-    return max(each.jitter for each in wan.from_string(text))
 
 
 def from_flags() -> Settings:

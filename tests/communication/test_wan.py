@@ -13,7 +13,6 @@ def test_flags_are_read():
     assert wan.from_string("1.5gbit").up == wan.Line(1.5e9, 0.0)
     assert wan.from_string("0.1s").down == wan.Line(0.0, 0.1)
     assert wan.from_string("") == wan.Lines(wan.UNSHAPED, wan.UNSHAPED)
-    assert wan.from_string("15ms,jitter=2ms").up == wan.Line(0.0, 0.015, 0.002)
     cuts = wan.from_string("cut=2s@10s,cut=500ms@20s").up.cuts
     assert cuts == ((10.0, 2.0), (20.0, 0.5))
     changing = wan.from_string("60mbit,15ms,10mbit@1s,1gbit@500ms").up
@@ -34,7 +33,6 @@ def test_each_direction_may_have_its_own_line():
         ("up:15ms;up:20ms", "names up twice"),
         ("15ms;up:20ms", "names up twice"),
         ("sideways:15ms", "cannot read 'sideways'"),
-        ("5ms,jitter=6ms", "the jitter exceeds the delay"),
         ("cut=2s", "cannot read 'cut=2s'"),
         ("15ms,10mbit@60s", "a rate that changes needs one that it begins with"),
         ("60mbit,0mbit@60s", "none of them can be 0"),
@@ -159,18 +157,6 @@ def test_a_fast_line_delivers_by_the_slice():
     """Waking for less would take from computing."""
     sizes = [size for _, size in pieces(wan.Line(60e6), 1_000_000)]
     assert sizes == [wan.SLICE_BYTES] * 15 + [1_000_000 - 15 * wan.SLICE_BYTES]
-
-
-def test_jitter_varies_the_delay_within_its_bounds_and_keeps_the_order():
-    gap = 0.05  # so rarely that no byte waits for another
-    times = arrivals(wan.Line(delay=0.02, jitter=0.005), 400, 100, gap)
-    delays = [when - number * gap for number, when in enumerate(times)]
-    assert min(delays) >= 0.015 - 1e-5
-    assert max(delays) <= 0.025 + 1e-5
-    assert max(delays) - min(delays) > 0.008
-    assert sum(delays) / len(delays) == pytest.approx(0.02, abs=0.001)
-    crowded = arrivals(wan.Line(delay=0.02, jitter=0.02), 100, 100, 0.001)
-    assert crowded == sorted(crowded)
 
 
 def test_nothing_passes_during_a_cut_and_all_of_it_after():

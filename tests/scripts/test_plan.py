@@ -280,9 +280,8 @@ def test_what_one_cluster_is_given_and_files_do_not_matter():
 
 
 def test_the_lines_of_a_flag_are_those_of_a_plan():
-    found = settings.lines("up:60mbit,15ms,jitter=2ms;down:170mbit,20ms")
+    found = settings.lines("up:60mbit,15ms;down:170mbit,20ms")
     assert found == Lines(Line(7.5e6, 0.015), Line(21.25e6, 0.02))
-    assert settings.jitter("60mbit,15ms,jitter=2ms") == 0.002
     assert settings.lines("") == settings.NO_LINE
     assert planner.Line().seconds(1e9) == 0
 
