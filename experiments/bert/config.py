@@ -62,11 +62,6 @@ class Agreed(pretraining_config.Agreed, local_steps.Settings):
         " Nesterov's Adam for the rest), or sgd (without momentum).",
         choices=list(optimizers.BY_NAME),
     )
-    logits: str = fields.for_experts(
-        "masked",
-        "Positions at which the head computes logits: the masked ones, or all.",
-        choices=list(bert.LOGITS),
-    )
     all_reduce: str = fields.for_experts(
         "each",
         "Times that the gradients of a cluster's devices are added up: after each"

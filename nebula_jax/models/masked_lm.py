@@ -39,27 +39,25 @@ class MaskedLM(nn.Module):
         self,
         input_ids: jax.Array,
         attention_mask: jax.Array,
-        masked: jax.Array | None = None,
+        masked: jax.Array,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Computes logits of masked tokens, or of all.
+        """Computes logits of masked tokens.
 
         Args:
           input_ids: [B, L] int32, with [MASK]s.
           attention_mask: [B, L] bool, false at padding.
           masked: [B, M] int32, places of masked tokens; L in empty slots, whose logits
-            mean nothing. None for logits everywhere.
+            mean nothing.
 
         Returns:
-          [B, M, V] float32; [B, L, V] if `masked` is None.
+          [B, M, V] float32.
         """
         hidden = self.embeddings(input_ids, deterministic)
         hidden = self.encoder(
             hidden, attention_mask, deterministic, self._after_layer()
         )
-        if masked is not None:
-            hidden = mask_slots.gather(hidden, masked)
-        return self.mlm_head(hidden, self.embeddings.table)
+        return self.mlm_head(mask_slots.gather(hidden, masked), self.embeddings.table)
 
     def _after_layer(self) -> Callable[[int, jax.Array], jax.Array] | None:
         if not self.adapter_dim:

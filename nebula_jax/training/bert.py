@@ -2,8 +2,7 @@
 
 Every row draws its masks from its number in the whole batch. So a batch that is split
 over devices, processes and clusters is masked as if it were in one place, and whatever
-is faster (`logits`, `all_reduce`, `transformer.Config.dtype`) follows the same loss
-curve.
+is faster (`all_reduce`, `transformer.Config.dtype`) follows the same loss curve.
 
 B rows of a batch, L length, V vocabulary, M slots for masked tokens in a row.
 """
@@ -18,7 +17,7 @@ import optax
 
 from nebula_jax import errors
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import mask_slots, masked_lm, transformer
+from nebula_jax.models import masked_lm, transformer
 from nebula_jax.training import (
     abnet_losses,
     accumulate,
@@ -48,7 +47,6 @@ TRAINS = {
 """The parameters that train; the others are frozen, and never cross a line. The head is
 for a pretrained encoder that comes without one."""
 PAD = vocabularies.SPECIAL.pad
-LOGITS = ("masked", "all")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -64,8 +62,6 @@ class Config:
     """A name in masking.POLICIES."""
     micro_batches: int = 1
     """Parts of a device's rows whose gradients are added up, one after the other."""
-    logits: str = "masked"
-    """Tokens that have logits: `masked` ones, or `all`."""
     all_reduce: str = "once"
     """A name in all_reduce.WHEN."""
     adapter_dim: int = 0
@@ -157,7 +153,7 @@ def init(
     ids = jnp.zeros((1, config.encoder.max_length), jnp.int32)
 
     def draw() -> Any:
-        return model.init(init_rng, ids, ids == 0)["params"]
+        return model.init(init_rng, ids, ids == 0, ids[:, :1])["params"]
 
     if encoder is None:
         params = draw()
@@ -211,35 +207,25 @@ def loss_of(
     model = masked_lm.MaskedLM(config.encoder, config.adapter_dim)
 
     def part(trained: Any, rows: masking.Masked, number: Any) -> accumulate.Outcome:
-        places, labels, weights = _targets(config, rows)
+        is_masked = rows.positions < rows.input_ids.shape[-1]
+        weights = is_masked.astype(jnp.float32)
         logits = model.apply(
             {"params": partition.merge(trained, frozen)},
             rows.input_ids,
             rows.input_ids != PAD,
-            places,
+            rows.positions,
             rng is None,
             rngs={} if rng is None else {"dropout": accumulate.key(rng, number)},
         )
-        entropy, _ = losses.masked_cross_entropy(logits, labels, weights)
-        of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+        entropy, _ = losses.masked_cross_entropy(logits, rows.originals, weights)
+        of_label = jnp.take_along_axis(logits, rows.originals[..., None], axis=-1)[
+            ..., 0
+        ]
         # An argmax would be another pass over the logits, and a slow one.
         correct = jnp.sum((of_label >= jnp.max(logits, axis=-1)) * weights)
         return accumulate.Outcome(losses.mean((entropy, weight)), correct, ())
 
     return part
-
-
-def _targets(
-    config: Config, rows: masking.Masked
-) -> tuple[jax.Array | None, jax.Array, jax.Array]:
-    """Returns the places that have logits (None: all), their labels and weights."""
-    length = rows.input_ids.shape[-1]
-    if config.logits == "masked":
-        weights = (rows.positions < length).astype(jnp.float32)
-        return rows.positions, rows.originals, weights
-    blank = jnp.zeros_like(rows.input_ids)
-    labels = mask_slots.scatter(blank, rows.positions, rows.originals)
-    return None, labels, mask_slots.mark(rows.positions, length).astype(jnp.float32)
 
 
 def _weight(rows: masking.Masked) -> jax.Array:
@@ -309,7 +295,6 @@ def evaluate(
       input_ids: [B, L] int32, padded; rows may be [PAD] throughout.
       first_row: number of the first row in the held-out text.
     """
-    config = dataclasses.replace(config, logits="masked")
     rows = _mask(config, rng, input_ids, first_row)
     outcome = loss_of(config, None, jnp.ones(()), {})(params, rows, None)
     return Sums(outcome.loss, _weight(rows), outcome.sums)

@@ -25,7 +25,6 @@ ENCODER = transformer.Config(V, 2, 16, 2, 32, L)
 PLAIN = bert.Config(
     ENCODER,
     STEPS,
-    logits="all",
     all_reduce="each",
     optimizer="sgd",
     learning_rate=0.5,
@@ -33,8 +32,6 @@ PLAIN = bert.Config(
     weight_decay=0.0,
     clip_norm=0.0,
 )
-
-MASKED = dataclasses.replace(PLAIN, logits="masked")
 
 
 def text(step):
@@ -99,10 +96,8 @@ trained = functools.cache(train)
 
 MICRO = {"micro_batches": 2}
 RUNGS = {
-    "masked": (1, {"logits": "masked"}),
     "each": (2, MICRO),
     "once": (2, {"all_reduce": "once", **MICRO}),
-    "all": (4, {"logits": "masked", "all_reduce": "once", **MICRO}),
 }
 
 
@@ -130,7 +125,7 @@ def test_a_rung_of_the_ladder_has_the_same_loss_curve(rung):
 
 @pytest.mark.parametrize(
     ("rung", "inside", "outside"),
-    [("each", 1, 0), ("once", 0, 1), ("all", 0, 1)],
+    [("each", 1, 0), ("once", 0, 1)],
 )
 def test_gradients_are_added_up_as_often_as_is_promised(rung, inside, outside):
     """In the loop over micro-batches, or after it; no token leaves its device."""
@@ -178,7 +173,7 @@ def by_hand(config, params, rng, ids):
 
 
 def test_the_loss_is_the_mean_over_masked_tokens():
-    step = trainer(MASKED)
+    step = trainer(PLAIN)
     state = step.init()
     for number in range(STEPS - 1):  # until some are predicted
         state, _ = step(state, text(number))
@@ -216,7 +211,7 @@ def test_clusters_with_parts_of_a_batch_have_its_gradient():
 
     (The loss of each half is a mean over its own tokens.)
     """
-    config = dataclasses.replace(MASKED, warmup=0.0)
+    config = dataclasses.replace(PLAIN, warmup=0.0)
     moved, weights, ids = [], [], text(0)
     for first, rows in ((0, 16), (0, 8), (8, 8)):
         step = trainer(config, 1, rows)

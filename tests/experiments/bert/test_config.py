@@ -54,11 +54,11 @@ def test_the_warm_up_is_a_share_of_the_run():
 
 def test_the_model_has_what_the_flags_name():
     shape = transformer.config_of_size("nano", vocab_size=9, max_length=8)
-    given = {"logits": "all", "all_reduce": "once", "seed": 3}
+    given = {"all_reduce": "once", "seed": 3}
     given |= {"optimizer": "muon", "mask_rate": 0.3, "weight_decay": 0.02}
     made = config.model(run(**given, adapter_dim=8).agreed, shape)
     assert (made.encoder, made.adapter_dim, made.trains) == (shape, 0, "all")
-    assert (made.logits, made.all_reduce) == ("all", "once")
+    assert made.all_reduce == "once"
     assert (made.optimizer, made.mask_rate, made.weight_decay) == ("muon", 0.3, 0.02)
     made = config.model(run(trains="adapters", adapter_dim=8).agreed, shape)
     assert (made.adapter_dim, made.trains) == (8, "adapters")
