@@ -1,13 +1,7 @@
 """BLEU of translations, by sacrebleu.
 
-Two figures that must not be compared with each other:
-
-    tokenize="13a"    for plain text; sacrebleu's standard, with exponential smoothing.
-                      Languages without spaces have their own: `tokenizer_of`
-    tokenize="none"   for tokenized text, without smoothing. With lowercase=True it is
-                      `multi-bleu.perl -lc`, the figure of ABNet and probably of Tables
-                      2 and 5; ABNet computes it on joined word pieces, where `don't`
-                      is three words (`don ' t`) on both sides
+Of plain text, without minding case: sacrebleu's standard, with exponential smoothing.
+Languages without spaces have tokenizers of their own (`tokenizer_of`).
 
 N sentences, S samples of a bootstrap.
 """
@@ -53,20 +47,12 @@ class BleuError(errors.NebulaError):
 
 
 class Bleu(NamedTuple):
-    """A score and its components."""
+    """A score, and how it was computed."""
 
     score: float
     """0 to 100."""
     signature: str
     """sacrebleu's description of the settings; scores compare only if it is equal."""
-    precisions: tuple[float, ...]
-    """Precisions of 1- to 4-grams, in percent, after smoothing."""
-    brevity_penalty: float
-    """At most 1."""
-    hypothesis_length: int
-    """Words of all hypotheses."""
-    reference_length: int
-    """Words of all references."""
 
     def __str__(self) -> str:
         return f"BLEU {self.score:.2f} ({self.signature})"
@@ -100,10 +86,7 @@ def tokenizer_of(language: str) -> str:
 
 
 def corpus_bleu(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    lowercase: bool = True,
-    tokenize: str = "13a",
+    hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a"
 ) -> Bleu:
     """Scores translations against one reference each.
 
@@ -113,8 +96,7 @@ def corpus_bleu(
     Args:
       hypotheses: a translation of each sentence; it may be empty.
       references: in the same order, none empty.
-      lowercase: True to ignore case.
-      tokenize: `13a`, `none` (see above), or another of sacrebleu's, such as `zh`.
+      tokenize: `13a`, or another of sacrebleu's, such as `zh`.
 
     Raises:
       BleuError: if there is no sentence, numbers differ, a reference is empty, or
@@ -124,35 +106,19 @@ def corpus_bleu(
         known = ", ".join(sorted(sacrebleu.BLEU.TOKENIZERS))
         raise BleuError(f"sacrebleu has no tokenizer {tokenize!r}; it has {known}")
     _check(hypotheses, references)
-    plain = tokenize == "none"
-    metric = sacrebleu.BLEU(
-        lowercase=lowercase,
-        tokenize=tokenize,
-        smooth_method="none" if plain else "exp",
-        force=plain,  # or it warns that the text looks tokenized
-    )
+    metric = sacrebleu.BLEU(lowercase=True, tokenize=tokenize, smooth_method="exp")
     result = metric.corpus_score(list(hypotheses), [list(references)])
-    return Bleu(
-        result.score,
-        str(metric.get_signature()),
-        tuple(result.precisions),
-        result.bp,
-        result.sys_len,
-        result.ref_len,
-    )
+    return Bleu(result.score, str(metric.get_signature()))
 
 
 def statistics(
-    hypotheses: Sequence[str],
-    references: Sequence[str],
-    lowercase: bool = True,
-    tokenize: str = "13a",
+    hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a"
 ) -> np.ndarray:
     """Counts what BLEU is computed from, as `corpus_bleu` does.
 
     Args:
-      hypotheses, references, lowercase: of `corpus_bleu`.
-      tokenize: likewise, but not `none`, whose BLEU is not smoothed.
+      hypotheses, references: of `corpus_bleu`.
+      tokenize: likewise.
 
     Returns:
       [N, 10] int64, `STATISTICS` of each sentence; of several sentences they add up.
@@ -162,9 +128,7 @@ def statistics(
     """
     _check(hypotheses, references)
     # The order that a sentence has is of its score, which is not used.
-    metric = sacrebleu.BLEU(
-        lowercase=lowercase, tokenize=tokenize, effective_order=True
-    )
+    metric = sacrebleu.BLEU(lowercase=True, tokenize=tokenize, effective_order=True)
     rows = []
     for hypothesis, reference in zip(hypotheses, references, strict=True):
         found = metric.sentence_score(hypothesis, [reference])
