@@ -124,16 +124,12 @@ def test_a_trimmed_tokenizer_renumbers_and_nothing_else(kind, tmp_path):
     assert small.special.unk in small.encode(other)
 
 
-def test_used_pieces_are_those_that_occur_the_most_frequent_first(tmp_path):
+def test_used_pieces_are_those_that_occur(tmp_path):
     tokenizer = tokenizers.load(write(tmp_path / "a", "xlm_r"))
     special = tokenizer.special.ids
     counts = np.zeros(tokenizer.size, np.int64)
     counts[[20, 30, 40]] = 2, 5, 2
     assert set(tokenizers.used_ids(tokenizer, counts)) == {20, 30, 40, *special}
-    for room, expected in ((1, {30}), (2, {20, 30}), (9, {20, 30, 40})):
-        found = tokenizers.used_ids(tokenizer, counts, max_size=room + len(special))
-        assert set(found) == expected | set(special)
-        assert (np.diff(found) > 0).all()
 
 
 def test_special_tokens_are_recognized_in_numpy_and_jax():
