@@ -79,8 +79,6 @@ class Upkeep:
         self.state.audit.sign_head()
         self.state.audit.close()
         self.state.identity.close()
-        if self.state.authority is not None:
-            self.state.authority.close()
 
     def beat(self) -> Mapping[str, Any]:
         """Returns the fields of a heartbeat: the epoch of revocation."""

@@ -519,7 +519,6 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         t.wait_for_line("lab-s")
         assert t.switch.state.audit.verifier == kept
         assert (folder.path / "owner.token").read_text() == token
-        issuer.close()
     finally:
         for each in (t, s):
             if each is not None:
@@ -531,9 +530,9 @@ def test_a_lab_whose_certificates_have_expired_renews_them_by_its_own_keys(tmp_p
     first = two_labs.found(tmp_path / "s")
     s = two_labs.Running(first, listens=True)
     folder = two_labs.join(tmp_path / "t", first, s.address)
-    with contextlib.closing(authority.LocalAuthority(first)) as issuer:
-        two_labs.expire(folder, issuer)
-        two_labs.expire(first, issuer)
+    issuer = authority.LocalAuthority(first)
+    two_labs.expire(folder, issuer)
+    two_labs.expire(first, issuer)
     s.stop()
     s.__init__(first, listens=True, port=s.address[1])
     t = two_labs.Running(folder, peers=[s.address])
@@ -620,9 +619,9 @@ def test_a_revoked_lab_renews_nothing(tmp_path):
     s = two_labs.Running(first, listens=True)
     try:
         folder = two_labs.join(tmp_path / "t", first, s.address)
-        with contextlib.closing(authority.LocalAuthority(first)) as issuer:
-            two_labs.expire(folder, issuer)
-            issuer.revoke("lab-t")
+        issuer = authority.LocalAuthority(first)
+        two_labs.expire(folder, issuer)
+        issuer.revoke("lab-t")
         renewal = member.renewal_request(folder, "switch")[1]
         with pytest.raises(joining.JoinError, match="was revoked"):
             joining.ask(folder, {"op": "renew", **renewal.fields()})

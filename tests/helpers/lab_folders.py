@@ -33,6 +33,11 @@ def renew(issuer, folder, role, now=None):
     return member.install(folder, role, key, pem, issuer.certificate(), now)
 
 
+def period(now):
+    """Begin and end of a list that is signed now."""
+    return now - member.BACKDATED, now + authority.LIST_LIFETIME
+
+
 def redeem(issuer, secret, lab, now=None):
     """Uses an invitation up, by its secret."""
     issuer.redeem(invitations.claim(secret, lab, []), lab, [], now)
@@ -76,5 +81,5 @@ def copy(path):
 def _template():
     path = pathlib.Path(tempfile.mkdtemp(prefix="lab_folders_"))
     atexit.register(shutil.rmtree, path, ignore_errors=True)
-    make(path).authority.close()
+    make(path)
     return path

@@ -81,7 +81,7 @@ def wait_until(predicate, seconds=SECONDS):
 def found(path, name="lab-s"):
     """A lab that has founded a federation."""
     folder = site_folder.Folder(path)
-    joining.found(folder, name).close()
+    joining.found(folder, name)
     identity.Identity.begin(path, OWNER).close()
     return folder
 
@@ -90,7 +90,6 @@ def join(path, at, address, name="lab-t"):
     """A lab that has joined the federation of `at`, whose switch runs at an address."""
     issuer = authority.LocalAuthority(at)
     text = issuer.invite(name, f"{address[0]}:{address[1]}")
-    issuer.close()
     folder = site_folder.Folder(path)
     joining.join(folder, invitations.parse(text))
     identity.Identity.begin(path, OWNER).close()
@@ -103,8 +102,9 @@ PAST = datetime.timedelta(days=7)
 def expire(folder, issuer):
     """Replaces the certificates of a lab with others, of a week ago."""
     past = site_folder.utc_now() - PAST
-    with issuer._store.writing() as connection:  # it has been a member since
-        connection.execute("UPDATE labs SET since = ?", (int(past.timestamp()),))
+    with issuer._changing() as ledger:  # it has been a member since
+        for each in ledger["labs"].values():
+            each["since"] = int(past.timestamp())
     for role in site_folder.ROLES:
         request = member.new_request()
         pem = issuer.certify(request.csr, folder.load().name, role, past)

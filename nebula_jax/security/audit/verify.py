@@ -13,6 +13,7 @@ What was appended since the last checkpoint, nothing protects.
 """
 
 import contextlib
+import io
 import itertools
 import pathlib
 from collections.abc import Sequence
@@ -85,17 +86,11 @@ def verify(
     """
     paths = audit.paths(folder)
     trusted = None if verifier is None else checkpoint_note.read_verifier(verifier)
-    # The lab's own processes must not append meanwhile; a copy has no lock.
-    unchanging = (
-        audit.locked(paths.lock, shared=True)
-        if paths.lock.exists()
-        else contextlib.nullcontext()
-    )
-    with audit.disk_errors(folder), unchanging:
+    with audit.disk_errors(folder):
         beside = None
         with contextlib.suppress(AuditError):
             beside = checkpoint_note.verifier_of(folder)
-        copy = Copy._make(_read(path) for path in paths[: len(Copy._fields)])
+        copy = _read(paths)
     findings = []
     if beside is None or (trusted or beside) != beside:
         text = "is missing, or not the public key of this log"
@@ -337,6 +332,25 @@ def _of_file(name: str, problem: str) -> Finding:
     return Finding(name, None, None, problem)
 
 
-def _read(path: pathlib.Path) -> bytes:
-    """Returns the bytes of a file; those of a missing one are empty."""
-    return path.read_bytes() if path.exists() else b""
+def _read(paths: audit.Paths) -> Copy:
+    """Reads the files as they are at one moment; missing ones are empty.
+
+    A lab's own processes append meanwhile, and must not wait for it: under their lock,
+    which a copy has not, files are opened and measured, and read after it.
+    """
+    unchanging = (
+        audit.locked(paths.lock, shared=True)
+        if paths.lock.exists()
+        else contextlib.nullcontext()
+    )
+    with contextlib.ExitStack() as stack:
+        with unchanging:
+            streams = [
+                stack.enter_context(path.open("rb")) if path.exists() else io.BytesIO()
+                for path in paths[: len(Copy._fields)]
+            ]
+            sizes = [each.seek(0, io.SEEK_END) for each in streams]
+        for each in streams:
+            each.seek(0)
+        contents = zip(streams, sizes, strict=True)
+        return Copy._make(each.read(size) for each, size in contents)

@@ -7,22 +7,23 @@ switches, of which none is believed: an invitation's secret, or the key of the f
 certificate, vouches for every one.
 """
 
+import contextlib
 import datetime
-import math
+import hmac
+import json
 import pathlib
-import sqlite3
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from nebula_jax import files
-from nebula_jax.security.accounts import store as store_lib
+from nebula_jax import files, strict_json
+from nebula_jax.security import private_files
 from nebula_jax.security.membership import (
     invitations,
-    issuing,
     member,
     revocation,
     site_folder,
@@ -30,53 +31,32 @@ from nebula_jax.security.membership import (
 from nebula_jax.security.membership.site_folder import FederationError
 from nebula_jax.security.tls import certificates
 
+AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
+"""Longer than any federation: with another authority every lab would join anew."""
+LEAF_LIFETIME = datetime.timedelta(days=5)
+"""Certificates are a day old when they are renewed: so runs go on while the authority
+is away for four days. A stolen key serves for so long, unless it is revoked."""
+LIST_LIFETIME = LEAF_LIFETIME
+"""A lab that has had no newer revocation list for so long admits nobody. The list is
+signed anew every day: it is the short-lived status of certificates that live longer."""
 LIST_RENEWAL = datetime.timedelta(days=1)
-"""The age at which a revocation list is signed anew: six are missed before one ends."""
+"""The age at which a revocation list is signed anew."""
 LIST_MEMORY = datetime.timedelta(days=1)
 """A certificate that expired so long ago is refused for that, by any clock."""
 MOST_CERTIFICATES = 1000
 """Certificates of one lab that a revocation list may have to name: a list that is too
-long is taken by no lab (`revocation.MOST_BYTES`). A lab needs four a day."""
+long is taken by no lab (`revocation.MOST_BYTES`). A lab needs two a day."""
 MOST_REQUEST_BYTES = 1 << 14  # a request for P-256 has 350
 GRACE = datetime.timedelta(days=14)
 """A lab that was off, or could not reach the authority, may renew certificates that
 expired so long ago, unless it was revoked."""
 
-DATABASE = store_lib.Kind(
-    "an authority",
-    application=0,
-    version=0,
-    tables="""
-CREATE TABLE invitations (
-  digest BLOB PRIMARY KEY CHECK (length(digest) = 32),
-  lab TEXT NOT NULL,
-  expires INTEGER NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('open', 'used', 'withdrawn'))
-) STRICT;
-CREATE TABLE labs (
-  name TEXT PRIMARY KEY,
-  state TEXT NOT NULL CHECK (state IN ('member', 'revoked')),
-  since INTEGER NOT NULL
-) STRICT;
-CREATE TABLE issued (
-  serial TEXT PRIMARY KEY,
-  lab TEXT NOT NULL,
-  role TEXT NOT NULL,
-  not_after INTEGER NOT NULL
-) STRICT;
-CREATE TABLE revoked (
-  serial TEXT PRIMARY KEY REFERENCES issued (serial),
-  since INTEGER NOT NULL
-) STRICT;
-CREATE TABLE revocation_list (
-  id INTEGER PRIMARY KEY CHECK (id = 1),
-  number INTEGER NOT NULL,
-  signed INTEGER NOT NULL,
-  pem BLOB NOT NULL
-) STRICT;
-""",
-)
-"""Of a secret it has the SHA-256. Serial numbers (to 160 bits) are hexadecimal."""
+Ledger = dict[str, dict[str, Any]]
+"""What the authority remembers: invitations by the digests of their secrets (lab, end,
+state), labs (state, since), issued certificates by serial number in hexadecimal (lab,
+end), revoked ones (since), and the newest list (number, signed, pem). Times are unix
+seconds."""
+PARTS = ("invitations", "labs", "issued", "revoked", "list")
 
 
 class RequestRefused(site_folder.Refusal):
@@ -86,7 +66,8 @@ class RequestRefused(site_folder.Refusal):
 class LocalAuthority:
     """An authority whose key lies in the folder of a lab.
 
-    Several processes may use it at once, such as a switch and a command.
+    Several processes may use it at once, such as a switch and a command: each change is
+    made under a lock, and is on the disk, whole or not at all, when it is done.
 
     Args:
       folder: of the lab.
@@ -103,7 +84,7 @@ class LocalAuthority:
     def __init__(
         self,
         folder: site_folder.Folder,
-        lifetime: datetime.timedelta = issuing.LEAF_LIFETIME,
+        lifetime: datetime.timedelta = LEAF_LIFETIME,
     ) -> None:
         folder.check()
         self._folder, self._lifetime = folder, lifetime
@@ -127,9 +108,6 @@ class LocalAuthority:
             )
         self._signer = certificates.Authority(certificate, key)
         self.fingerprint = site_folder.fingerprint(certificate)
-        path = folder.authority_database
-        store_lib.create(path, DATABASE)
-        self._store = store_lib.Store(path, kind=DATABASE)
         if self.lab not in self.members():
             self.admit(self.lab)
 
@@ -139,7 +117,7 @@ class LocalAuthority:
         folder: site_folder.Folder,
         lab: str,
         now: datetime.datetime | None = None,
-        lifetime: datetime.timedelta = issuing.LEAF_LIFETIME,
+        lifetime: datetime.timedelta = LEAF_LIFETIME,
     ) -> "LocalAuthority":
         """Makes an authority, with its lab as the first member.
 
@@ -157,7 +135,10 @@ class LocalAuthority:
         folder.prepare()
         if folder.authority.exists():
             raise FederationError(f"{folder.authority}: an authority is here already")
-        signer = issuing.authority(ec.generate_private_key(ec.SECP256R1()), lab, now)
+        # With a part of its own: another authority of the lab is another issuer.
+        name = certificates.name(f"authority {secrets.token_hex(8)}", lab)
+        key, begin = ec.generate_private_key(ec.SECP256R1()), now - member.BACKDATED
+        signer = certificates.authority(key, name, begin, now + AUTHORITY_LIFETIME)
         try:
             with files.writing(folder.authority) as partial:
                 _write(partial, signer)
@@ -167,9 +148,27 @@ class LocalAuthority:
         authority.revocation_list(now)
         return authority
 
-    def close(self) -> None:
-        """Closes the database."""
-        self._store.close()
+    @contextlib.contextmanager
+    def _changing(self) -> Iterator[Ledger]:
+        """Yields the ledger, and keeps what the block does to it unless that raises."""
+        path = self._folder.authority_ledger
+        with self._folder.locked(self._folder.authority):
+            before, ledger = "", dict[str, dict[str, Any]]({})
+            try:
+                before = path.read_text("utf-8")
+                ledger = strict_json.loads(before)
+                if set(ledger) != set(PARTS):
+                    raise ValueError(f"it must have {', '.join(PARTS)}")
+            except FileNotFoundError:
+                ledger = {part: {} for part in PARTS}
+            except (OSError, ValueError, TypeError) as error:
+                raise FederationError(
+                    f"{path}: the file is damaged ({error}): put a copy of it back"
+                ) from None
+            yield ledger
+            after = json.dumps(ledger)
+            if after != before:
+                private_files.write(path, after)
 
     def certificate(self) -> bytes:
         """Returns the authority's own certificate (PEM)."""
@@ -199,8 +198,19 @@ class LocalAuthority:
             )
         if lab == self.lab:
             raise FederationError(f"{lab} is this lab, and has the authority")
-        with self._store.writing() as connection:
-            made = invitations.invite(connection, lab, address, self.fingerprint, now)
+        made = invitations.new(lab, address, self.fingerprint, now)
+        with self._changing() as ledger:
+            _withdraw(ledger, lab)
+            old = (now - invitations.KEPT).timestamp()
+            kept = ledger["invitations"].items()
+            ledger["invitations"] = {
+                **{number: each for number, each in kept if each["end"] >= old},
+                invitations.digest(made.secret).hex(): {
+                    "lab": lab,
+                    "end": int(made.expires.timestamp()),
+                    "state": "open",
+                },
+            }
         return made.text()
 
     def redeem(
@@ -227,30 +237,31 @@ class LocalAuthority:
         """
         now = now or site_folder.utc_now()
         listed = revocation.RevocationList(self._folder)
-        with self._store.writing() as connection:
-            is_member = invitations.state(connection, lab) == "member"
-            reason = invitations.redeem(connection, claim, lab, requests, now)
-            if is_member and not reason:
-                self._revoke_certificates(connection, lab, now)
-                self._sign_list(connection, listed, now)
-        if reason:  # not in the transaction, which would forget the guess
-            text = (
-                f"{invitations.REASONS[reason]}; the authority's lab can make another"
-            )
-            raise invitations.InvitationRefused(reason, text)
+        with self._changing() as ledger:
+            made, reason = _claimed(ledger, claim, lab, requests, now)
+            if reason:
+                raise invitations.InvitationRefused(
+                    reason,
+                    f"{invitations.REASONS[reason]}; the authority's lab can make"
+                    " another",
+                )
+            made["state"] = "used"
+            if _state(ledger, lab) == "member":
+                _revoke_certificates(ledger, lab, now)
+                self._sign_list(ledger, listed, now)
+            _set_state(ledger, lab, "member", now)
 
     def admit(self, lab: str) -> None:
         """Makes a lab a member without an invitation, as the authority's own is."""
         site_folder.check_lab(lab)
-        with self._store.writing() as connection:
-            now = site_folder.utc_now()
-            invitations.set_state(connection, lab, "member", now)
+        with self._changing() as ledger:
+            _set_state(ledger, lab, "member", site_folder.utc_now())
 
     def members(self) -> list[str]:
         """Returns the labs that are members, sorted."""
-        query = "SELECT name FROM labs WHERE state = 'member' ORDER BY name"
-        with self._store.writing() as connection:
-            return [name for (name,) in connection.execute(query)]
+        with self._changing() as ledger:
+            labs = ledger["labs"]
+            return sorted(lab for lab in labs if labs[lab]["state"] == "member")
 
     def renew(
         self, renewal: member.Renewal, now: datetime.datetime | None = None
@@ -290,10 +301,10 @@ class LocalAuthority:
                 f"the certificate of {found[0]} expired more than {GRACE.days} days"
                 " ago; another invitation replaces it",
             )
-        issued = former.not_valid_before_utc + issuing.BACKDATED
-        with self._store.writing() as connection:
-            since = invitations.member_since(connection, lab)
-        if since is not None and int(issued.timestamp()) < since:
+        issued = former.not_valid_before_utc + member.BACKDATED
+        with self._changing() as ledger:
+            known = ledger["labs"].get(lab, {"state": "", "since": 0})
+        if known["state"] == "member" and int(issued.timestamp()) < known["since"]:
             raise RequestRefused(
                 "revoked", f"the certificate of {found[0]} is from before {lab} joined"
             )
@@ -320,36 +331,37 @@ class LocalAuthority:
         Raises:
           RequestRefused: if the request does not serve, or the lab is no
             member or has MOST_CERTIFICATES, or there is no such role.
-          store.StoreError: if the database does not serve.
+          errors.NebulaError: if the disk does not take it.
         """
         now = now or site_folder.utc_now()
         if role not in site_folder.ROLES:
             raise RequestRefused("wrong_role", f"no lab has a {role[:80]!r}")
         key = requested_key(csr_pem)
-        with self._store.writing() as connection:
-            if invitations.state(connection, lab) != "member":
+        with self._changing() as ledger:
+            if _state(ledger, lab) != "member":
                 raise RequestRefused(
                     "no_member",
                     f"{lab[:80]!r} is no member of this federation, or was revoked; it"
                     " needs an invitation",
                 )
-            count = connection.execute(
-                "SELECT COUNT(*) FROM issued WHERE lab = ? AND not_after >= ?",
-                (lab, int((now - LIST_MEMORY).timestamp())),
-            ).fetchone()[0]
+            _forget(ledger, now)
+            count = sum(each["lab"] == lab for each in ledger["issued"].values())
             if count >= MOST_CERTIFICATES:
                 raise RequestRefused(
                     "too_many",
                     f"{lab} has {count} certificates, and gets no other until some of"
                     " them have expired",
                 )
-            name = site_folder.dns_name(lab, role)
-            made = issuing.leaf(self._signer, key, name, now, self._lifetime)
-            end = int(made.not_valid_after_utc.timestamp())
-            connection.execute(
-                "INSERT INTO issued VALUES (?, ?, ?, ?)",
-                (f"{made.serial_number:x}", lab, role, end),
+            name = x509.DNSName(site_folder.dns_name(lab, role))
+            end = min(
+                now + self._lifetime, self._signer.certificate.not_valid_after_utc
             )
+            begin, subject = now - member.BACKDATED, certificates.name("lab")
+            made = certificates.leaf(self._signer, key, subject, name, begin, end)
+            ledger["issued"][f"{made.serial_number:x}"] = {
+                "lab": lab,
+                "end": int(end.timestamp()),
+            }
         return made.public_bytes(serialization.Encoding.PEM)
 
     def revoke(self, lab: str, now: datetime.datetime | None = None) -> int:
@@ -375,28 +387,17 @@ class LocalAuthority:
                 " it new keys"
             )
         listed = revocation.RevocationList(self._folder)
-        with self._store.writing() as connection:
-            withdrawn = invitations.withdraw(connection, lab)
-            has_come = invitations.state(connection, lab) is not None
-            if not withdrawn and not has_come:
+        with self._changing() as ledger:
+            was_invited = _withdraw(ledger, lab)
+            has_come = _state(ledger, lab) is not None
+            if not was_invited and not has_come:
                 raise FederationError(
                     f"{lab} is no member of this federation, and was not invited"
                 )
             if has_come:
-                invitations.set_state(connection, lab, "revoked", now)
-            self._revoke_certificates(connection, lab, now)
-            number, _ = self._sign_list(connection, listed, now)
-        return number
-
-    def _revoke_certificates(
-        self, connection: sqlite3.Connection, lab: str, now: datetime.datetime
-    ) -> None:
-        seconds = int(now.timestamp())
-        connection.execute(
-            "INSERT OR IGNORE INTO revoked SELECT serial, ? FROM issued"
-            " WHERE lab = ? AND not_after >= ?",
-            (seconds, lab, seconds - int(LIST_MEMORY.total_seconds())),
-        )
+                _set_state(ledger, lab, "revoked", now)
+            _revoke_certificates(ledger, lab, now)
+            return self._sign_list(ledger, listed, now)
 
     def revocation_list(self, now: datetime.datetime | None = None) -> bytes:
         """Returns the newest revocation list (PEM).
@@ -409,50 +410,44 @@ class LocalAuthority:
         """
         now = now or site_folder.utc_now()
         listed = revocation.RevocationList(self._folder)
-        with self._store.writing() as connection:
-            query = "SELECT number, signed, pem FROM revocation_list"
-            row = connection.execute(query).fetchone()
-            age = now.timestamp() - row[1] if row else math.inf
-            if row and row[0] >= listed.number and age < LIST_RENEWAL.total_seconds():
-                return row[2]
-            _, pem = self._sign_list(connection, listed, now)
-        return pem
+        with self._changing() as ledger:
+            newest = ledger["list"]
+            if (
+                newest.get("number", -1) < listed.number
+                or now.timestamp() - newest["signed"] >= LIST_RENEWAL.total_seconds()
+            ):
+                self._sign_list(ledger, listed, now)
+            return str(ledger["list"]["pem"]).encode()
 
     def _sign_list(
-        self,
-        connection: sqlite3.Connection,
-        listed: revocation.RevocationList,
-        now: datetime.datetime,
-    ) -> tuple[int, bytes]:
-        """Signs the next revocation list; returns its number and it (PEM).
+        self, ledger: Ledger, listed: revocation.RevocationList, now: datetime.datetime
+    ) -> int:
+        """Signs the next revocation list; returns its number.
 
         It goes on from what the lab has: no lab takes a list with a lower number, and
-        what was revoked there stays so, if the database has come back from a copy.
+        what was revoked there stays so, if the ledger has come back from a copy.
         """
-        row = connection.execute("SELECT number FROM revocation_list").fetchone()
-        number = 1 + max(row[0] if row else 0, listed.number)
+        number = 1 + max(ledger["list"].get("number", 0), listed.number)
         for serial, since in listed.revoked().items():
             begin, text = int(since.timestamp()), f"{serial:x}"
             end = begin + int(self._lifetime.total_seconds())  # it expires before that
-            insert = "INSERT OR IGNORE INTO"
-            connection.execute(f"{insert} issued VALUES (?, '', '', ?)", (text, end))
-            connection.execute(f"{insert} revoked VALUES (?, ?)", (text, begin))
-        rows = connection.execute(
-            "SELECT serial, since FROM revoked JOIN issued USING (serial)"
-            " WHERE not_after >= ?",
-            (int((now - LIST_MEMORY).timestamp()),),
-        ).fetchall()
+            ledger["issued"].setdefault(text, {"lab": "", "end": end})
+            ledger["revoked"].setdefault(text, begin)
+        _forget(ledger, now)
         revoked = [
             (int(serial, 16), datetime.datetime.fromtimestamp(since, datetime.UTC))
-            for serial, since in rows
+            for serial, since in ledger["revoked"].items()
         ]
-        signed = issuing.revocation_list(self._signer, number, revoked, now)
-        pem = signed.public_bytes(serialization.Encoding.PEM)
-        connection.execute(
-            "INSERT OR REPLACE INTO revocation_list VALUES (1, ?, ?, ?)",
-            (number, int(now.timestamp()), pem),
+        begin_, end_ = now - member.BACKDATED, now + LIST_LIFETIME
+        signed = certificates.revocation_list(
+            self._signer, number, revoked, begin_, end_
         )
-        return number, pem
+        ledger["list"] = {
+            "number": number,
+            "signed": int(now.timestamp()),
+            "pem": signed.public_bytes(serialization.Encoding.PEM).decode(),
+        }
+        return number
 
 
 def requested_key(csr_pem: bytes) -> Any:
@@ -482,6 +477,69 @@ def requested_key(csr_pem: bytes) -> Any:
             "bad_signature", "the request was not signed with its own key"
         )
     return key
+
+
+def _claimed(
+    ledger: Ledger,
+    claim: invitations.Claim,
+    lab: str,
+    requests: Sequence[bytes],
+    now: datetime.datetime,
+) -> tuple[dict[str, Any], str]:
+    """Returns the invitation that is claimed, and a key of REASONS if it is not."""
+    for text, made in ledger["invitations"].items():
+        key = bytes.fromhex(text)
+        if invitations.digest(key) != claim.number:
+            continue
+        if made["lab"] != lab:
+            return made, "wrong_name"
+        right = invitations.claim_by(key, lab, requests)
+        if not hmac.compare_digest(right.mac, claim.mac):
+            break
+        if made["state"] != "open":
+            return made, made["state"]
+        return made, "expired" if now.timestamp() >= made["end"] else ""
+    return {}, "guessed"
+
+
+def _withdraw(ledger: Ledger, lab: str) -> bool:
+    """Withdraws the open invitation of a lab; returns True if it had one."""
+    found = [
+        each
+        for each in ledger["invitations"].values()
+        if each["lab"] == lab and each["state"] == "open"
+    ]
+    for each in found:
+        each["state"] = "withdrawn"
+    return bool(found)
+
+
+def _state(ledger: Ledger, lab: str) -> str | None:
+    """Returns `member` or `revoked`; None of a lab that has never come."""
+    return ledger["labs"].get(lab, {}).get("state")
+
+
+def _set_state(ledger: Ledger, lab: str, state: str, now: datetime.datetime) -> None:
+    """Makes a lab a member, or ends that until it is invited anew."""
+    ledger["labs"][lab] = {"state": state, "since": int(now.timestamp())}
+
+
+def _revoke_certificates(ledger: Ledger, lab: str, now: datetime.datetime) -> None:
+    _forget(ledger, now)
+    for serial, each in ledger["issued"].items():
+        if each["lab"] == lab:
+            ledger["revoked"].setdefault(serial, int(now.timestamp()))
+
+
+def _forget(ledger: Ledger, now: datetime.datetime) -> None:
+    """Forgets certificates that are refused anyway, since they have expired."""
+    old = int((now - LIST_MEMORY).timestamp())
+    issued = ledger["issued"].items()
+    ledger["issued"] = {serial: each for serial, each in issued if each["end"] >= old}
+    revoked = ledger["revoked"].items()
+    ledger["revoked"] = {
+        serial: since for serial, since in revoked if serial in ledger["issued"]
+    }
 
 
 def _write(folder: pathlib.Path, signer: certificates.Authority) -> None:

@@ -14,11 +14,11 @@ from nebula_jax import errors, printable
 from nebula_jax.security import policy, private_files
 from nebula_jax.security.accounts import store as store_lib
 from nebula_jax.security.audit import verify as audit_verify
-from nebula_jax.security.membership import issuing, member, revocation, site_folder
+from nebula_jax.security.membership import member, revocation, site_folder
 
 LITTLE_BYTES = 1 << 30
 """A disk with less is nearly full: a log that finds no room stops what it records."""
-MOST_CLOCK_SECONDS = issuing.BACKDATED.total_seconds() / 2
+MOST_CLOCK_SECONDS = member.BACKDATED.total_seconds() / 2
 """A larger difference is wrong: with twice that, new certificates are not valid yet."""
 TRUSTED_FILE_TIME = datetime.timedelta(minutes=5)
 """A certificate is installed within seconds of its issue; a file whose time is further
@@ -29,7 +29,7 @@ OLD_LIST = datetime.timedelta(days=2)
 """The authority signs a new list every day."""
 
 SECRETS = (
-    *("key.pem", "authority.sqlite", "identity.sqlite", "switch.json"),
+    *("key.pem", "ledger.json", "identity.sqlite", "switch.json"),
     *("owner.token", "token"),
 )
 """The names of files that nobody else may read."""
@@ -131,7 +131,7 @@ def clock(found: site_folder.Folder) -> Found:
         return FINE, "this lab has the authority, whose clock counts"
     path = found.switch / "cert.pem"
     own = x509.load_pem_x509_certificate(path.read_bytes())
-    issued = own.not_valid_before_utc + issuing.BACKDATED
+    issued = own.not_valid_before_utc + member.BACKDATED
     written = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
     ahead = written - issued
     when = f"at {issued:%Y-%m-%d %H:%M} UTC, when the certificate was issued"

@@ -1,11 +1,10 @@
-"""Invitations to a federation, and the labs that have come.
+"""Invitations to a federation.
 
 An invitation is one line for a person to hand on, by a way that is trusted. It serves
 once, for an hour and for one lab's name. It carries the fingerprint of the authority,
 so that the lab that joins trusts no other, and a secret, of which the authority keeps
 only a digest. The secret itself crosses no network: who joins sends a MAC over its
-requests, so that no switch on the way puts in others. Functions of a `connection` are
-parts of a transaction of the authority's database.
+requests, so that no switch on the way puts in others.
 """
 
 import base64
@@ -16,7 +15,6 @@ import hashlib
 import hmac
 import json
 import secrets
-import sqlite3
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -26,14 +24,13 @@ from nebula_jax.security.membership import site_folder
 LIFETIME = datetime.timedelta(hours=1)
 """As long as it takes two people to pass on a line."""
 SECRET_BYTES = 32  # which nobody guesses; who tries is in the audit log
-KEPT = datetime.timedelta(days=30)
-"""Old invitations are kept for so long: a second use is then called one."""
-
 PREFIX = "nebula1."
 _CLAIM = "nebula claim 1"
 MOST_CHARACTERS = 2048  # of the text of an invitation; three times what it needs
 _CHECK_BYTES = 4  # of a digest, which finds a line that was copied badly
 
+KEPT = datetime.timedelta(days=30)
+"""Old invitations are kept for so long: a second use is then called one."""
 REASONS = {
     "guessed": "there is no such invitation",
     "wrong_name": "the invitation is for another lab's name",
@@ -135,23 +132,10 @@ def parse(text: str, now: datetime.datetime | None = None) -> Invitation:
     return invitation
 
 
-def invite(
-    connection: sqlite3.Connection,
-    lab: str,
-    address: str,
-    fingerprint: str,
-    now: datetime.datetime,
-) -> Invitation:
-    """Makes an invitation, which replaces an older one for the same lab."""
+def new(lab: str, address: str, fingerprint: str, now: datetime.datetime) -> Invitation:
+    """Makes an invitation; for the arguments see `Invitation`."""
     expires = now.replace(microsecond=0) + LIFETIME
     secret = secrets.token_bytes(SECRET_BYTES)
-    withdraw(connection, lab)
-    old = int((now - KEPT).timestamp())
-    connection.execute("DELETE FROM invitations WHERE expires < ?", (old,))
-    connection.execute(
-        "INSERT INTO invitations VALUES (?, ?, ?, 'open')",
-        (_digest(secret), lab, int(expires.timestamp())),
-    )
     return Invitation(address, fingerprint, lab, expires, secret)
 
 
@@ -169,74 +153,17 @@ class Claim(NamedTuple):
 
 def claim(secret: bytes, lab: str, requests: Sequence[bytes]) -> Claim:
     """Makes the proof that a lab's requests come from who was invited."""
-    return _claim(_digest(secret), lab, requests)
+    return claim_by(digest(secret), lab, requests)
 
 
-def _claim(key: bytes, lab: str, requests: Sequence[bytes]) -> Claim:
+def claim_by(key: bytes, lab: str, requests: Sequence[bytes]) -> Claim:
+    """Makes the proof from the digest of the secret, which the authority has."""
     data = json.dumps([_CLAIM, lab, *(each.decode() for each in requests)]).encode()
-    return Claim(_digest(key), hmac.digest(key, data, "sha256"))
+    return Claim(digest(key), hmac.digest(key, data, "sha256"))
 
 
-def redeem(
-    connection: sqlite3.Connection,
-    made: Claim,
-    lab: str,
-    requests: Sequence[bytes],
-    now: datetime.datetime,
-) -> str:
-    """Uses an invitation up, and admits the lab; returns a key of REASONS if not."""
-    query = "SELECT digest, lab, expires, state FROM invitations"
-    rows = connection.execute(query).fetchall()
-    found = [row for row in rows if _digest(row[0]) == made.number]
-    if not found:
-        return "guessed"
-    key, owner, expires, state = found[0]
-    if owner != lab:
-        return "wrong_name"
-    if not hmac.compare_digest(_claim(key, lab, requests).mac, made.mac):
-        return "guessed"
-    if state != "open":
-        return state
-    if now.timestamp() >= expires:
-        return "expired"
-    connection.execute("UPDATE invitations SET state = 'used' WHERE digest = ?", (key,))
-    set_state(connection, lab, "member", now)
-    return ""
-
-
-def withdraw(connection: sqlite3.Connection, lab: str) -> int:
-    """Withdraws the open invitations of a lab; returns how many."""
-    return connection.execute(
-        "UPDATE invitations SET state = 'withdrawn' WHERE lab = ? AND state = 'open'",
-        (lab,),
-    ).rowcount
-
-
-def state(connection: sqlite3.Connection, lab: str) -> str | None:
-    """Returns `member` or `revoked`; None of a lab that has never come."""
-    query = "SELECT state FROM labs WHERE name = ?"
-    found = connection.execute(query, (lab,)).fetchone()
-    return found[0] if found else None
-
-
-def member_since(connection: sqlite3.Connection, lab: str) -> int | None:
-    """Returns when a lab became a member, in unix seconds; None if it is none."""
-    query = "SELECT since FROM labs WHERE name = ? AND state = 'member'"
-    found = connection.execute(query, (lab,)).fetchone()
-    return found[0] if found else None
-
-
-def set_state(
-    connection: sqlite3.Connection, lab: str, state: str, now: datetime.datetime
-) -> None:
-    """Makes a lab a member, or ends that until it is invited anew."""
-    connection.execute(
-        "INSERT OR REPLACE INTO labs VALUES (?, ?, ?)",
-        (lab, state, int(now.timestamp())),
-    )
-
-
-def _digest(secret: bytes) -> bytes:
+def digest(secret: bytes) -> bytes:
+    """Returns what the authority keeps of a secret, which is the key of its claims."""
     return hashlib.sha256(secret).digest()
 
 

@@ -35,6 +35,8 @@ STRONG_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
 RENEWAL = 1 / 5
 """The part of its life after which a certificate is renewed: of five days, four are
 left for an authority that is away."""
+BACKDATED = datetime.timedelta(seconds=60)
+"""Clocks of labs may be this far behind the authority's."""
 KEPT = 2
 """Folders of credentials that stay: the newest and the one before."""
 _PURPOSE = b"nebula renewal 1\0"

@@ -97,7 +97,7 @@ class Folder:
         self.authority = path / "authority"
         self.authority_certificate = self.authority / "ca.pem"
         self.authority_key = self.authority / "key.pem"
-        self.authority_database = self.authority / "authority.sqlite"
+        self.authority_ledger = self.authority / "ledger.json"
         # Links to the newest credentials.
         self.trainers = path / "trainers"
         self.switch = self.credentials("switch")
@@ -235,19 +235,22 @@ class Folder:
     def _secrets(self) -> Sequence[pathlib.Path]:
         keys = (self.credentials(role) / "key.pem" for role in ROLES)
         folders = (self.path, self.authority, self.switch, self.trainers, self.audit)
-        kept = (self.authority_key, self.authority_database, self.identity)
+        kept = (self.authority_key, self.authority_ledger, self.identity)
         written = (self.audit / "key.pem", self.running_switch, self.epochs, self.users)
         return (*folders, *keys, *kept, *written)
 
     @contextlib.contextmanager
-    def locked(self) -> Iterator[None]:
+    def locked(self, part: pathlib.Path | None = None) -> Iterator[None]:
         """Waits until no other process or thread changes the folder, and keeps it so.
+
+        Args:
+          part: of it, which has a lock of its own; None for the rest.
 
         Raises:
           FederationError: if the folder is missing.
         """
         try:
-            lock = os.open(self.path / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
+            lock = os.open((part or self.path) / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
         except OSError as error:
             raise FederationError(f"{self.path}: {error.strerror}") from None
         try:

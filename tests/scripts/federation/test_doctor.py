@@ -68,7 +68,7 @@ def test_two_labs_that_are_connected_are_in_order(labs):
     at = where(labs.s.address)
     assert "ok     line to lab-s: for " in found.out
     assert f"ok     {at}: answers after " in found.out
-    assert "certificate of lab-s, for 2" in found.out
+    assert "certificate of lab-s, for 5.0 d" in found.out
     assert "ok     clock: this machine's was " in found.out
     assert examined(labs.s).status == 0
     assert state.lines["lab-s"] is line

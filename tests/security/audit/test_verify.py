@@ -456,3 +456,19 @@ def test_a_large_log_is_verified_in_linear_time(tmp_path, monkeypatch):
     paths.log.write_bytes(changed)
     line = data.count(b"\n", 0, len(data) * 3 // 4)
     assert named(audit_verify.verify(tmp_path)) == ("log.jsonl", line, line)
+
+
+def test_nobody_waits_to_append_while_a_log_is_read(tmp_path, monkeypatch):
+    """Not even if who reads is stopped: a switch appends in the loop of its streams."""
+    with audit_log.Log(tmp_path, "lab-s") as log:
+        log.append("job", "ana", event="began")
+        log.sign_head()
+        examine = audit_verify.examine
+
+        def stopped(*values):
+            log.append("job", "ana", event="went on")
+            return examine(*values)
+
+        monkeypatch.setattr(audit_verify, "examine", stopped)
+        monkeypatch.setattr(audit, "LOCK_SECONDS", 0.0)
+        assert not audit_verify.verify(tmp_path)

@@ -5,7 +5,6 @@ import concurrent.futures
 import contextlib
 import datetime
 import shutil
-import sqlite3
 import stat
 
 import lab_folders
@@ -15,7 +14,6 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 
-from nebula_jax.security.accounts import store
 from nebula_jax.security.membership import (
     authority,
     invitations,
@@ -214,7 +212,6 @@ def test_a_revoked_lab_is_on_the_list_and_gets_no_other_certificate(issuer):
     assert other not in both
     with pytest.raises(authority.RequestRefused, match="or was revoked"):
         certify(issuer)
-    issuer.close()
     again = authority.LocalAuthority(issuer_folder(issuer))
     with pytest.raises(authority.RequestRefused, match="or was revoked"):
         certify(again)
@@ -225,8 +222,8 @@ def test_a_revoked_lab_is_on_the_list_and_gets_no_other_certificate(issuer):
 
 
 def issuer_folder(issuer):
-    """Where an authority lies, by its database."""
-    return site_folder.Folder(issuer._store.path.parents[1])
+    """Where an authority lies."""
+    return issuer._folder
 
 
 def renewal_of(folder, role="trainer"):
@@ -383,7 +380,7 @@ def test_of_a_revocation_and_a_renewal_at_once_no_certificate_escapes(issuer, tm
 
 
 def test_an_authority_that_comes_back_from_a_copy_forgets_no_revocation(tmp_path):
-    """Its database then has an older list, and certificates and labs from before."""
+    """Its ledger then has an older list, and certificates and labs from before."""
     labs = lab_folders.copy(tmp_path)
     issuer, folder = labs.authority, labs.s
     now = site_folder.utc_now()
@@ -391,7 +388,6 @@ def test_an_authority_that_comes_back_from_a_copy_forgets_no_revocation(tmp_path
     for lab in names:
         issuer.admit(lab)
     serials = {lab: certify(issuer, lab, now=now).serial_number for lab in names}
-    issuer.close()
     shutil.copytree(folder.authority, tmp_path / "copy")
     issuer = authority.LocalAuthority(folder)
     late = certify(issuer, "lab-u", now=now).serial_number
@@ -400,7 +396,6 @@ def test_an_authority_that_comes_back_from_a_copy_forgets_no_revocation(tmp_path
         issuer.revoke(lab)
         listed.accept(issuer.revocation_list())
     assert listed.number == 3
-    issuer.close()
     shutil.rmtree(folder.authority)
     shutil.copytree(tmp_path / "copy", folder.authority)
 
@@ -416,21 +411,13 @@ def test_an_authority_that_comes_back_from_a_copy_forgets_no_revocation(tmp_path
     assert not list(later)
 
 
-def test_key_and_database_are_for_this_user_alone(issuer):
+def test_key_and_ledger_are_for_this_user_alone(issuer):
     folder = issuer_folder(issuer)
-    for path in (folder.authority_key, *folder.authority.glob("*.sqlite*")):
+    for path in (folder.authority_key, folder.authority_ledger):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     folder.authority_key.chmod(0o644)
     with pytest.raises(site_folder.FederationError, match="chmod 600"):
         authority.LocalAuthority(folder)
-
-
-def test_a_committed_transaction_is_on_the_disk(issuer):
-    with issuer._store.writing() as connection:
-        get = lambda name: connection.execute(f"PRAGMA {name}").fetchone()[0]  # noqa: E731
-        assert (get("journal_mode"), get("synchronous")) == ("wal", 2)
-        with pytest.raises(sqlite3.IntegrityError, match="cannot store TEXT"):
-            connection.execute("INSERT INTO labs VALUES ('a', 'member', 'yesterday')")
 
 
 def test_an_authority_is_made_once_and_its_files_are_named_when_damaged(tmp_path):
@@ -439,7 +426,7 @@ def test_an_authority_is_made_once_and_its_files_are_named_when_damaged(tmp_path
         site_folder.FederationError, match="where `nebula init` was run"
     ):
         authority.LocalAuthority(folder)
-    authority.LocalAuthority.create(folder, "lab-s").close()
+    authority.LocalAuthority.create(folder, "lab-s")
     with pytest.raises(site_folder.FederationError, match="an authority is here"):
         authority.LocalAuthority.create(folder, "lab-s")
     key = folder.authority_key.read_bytes()
@@ -456,9 +443,12 @@ def test_an_authority_is_made_once_and_its_files_are_named_when_damaged(tmp_path
         with pytest.raises(site_folder.FederationError, match=words):
             authority.LocalAuthority(folder)
     folder.authority_key.write_bytes(key)
-    folder.authority_database.write_bytes(b"no database" * 100)
-    with pytest.raises(store.StoreError, match=r"authority\.sqlite: the file is dam"):
-        authority.LocalAuthority(folder)
+    for damaged in (b"no ledger" * 100, b"{}", b"[]", b"\xff"):
+        folder.authority_ledger.write_bytes(damaged)
+        with pytest.raises(
+            site_folder.FederationError, match=r"ledger\.json: the file is damaged"
+        ):
+            authority.LocalAuthority(folder)
 
 
 def test_two_authorities_of_one_lab_have_different_names(tmp_path):

@@ -7,7 +7,6 @@ import hashlib
 import json
 import os
 import pathlib
-import sqlite3
 import subprocess
 import sys
 
@@ -15,7 +14,8 @@ import lab_folders
 import pytest
 from lab_folders import redeem
 
-from nebula_jax.security.accounts import store
+from nebula_jax import files
+from nebula_jax.security import private_files
 from nebula_jax.security.membership import authority, invitations, site_folder
 
 NOW = datetime.datetime(2026, 5, 4, 12, 0, 0, 250_000, tzinfo=datetime.UTC)
@@ -64,13 +64,12 @@ def test_an_invitation_is_used_once(issuer, line):
     redeem(issuer, secret_of(line), "lab-t", NOW + HOUR - SECOND)
     assert issuer.members() == ["lab-s", "lab-t"]
     refused(issuer, secret_of(line), "used")
-    issuer.close()
     again = authority.LocalAuthority(site_folder.Folder(_folder(issuer)))
     refused(again, secret_of(line), "used")
 
 
 def _folder(issuer):
-    return issuer._store.path.parents[1]
+    return issuer._folder.path
 
 
 def test_an_invitation_lasts_an_hour(issuer, line):
@@ -257,27 +256,13 @@ def test_of_two_processes_with_one_invitation_one_joins(issuer):
             assert found == {"admitted\n", "used\n"}
 
 
-def test_a_redemption_that_fails_is_undone(issuer, line):
-    with issuer._store.writing() as connection:
-        connection.execute(
-            "CREATE TRIGGER full BEFORE INSERT ON labs"
-            " BEGIN SELECT RAISE(ABORT, 'no space'); END"
-        )
-    with pytest.raises(store.StoreError, match="no space"):
-        redeem(issuer, secret_of(line), "lab-t", NOW)
-    with issuer._store.writing() as connection:
-        connection.execute("DROP TRIGGER full")
-    redeem(issuer, secret_of(line), "lab-t", NOW)
+def test_a_redemption_that_fails_is_undone(issuer, line, monkeypatch):
+    def full(path):
+        raise OSError(28, "No space left on device")
 
-
-def test_a_database_that_another_process_holds_is_named(issuer, line, monkeypatch):
-    path = issuer._store.path
-    with issuer._store._lock:
-        issuer._store._connection.execute("PRAGMA busy_timeout = 50")
-    other = sqlite3.connect(path, isolation_level=None)
-    other.execute("BEGIN IMMEDIATE")
-    with pytest.raises(store.StoreError, match="database is locked"):
+    monkeypatch.setattr(files, "writing", full)
+    with pytest.raises(private_files.PrivateFileError, match="No space"):
         redeem(issuer, secret_of(line), "lab-t", NOW)
-    other.execute("ROLLBACK")
-    other.close()
+    monkeypatch.undo()
+    assert issuer.members() == ["lab-s"]
     redeem(issuer, secret_of(line), "lab-t", NOW)

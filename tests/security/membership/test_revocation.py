@@ -12,12 +12,11 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from nebula_jax import files
 from nebula_jax.security.membership import (
     authority,
-    issuing,
     member,
     revocation,
     site_folder,
 )
-from nebula_jax.security.tls.certificates import Authority
+from nebula_jax.security.tls import certificates
 
 HOUR = datetime.timedelta(hours=1)
 DAY = 24 * HOUR
@@ -38,7 +37,9 @@ def signed(labs, number, now=None, signer=None, revoked=()):
     """A list that is well made."""
     now = now or site_folder.utc_now()
     since = [(serial, now) for serial in revoked]
-    made = issuing.revocation_list(signer or signer_of(labs), number, since, now)
+    made = certificates.revocation_list(
+        signer or signer_of(labs), number, since, *lab_folders.period(now)
+    )
     return made.public_bytes(PEM)
 
 
@@ -78,7 +79,9 @@ def test_a_list_is_taken_once_and_no_older_or_other_one_after_it(labs):
 def test_a_list_that_the_authority_has_not_signed_is_refused(labs, tmp_path):
     listed = revocation.RevocationList(labs.s)
     own = signer_of(labs)
-    thief = Authority(own.certificate, ec.generate_private_key(ec.SECP256R1()))
+    thief = certificates.Authority(
+        own.certificate, ec.generate_private_key(ec.SECP256R1())
+    )
     refused(listed, signed(labs, 9, signer=thief), "revocation_list_forged")
     other = lab_folders.make(tmp_path / "other")
     refused(listed, signed(other, 9), "revocation_list_forged")
@@ -87,14 +90,18 @@ def test_a_list_that_the_authority_has_not_signed_is_refused(labs, tmp_path):
     key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
     certificate = member.load(labs.t, "switch").certificate
     for named in (own.certificate, certificate):
-        pem = signed(labs, 9, signer=Authority(named, key))
+        pem = signed(labs, 9, signer=certificates.Authority(named, key))
         refused(listed, pem, "revocation_list_forged")
 
 
 def test_a_list_in_another_name_or_with_a_weak_digest_is_refused(labs):
     """Though the right key has signed it."""
     own = signer_of(labs)
-    other = issuing.authority(own.key, "lab-s", site_folder.utc_now())
+    other = certificates.authority(
+        own.key,
+        certificates.name("authority 1", "lab-s"),
+        *lab_folders.period(site_folder.utc_now()),
+    )
     pem = signed(labs, 9, signer=other)
     listed = revocation.RevocationList(labs.s)
     refused(listed, pem, "revocation_list_forged")
