@@ -6,23 +6,19 @@ Trains the run of Table 5 once, without any line, and attacks what would cross:
 
 - H^E, after none, a third, two thirds and all of PLM-S's layers, through every forward
   codec of Table 5: the nearest public embedding, and a small inverter that the attacker
-  trains on text of its own; also without the adapters, and deeper in PLM-S;
+  trains on text of its own;
 - the gradient of a first layer, which local steps would send: the span test.
 
 The attacks are simple and small, so that every figure is a lower bound. A codec at
 which a token is not recovered here does not protect it.
 """
 
-import functools
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-import numpy as np
-
 from experiments import shared_flags
-from nebula_jax.models import pretrained
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
 from scripts.leaks import gradients, hidden, markdown, victim
@@ -33,9 +29,6 @@ from scripts.tables import runs as table_runs
 FLAGFILE = "abnet_table5_tiny"
 TABLE5 = config.RESULTS / "table5_tiny.json"
 SEEDS = 3
-PLAIN, FEW_BITS = "identity", "pack_tokens|hadamard|int4(64)"
-DEEPER = (PLAIN, "svd(0.6)|fp16", "svd(0.2)|fp16")
-"""The codecs that are attacked in the deeper layers of PLM-S too."""
 
 
 class Sizes(NamedTuple):
@@ -85,7 +78,6 @@ def gather(
     table5: Mapping[str, Any],
     seeds: Sequence[int],
     sizes: Sizes = SIZES,
-    whole: pretrained.Pretrained | None = None,
 ) -> dict[str, Any]:
     """Makes all attacks.
 
@@ -95,7 +87,6 @@ def gather(
       table5: its record; {} if there is none.
       seeds: of the attackers.
       sizes: of the attacks.
-      whole: PLM-S with all of its layers; None leaves out what is deeper than the run.
 
     Returns:
       The record without its provenance.
@@ -105,14 +96,14 @@ def gather(
     sides = {seed: victim.sides(text, seed, sizes.attacked) for seed in seeds}
     tables = victim.tables(model, text)
     attacks = hidden.Attacks(text, tables, sides, sizes.training)
-    line = _lines(attacked)
-    encode = victim.with_adapters(attacked)
+    agreed = attacked.run.agreed
+    shape = agreed.batch_size // agreed.micro_batches, *text.ids.shape[1:]
     found = hidden.by_codec(
         attacks,
-        encode,
+        victim.with_adapters(attacked),
         text.mask,
         thirds(layers),
-        {row.forward: line(row.forward) for row in rows},
+        {row.forward: Line(row.forward, *shape, model.config.width) for row in rows},
         process.message,
     )
     with process.timed("attacking gradients"):
@@ -123,7 +114,6 @@ def gather(
         "candidates": len(text.candidates),
         "training": sizes.training._asdict(),
         "layers": layers,
-        "all_layers": whole.config.layers if whole is not None else layers,
         "baseline": [hidden.baseline(text, each) for each in sides.values()],
         "rows": [
             {
@@ -134,61 +124,8 @@ def gather(
             }
             for row in rows
         ],
-        "public": without_the_adapters(attacked, attacks, encode(layers), line),
-        "deeper": deeper(text, attacks, line, whole) if whole is not None else [],
         "span": span,
     }
-
-
-def _lines(attacked: victim.Victim) -> Callable[[str], Line]:
-    """Returns codec -> its channel, each made once."""
-    agreed = attacked.run.agreed
-    return functools.cache(
-        functools.partial(
-            Line,
-            batch_size=agreed.batch_size // agreed.micro_batches,
-            length=attacked.rows.ids.shape[1],
-            width=attacked.model.config.width,
-        )
-    )
-
-
-def without_the_adapters(
-    attacked: victim.Victim,
-    attacks: hidden.Attacks,
-    sent: np.ndarray,
-    line: Callable[[str], Line],
-) -> list[dict[str, Any]]:
-    """Attacks H^E, [N, L, D], by inverters trained on PLM-S alone, which is public."""
-    text, layers = attacked.rows, attacked.model.config.layers
-    alone = victim.without_adapters(attacked.model, text)(layers)
-    found = []
-    for name in (PLAIN, FEW_BITS):
-        received, own = (
-            line(name).send(each, text.mask).arrays for each in (sent, alone)
-        )
-        found.append({"codec": name, "depth": layers, **attacks.run(received, own)})
-    return found
-
-
-def deeper(
-    text: victim.Rows,
-    attacks: hidden.Attacks,
-    line: Callable[[str], Line],
-    whole: pretrained.Pretrained,
-) -> list[dict[str, Any]]:
-    """Attacks what would cross of PLM-S if it were cut after more layers."""
-    by_codec = hidden.by_codec(
-        attacks,
-        victim.without_adapters(whole, text),
-        text.mask,
-        thirds(whole.config.layers)[1:],
-        {name: line(name) for name in DEEPER},
-        process.message,
-    )
-    return [
-        {"codec": name, **each} for name, depths in by_codec.items() for each in depths
-    ]
 
 
 def main() -> int:
@@ -202,8 +139,8 @@ def main() -> int:
         with process.timed("training what is attacked"):
             workdir = victim.train(table, flagfile)
         attacked = victim.load(workdir)
-        seeds, whole = list(map(int, table.seeds)), victim.whole_plm(attacked)
-        found = gather(attacked, chosen(settings), table5, seeds, whole=whole)
+        seeds = list(map(int, table.seeds))
+        found = gather(attacked, chosen(settings), table5, seeds)
     about = report.provenance(time.monotonic() - begin, seeds=table.seeds)
     result = {**about, "settings": settings, **found}
     table_runs.write(result, markdown.markdown(result), table.out)

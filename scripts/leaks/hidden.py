@@ -3,7 +3,7 @@
 An attacker gets the hidden states of all rows. Of its own ones it has the text as well,
 and with these it trains; the others it attacks. The worst case for the source cluster:
 an attacker who has the adapters too, as the other side of a finished translator does,
-can make such pairs of any text. (`public` is one who has not.)
+can make such pairs of any text.
 
 N rows, L length, D width, V pieces.
 """
@@ -82,31 +82,22 @@ class Attacks:
         self._training = training
         self._done: dict[str, list[dict[str, Any]]] = {}
 
-    def run(
-        self, received: np.ndarray, own: np.ndarray | None = None
-    ) -> dict[str, Any]:
+    def run(self, received: np.ndarray) -> dict[str, Any]:
         """Attacks hidden states with every seed.
 
         Args:
           received: [N, L, D] float32.
-          own: [N, L, D] float32, what the attackers train with, if it is not that.
 
         Returns:
           nearest, inversion: a list of `leakage.Recovery` as dicts, one for each seed.
         """
-        own = received if own is None else own
-        parts = [each[self._rows.mask].tobytes() for each in (received, own)]
-        key = hashlib.sha256(b"".join(parts)).hexdigest()
+        key = hashlib.sha256(received[self._rows.mask].tobytes()).hexdigest()
         if key not in self._done:
-            self._done[key] = [
-                self._attack(received, own, seed) for seed in self._sides
-            ]
+            self._done[key] = [self._attack(received, seed) for seed in self._sides]
         found = self._done[key]
         return {name: [each[name] for each in found] for name in found[0]}
 
-    def _attack(
-        self, received: np.ndarray, own: np.ndarray, seed: int
-    ) -> dict[str, Any]:
+    def _attack(self, received: np.ndarray, seed: int) -> dict[str, Any]:
         """Attacks hidden states as one attacker."""
         sides, tables = self._sides[seed], self._tables
         is_text, labels = _text(self._rows, sides.attacked)
@@ -114,7 +105,7 @@ class Attacks:
         attacked = received[sides.attacked]
         near = nearest_by_position(attacked, tables.by_position)
         inverter = leakage.fit_inverter(
-            own[sides.own][is_own_text],
+            received[sides.own][is_own_text],
             own_labels,
             tables.embeddings,
             jax.random.key(seed),

@@ -1,8 +1,4 @@
-"""The leak meter's record in Markdown.
-
-The record of 407a6bcab957 has `all_pieces`, `gradients` and `word_indices` as well.
-Their attacks are withdrawn; the last commit that had them is 093b255.
-"""
+"""The leak meter's record in Markdown."""
 
 import statistics
 from collections.abc import Mapping, Sequence
@@ -19,10 +15,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         report.heading(result, report.seeds(result)),
         _text(result),
         _codecs(result),
-        _others(result),
-        _gradients(result),
         _span(result),
-        _word_indices(result["word_indices"]) if "word_indices" in result else "",
     )
 
 
@@ -82,55 +75,6 @@ def _codecs(result: Mapping[str, Any]) -> str:
     )
 
 
-def _others(result: Mapping[str, Any]) -> str:
-    """Renders other attackers at the cut, and deeper cuts."""
-    layers, rows = result["layers"], []
-    if everything := result.get("all_pieces"):
-        who = f"chooses among all {everything['pieces']:,} rows of PLM-S's table"
-        near = _share(everything["nearest"])
-        rows.append(["`identity`", f"{layers} of {layers}", who, near, *[NOTHING] * 2])
-    rows += [
-        [
-            f"`{each['codec']}`",
-            f"{each['depth']} of {count}",
-            who,
-            _share(each["nearest"]),
-            _share(each["inversion"]),
-            _share(each["inversion"], "among"),
-        ]
-        for name, count, who in (
-            ("public", layers, "trained without the adapters"),
-            ("deeper", result["all_layers"], "a model that has no adapters"),
-        )
-        for each in result[name]
-    ]
-    header = ["codec", "layers", "attacker", "nearest", "trained", "among five"]
-    return report.join(
-        "The same of other attackers, and deeper in PLM-S:",
-        report.table(header, rows, "lllrrr"),
-    )
-
-
-def _gradients(result: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            each["what"],
-            f"`{each['codec']}`" if each["codec"] else NOTHING,
-            _spread(each["average_precision"], ".3f"),
-            _spread([100 * value for value in each["recovered"]], ".1f"),
-        ]
-        for each in result.get("gradients", ())
-    ]
-    header = ["a linear probe of", "backward codec", "average precision", "recovered"]
-    if not rows:
-        return ""
-    return report.join(
-        "The pieces of the target sentence Y, from the gradient in H^E. *Recovered* is"
-        " the share of a sentence's pieces among as many best guesses, in percent:",
-        report.table(header, rows, "llrr"),
-    )
-
-
 def _span(result: Mapping[str, Any]) -> str:
     rows = [
         [
@@ -153,25 +97,6 @@ def _span(result: Mapping[str, Any]) -> str:
         " projection, as a local step would send it (the span test of DAGER). It"
         " accepts pieces at other positions too, where those in the batch share some:",
         report.table(header, rows, "r" * len(header)),
-    )
-
-
-def _word_indices(found: Mapping[str, Any]) -> str:
-    rows = [
-        [
-            f"`{found['codec']}`",
-            f"{found['ratio']:.3f}",
-            f"{100 * found['masked']:.1f}",
-            f"{100 * found['corrupted']:.1f}",
-            f"{100 * found['original']:.1f}",
-        ]
-    ]
-    header = ["M3's Tokens", "bytes", "masked", "corrupted text", "original text"]
-    return report.join(
-        "M3 sends token ids, which are the corrupted text, and the originals of"
-        f" masked positions. Restored of {found['tokens']:,} tokens, without any"
-        " attack:",
-        report.table(header, rows),
     )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from experiments import configuration, translate
 from experiments.abnet import config as abnet_config
-from experiments.abnet import data, models, whole
+from experiments.abnet import data, whole
 from nebula_jax import files
 from nebula_jax.data import length_buckets
 from nebula_jax.models import abnet, pretrained, transformer
@@ -181,30 +181,6 @@ def with_adapters(victim: Victim) -> Encode:
     )
 
 
-def without_adapters(model: pretrained.Pretrained, rows: Rows) -> Encode:
-    """Returns the hidden states of PLM-S alone, which everybody can compute.
-
-    Args:
-      model: with the rows of its table that the text has.
-      rows: text.
-    """
-    params = jax.device_put(
-        {part: model.params[part] for part in ("embeddings", "encoder")}
-    )
-
-    @functools.partial(jax.jit, static_argnums=0)
-    def encode(layers: int, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        shape = dataclasses.replace(model.config, layers=layers)
-        hidden = transformer.Embeddings(shape).apply(
-            {"params": params["embeddings"]}, ids, True
-        )
-        return transformer.Encoder(shape).apply(
-            {"params": params["encoder"]}, hidden, mask, True
-        )
-
-    return lambda layers: _in_parts(functools.partial(encode, layers, params), rows)
-
-
 def _in_parts(
     encode: Callable[[jax.Array, jax.Array], jax.Array], rows: Rows
 ) -> np.ndarray:
@@ -222,13 +198,6 @@ def _in_parts(
         )
         parts.append(jax.device_get(encode(ids, mask)))
     return np.concatenate(parts)[: len(rows.ids)]
-
-
-def whole_plm(victim: Victim) -> pretrained.Pretrained:
-    """Reads PLM-S with all of its layers, of which a run may use the first alone."""
-    folder = models.folder_of(victim.run.local, victim.run.local.source_model)
-    model = models.load(victim.run, folder).model
-    return pretrained.select_rows(model, victim.rows.kept)
 
 
 class Tables(NamedTuple):
