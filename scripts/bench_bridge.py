@@ -41,6 +41,7 @@ from absl import flags
 from experiments import shared_flags
 from nebula_jax import errors
 from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import report
 from nebula_jax.security.tls import certificates
 from scripts.bench import harness, worker
 from scripts.bench import report as bench_report
@@ -193,14 +194,14 @@ def targets(records: Records) -> list[dict[str, Any]]:
         for size in SIZES:
             share = times(size, "gigabytes_per_second")
             text = f"{name}: {size}, throughput / {to}"
-            found.append(harness.at_least(text, share, transport.throughput))
+            found.append(report.at_least(text, share, transport.throughput))
         for size in SIZES:
             share = times(size, "cpu_seconds_per_gigabyte")
             text = f"{name}: {size}, CPU per GB / {to}"
-            found.append(harness.at_most(text, share, CPU_TARGET))
+            found.append(report.at_most(text, share, CPU_TARGET))
         share = times("round trip", "p50_microseconds")
         text = f"{name}: round trip p50 / {to}"
-        found.append(harness.at_most(text, share, ROUND_TRIP_TARGET))
+        found.append(report.at_most(text, share, ROUND_TRIP_TARGET))
     return found
 
 
@@ -216,10 +217,10 @@ def on_loopback(rounds: int) -> dict[str, Any]:
             continue
         each = overlaps[name] = overlap(name, rounds)
         text = f"{name}: CPU that sending takes from computing, 25 MB at {EMULATED}"
-        found.append(harness.at_most(text, each["sender_share"], SLOWDOWN_TARGET))
+        found.append(report.at_most(text, each["sender_share"], SLOWDOWN_TARGET))
         text = f"{name}: computing is slower while 25 MB leave at {EMULATED}"
         slowdown = each["slowdown"]["median"]
-        found.append(harness.at_most(text, slowdown, SLOWDOWN_TARGET))
+        found.append(report.at_most(text, slowdown, SLOWDOWN_TARGET))
         if each["noise"]["median"] > SLOWDOWN_TARGET:
             found[-1]["met"] = None  # the machine is too busy to decide
     return {"transports": summarized(records), "targets": found, "overlap": overlaps}
@@ -267,7 +268,7 @@ def on_a_shaped_line(rate: str, rounds: int) -> dict[str, Any]:
     plan = {"25 MB": stream(SIZES["25 MB"], SHAPED_BYTES)}
     records = run_rounds(plan, rounds, netns=rate)
     found = [
-        harness.at_least(
+        report.at_least(
             f"{name}: 25 MB, goodput / tcp",
             ratio(records, name, "tcp", "25 MB", "megabits_per_second"),
             GOODPUT_TARGET,

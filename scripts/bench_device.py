@@ -240,7 +240,7 @@ def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     mfu = _mfu(max(rates), result["device"]) if rates else None
     if mfu is None:
         return []
-    return [harness.at_least("MFU of the best rung", mfu, MFU)]
+    return [report.at_least("MFU of the best rung", mfu, MFU)]
 
 
 MORE = {

@@ -240,16 +240,14 @@ def cuts(rounds: int, draw: random.Random) -> list[float]:
 def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Compares the worst recoveries, and goodput, with what is wanted of them."""
     found = [
-        harness.at_most(
-            f"recovery from a kill of the {kind}, s", max(each), KILL_TARGET
-        )
+        report.at_most(f"recovery from a kill of the {kind}, s", max(each), KILL_TARGET)
         for kind, each in result["kills"].items()
     ]
     what = "recovery after a line is back, s"
-    found.append(harness.at_most(what, max(result["cuts"]), CUT_TARGET))
+    found.append(report.at_most(what, max(result["cuts"]), CUT_TARGET))
     what = f"goodput with a kill every {result['goodput']['kill_every']:g} s"
     value = result["goodput"]["goodput"]
-    return [*found, harness.at_least(what, value, GOODPUT_TARGET)]
+    return [*found, report.at_least(what, value, GOODPUT_TARGET)]
 
 
 def markdown(result: Mapping[str, Any]) -> str:

@@ -30,6 +30,7 @@ from experiments import shared_flags
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import classifier, electra, transformer
 from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import report
 from nebula_jax.training import (
     classification,
     m3,
@@ -229,7 +230,7 @@ def targets(measured: list[Mapping[str, Any]]) -> list[dict[str, Any]]:
         rates = {step["name"]: step["over_pytorch"] for step in each["steps"]}
         if rates["here, bfloat16"] is not None:
             what = f"{each['what']}: tokens/s in bfloat16 over PyTorch's in float32"
-            found.append(harness.at_least(what, rates["here, bfloat16"], PYTORCH_RATE))
+            found.append(report.at_least(what, rates["here, bfloat16"], PYTORCH_RATE))
     return found
 
 

@@ -257,10 +257,6 @@ def markdown(record: Mapping[str, Any]) -> str:
     )
 
 
-def _method(row: Mapping[str, Any]) -> str:
-    return str(row["method"] if "pairs" in row else f"paper: {row['method']}")
-
-
 def _parameters(row: Mapping[str, Any]) -> str:
     if "pairs" not in row:
         return ""

@@ -179,12 +179,12 @@ def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[di
             for row in rated
         )
         what = f"s/step over {name}, at worst ({worst})"
-        found.append(sweep.at_most(what, over, OVER_IDEAL))
+        found.append(report.at_most(what, over, OVER_IDEAL))
     plain, *others = rated or [None]
     if others and plain["name"] == "baseline":
         slowest, name = max((row["speed"]["seconds"], row["name"]) for row in others)
         what = f"s/step over sending plain, slowest codec ({name})"
-        found.append(sweep.at_most(what, slowest / plain["speed"]["seconds"], 1.0))
+        found.append(report.at_most(what, slowest / plain["speed"]["seconds"], 1.0))
     return found
 
 
@@ -205,7 +205,7 @@ def _of_quality(rows: Sequence[Mapping[str, Any]], padded: float) -> list[dict]:
             f" ({best['name']}), beside one standard deviation of seeds"
         )
         noise = pooled_deviation(held_out.bleus(rows))
-        found.append(sweep.at_most(what, bleu_lost(best), noise))
+        found.append(report.at_most(what, bleu_lost(best), noise))
 
     # Of several that lose no BLEU beyond its interval, the one with the lowest loss.
     def lost(row: Mapping[str, Any]) -> tuple[float, float]:
@@ -218,10 +218,10 @@ def _of_quality(rows: Sequence[Mapping[str, Any]], padded: float) -> list[dict]:
         bleu, apart = lost(best)
         about = f"with {FAR_FEWER_BYTES:g} times fewer bytes both ways ({best['name']})"
         found += [
-            sweep.at_most(
+            report.at_most(
                 f"held-out loss above the baseline's {about}, nats", apart, LOSS_APART
             ),
-            sweep.at_most(
+            report.at_most(
                 f"BLEU beyond its interval below the baseline's {about}", bleu, 0.0
             ),
         ]

@@ -375,15 +375,15 @@ def targets(record: Mapping[str, Any]) -> list[dict[str, Any]]:
             row = rows[key]
             what = f"{row['name']}, {row['clusters']} clusters: loss over all-reduce's"
             apart = row["difference"]["mean"]
-            found.append(sweep.at_most(what, 1 + apart, 1 + WITHIN))
+            found.append(report.at_most(what, 1 + apart, 1 + WITHIN))
     for key in ("streaming2", "sparse2"):
         if key in rows:
             what = f"{rows[key]['name']}, 2 clusters: times fewer bytes a token"
-            found.append(sweep.at_least(what, rows[key]["bytes"]["fewer"], FEWER))
+            found.append(report.at_least(what, rows[key]["bytes"]["fewer"], FEWER))
     what = f"bytes over the formula's, as sent over {line}"
-    found.append(sweep.at_most(what, time["sent"] / time["formula"], 1 + BYTES))
+    found.append(report.at_most(what, time["sent"] / time["formula"], 1 + BYTES))
     what = f"time of a step at {line} over computing alone"
-    found.append(sweep.at_most(what, time["all"] / time["between"], MOST_TIME))
+    found.append(report.at_most(what, time["all"] / time["between"], MOST_TIME))
     one, two = (
         rows.get(key, {}).get("xnli", ()) for key in ("all_reduce", "streaming2")
     )
@@ -391,7 +391,7 @@ def targets(record: Mapping[str, Any]) -> list[dict[str, Any]]:
         what = "XNLI English dev, streaming and all-reduce: difference, points"
         spread = max(statistics.stdev(one), statistics.stdev(two))
         apart = abs(statistics.mean(one) - statistics.mean(two))
-        found.append(sweep.at_most(what, 100 * apart, 100 * spread))
+        found.append(report.at_most(what, 100 * apart, 100 * spread))
     return found
 
 

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import jax
 from absl import flags
 
-from nebula_jax import installed
+from nebula_jax import errors, installed
 from nebula_jax.runtime.records import report
 
 flags.DEFINE_integer(
@@ -68,16 +68,6 @@ def spread(values: Sequence[float]) -> dict[str, float]:
     return {"median": statistics.median(values), "min": min(values), "max": max(values)}
 
 
-def at_least(what: str, value: float, limit: float) -> dict[str, Any]:
-    """Compares a figure with its lower limit, as `report.targets` renders it."""
-    return {"what": what, "value": value, "at_least": limit, "met": value >= limit}
-
-
-def at_most(what: str, value: float, limit: float) -> dict[str, Any]:
-    """Compares a figure with its upper limit, as `report.targets` renders it."""
-    return {"what": what, "value": value, "at_most": limit, "met": value <= limit}
-
-
 def finish(
     result: Mapping[str, Any],
     begin: float,
@@ -102,7 +92,7 @@ def together(commands: Sequence[Sequence[str]], seconds: float) -> list[dict[str
     However the block ends, so do they.
 
     Raises:
-      RuntimeError: if one fails.
+      errors.NebulaError: if one fails.
     """
     with contextlib.ExitStack() as stack:
         started = []
@@ -114,7 +104,7 @@ def together(commands: Sequence[Sequence[str]], seconds: float) -> list[dict[str
             stack.callback(process.kill)
         outputs = [each.communicate(timeout=seconds)[0] for each in started]
         if any(each.returncode for each in started):
-            raise RuntimeError("a process failed; see its own error above")
+            raise errors.NebulaError("a process failed; see its own error above")
     lines = "".join(outputs).splitlines()
     return [json.loads(line) for line in lines if line.startswith("{")]
 

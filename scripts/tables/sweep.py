@@ -46,16 +46,6 @@ def table(columns: Sequence[Column], rows: Iterable[Any], alignment: str = "") -
     return report.table(names, cells, alignment) if cells else ""
 
 
-def at_most(what: str, value: float, limit: float) -> dict[str, Any]:
-    """Returns a target of a record: a value that should not be above a limit."""
-    return {"what": what, "value": value, "at_most": limit, "met": value <= limit}
-
-
-def at_least(what: str, value: float, limit: float) -> dict[str, Any]:
-    """Returns a target of a record: a value that should not be below a limit."""
-    return {"what": what, "value": value, "at_least": limit, "met": value >= limit}
-
-
 class Sweep(NamedTuple):
     """A table's runs, and what is made of them."""
 

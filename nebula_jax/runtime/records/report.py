@@ -307,6 +307,16 @@ def missing(summary: Mapping[str, Any]) -> str:
     )
 
 
+def at_least(what: str, value: float, limit: float) -> dict[str, Any]:
+    """Returns a target for `targets`: a value that should not be below a limit."""
+    return {"what": what, "value": value, "at_least": limit, "met": value >= limit}
+
+
+def at_most(what: str, value: float, limit: float) -> dict[str, Any]:
+    """Returns a target for `targets`: a value that should not be above a limit."""
+    return {"what": what, "value": value, "at_most": limit, "met": value <= limit}
+
+
 def targets(found: Sequence[Mapping[str, Any]]) -> str:
     """Renders targets beside what was measured; empty if there are none.
 

@@ -26,10 +26,10 @@ def test_a_column_reads_a_row_by_its_keys_or_by_a_function():
 
 
 def test_a_target_is_met_up_to_its_limit():
-    assert sweep.at_most("a", 1.0, 1.0)["met"]
-    assert not sweep.at_most("a", 1.1, 1.0)["met"]
-    assert sweep.at_least("a", 1.0, 1.0)["met"]
-    assert not sweep.at_least("a", 0.9, 1.0)["met"]
+    assert report.at_most("a", 1.0, 1.0)["met"]
+    assert not report.at_most("a", 1.1, 1.0)["met"]
+    assert report.at_least("a", 1.0, 1.0)["met"]
+    assert not report.at_least("a", 0.9, 1.0)["met"]
 
 
 def test_a_sweep_does_each_run_once_and_writes_record_and_picture(
