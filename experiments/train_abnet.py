@@ -9,10 +9,9 @@ of the same flagfile, with its own side of the text (scripts/split_parallel.py):
     ... --cluster=target --listen=0.0.0.0:7070 --side_dir=sides/target
     ... --cluster=source --peer=t.example:7070 --side_dir=sides/source
 
-`--cluster=whole` is the same computation in one process: the reference. With
-`--wan=auto-scaled` the line is the paper's, scaled to this machine: see
-`abnet/scaled_wan`. The loops are in `abnet/source`, `abnet/target` and `abnet/whole`;
-what crosses is in `abnet/channels`.
+`--cluster=whole` is the same computation in one process: the reference. The loops are
+in `abnet/source`, `abnet/target` and `abnet/whole`; what crosses is in
+`abnet/channels`.
 """
 
 import contextlib
@@ -27,7 +26,6 @@ from experiments.abnet import (
     data,
     models,
     report,
-    scaled_wan,
     source,
     target,
     target_model,
@@ -43,9 +41,7 @@ def main() -> int:
     """Runs the part that --cluster names."""
     run = config.from_flags()
     cluster, layout = run.local.cluster, run.local.layout()
-    scaled_wan.check(run.local)
-    connection = scaled_wan.without(run.local).connection()
-    connect.check_role(connection, cluster, "target", "source")
+    connect.check_role(run.local.connection(), cluster, "target", "source")
     config.check(run)
     devices.simulate(layout, run.local.num_processes or 1)
     if cluster in ("all", "whole"):
@@ -74,7 +70,7 @@ def _run_here(run: config.Run) -> int:
                 launcher.prepared(
                     workdir,
                     config.CLUSTERS,
-                    scaled_wan.without(run.local).connection(),
+                    run.local.connection(),
                     run.local.restart,
                     run.local.processes_per_cluster,
                 )
@@ -84,8 +80,6 @@ def _run_here(run: config.Run) -> int:
         encoder = {"source_model": models.load_source(run).digest}
         checkpoints.check_same_run(workdir, names[-1], settings, encoder)
         target_model.prepare(run, folders[1])
-        digests = encoder["source_model"], target_model.fingerprint(run)
-        run = run.with_local(wan=scaled_wan.resolve(run, folders, digests))
         configuration.write_run_flags(workdir, run)
         if is_whole:
             status = whole.train(run, folders)
@@ -99,7 +93,6 @@ def _run_here(run: config.Run) -> int:
             workdir,
             reported,
             {**dataclasses.asdict(run.agreed), **_reported(run.local)},
-            scaled_wan.read(run.local),
             time.monotonic() - begin,
         )
     return status
@@ -109,7 +102,6 @@ def _arguments(
     run: config.Run, folders: whole.Folders, cluster: str, reach: connect.Settings
 ) -> list[str]:
     """Returns the flags of one cluster's process, whose pairs have been chosen."""
-    reach = dataclasses.replace(reach, wan=run.local.wan)
     local = dataclasses.replace(
         run.local.reaching(cluster, reach),
         side_dir=str(folders[("source", "target").index(cluster)]),

@@ -6,8 +6,8 @@ Runs `train_abnet` once for each row and seed, one after the other; after a stop
 same command goes on. Quality and speed are measured apart, since a run that waits for a
 slow line takes hours: loss and BLEU of held-out pairs with `--cluster=whole`, where the
 same codecs stand between the halves and the numbers are the same; seconds and bytes a
-step with a short run of two clusters over a line. The first such run measures a step's
-computation, from which the rate and delay of that line follow; all others use it.
+step with a short run of two clusters over a line, whose rate and delay follow from a
+step's computation here (`tables/scaled_line`).
 """
 
 import functools
@@ -20,12 +20,19 @@ import jax
 import jax.numpy as jnp
 
 from experiments import shared_flags
-from experiments.abnet import scaled_wan
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector, wan
 from nebula_jax.runtime.records import report
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import compression_rows, config, held_out, paper, pictures, sweep
+from scripts.tables import (
+    compression_rows,
+    config,
+    held_out,
+    paper,
+    pictures,
+    scaled_line,
+    sweep,
+)
 from scripts.tables import runs as table_runs
 
 Row = compression_rows.Row
@@ -51,6 +58,12 @@ def quality_run(row: Row, base: Sequence[str], seed: str) -> table_runs.Run:
         (*base, "--cluster=whole", f"--seed={seed}", *row.flags),
         f"seed{seed}",
     )
+
+
+def line_run(base: Sequence[str]) -> table_runs.Run:
+    """Describes the run that measures a step's computation, for the line of all."""
+    shares = table_runs.Folder("seed0", "target/model")
+    return table_runs.Run("line", scaled_line.MODULE, (*base, "--seed=0"), shares)
 
 
 def speed_run(
@@ -86,7 +99,7 @@ def ideal_seconds(
 
     Args:
       speed: of the row; both directions of the line are busy at once.
-      line: from `scaled_wan.read`.
+      line: from `scaled_line.scale`.
       round_trips: of the line, added to the wire. Every step has one: it ends only
         after its last message has arrived and the answer has come back.
     """
@@ -112,16 +125,15 @@ def gather(
         scores = plain if row == rows[0] else held_out.by_seed(found)
         return _quality(list(found.values())) | held_out.compare(scores, plain)
 
-    table, line = [], {}
-    width = padded = None
+    measured = runs.found(line_run(base))
+    line = measured["summary"]["line"] if measured else {}
+    table, width, padded = [], None, None
     for row in rows:
         found = dict(row._asdict())
-        over = line.get("wan", scaled_wan.AUTO)
-        speed = runs.found(speed_run(row, over, settings, base))
-        if speed is not None:
+        speed = line and runs.found(speed_run(row, line["wan"], settings, base))
+        if speed:
             summary = speed["summary"]
-            # The first run over a line has measured it for all.
-            line, padded = line or summary["line"], summary["bytes"]["padded"]
+            padded = summary["bytes"]["padded"]
             (width,) = {each.get("width") for each in summary["clusters"]} - {None}
             seconds = abnet_runs.speed_of(speed)
             found["speed"] = seconds | {
@@ -245,14 +257,12 @@ def work(
     names: Sequence[str],
 ) -> None:
     """Does the runs that have not been done."""
-    plain, *others = compression_rows.rows(settings)
-    chosen = [row for row in (plain, *others) if row.name in names]
+    rows = compression_rows.rows(settings)
+    chosen = [row for row in rows if row.name in names]
     if "speed" in stages:
-        first = runs.result(speed_run(plain, scaled_wan.AUTO, settings, base))
-        line = first["summary"]["line"]["wan"]
-        for row in others:
-            if row in chosen:
-                runs.result(speed_run(row, line, settings, base))
+        line = runs.result(line_run(base))["summary"]["line"]["wan"]
+        for row in chosen:
+            runs.result(speed_run(row, line, settings, base))
     for seed in seeds:
         if "quality" in stages:
             for row in chosen:

@@ -23,7 +23,6 @@ def report(
     folder: pathlib.Path,
     clusters: Mapping[str, pathlib.Path],
     settings: Mapping[str, Any],
-    line: Mapping[str, Any],
     seconds: float,
 ) -> None:
     """Writes summary.json and plot unless they are up to date; prints the Markdown.
@@ -32,7 +31,6 @@ def report(
       folder: of the run.
       clusters: name -> folder; the first one has the target model.
       settings: flag -> value.
-      line: from `scaled_wan.read`; {} if --wan was given.
       seconds: wall time of this command.
     """
     path, picture = folder / "summary.json", folder / "losses.png"
@@ -52,7 +50,6 @@ def report(
             "clusters": [each for each in found.values() if each],
             "restarts": restarts.read(folder, clusters.values()),
             "bytes": step_bytes(found.get("source"), settings),
-            "line": dict(line),
             "losses": {
                 name: run_report.first_and_last(metrics.read(each))
                 for name, each in clusters.items()

@@ -7,7 +7,6 @@ import pytest
 from experiments import pretrain_m3
 from experiments.abnet import config as abnet_config
 from experiments.abnet import models as abnet_models
-from experiments.abnet import scaled_wan
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
 from nebula_jax.communication import wan
@@ -39,9 +38,7 @@ def test_every_flagfile_is_a_possible_run(path):
 )
 def test_every_translation_is_a_possible_run(path):
     run = abnet_run(path)
-    connection = scaled_wan.without(run.local).connection()
-    connect.check_role(connection, run.local.cluster, "target", "source")
-    scaled_wan.check(run.local)
+    connect.check_role(run.local.connection(), run.local.cluster, "target", "source")
     abnet_config.check(run)
 
 

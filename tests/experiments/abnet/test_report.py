@@ -31,7 +31,7 @@ def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
 
     def shown(name):
         clusters = {name: tmp_path / name}
-        report.report(tmp_path, clusters, SETTINGS, {}, 2.0)
+        report.report(tmp_path, clusters, SETTINGS, 2.0)
         return capsys.readouterr().out
 
     assert "| whole |" in shown("whole")
