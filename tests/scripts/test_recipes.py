@@ -12,10 +12,15 @@ import yaml
 
 from experiments.m3 import config
 from nebula_jax.runtime.ranks import run_secret
+from nebula_jax.security import names
+from scripts import nebula
 
 SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
 SBATCH = sorted((SCRIPTS / "slurm").glob("*.sbatch"))
-YAML = sorted((SCRIPTS / "k8s").glob("*.yaml"))
+SWITCH = SCRIPTS / "k8s" / "switch.yaml"
+YAML = sorted(set((SCRIPTS / "k8s").glob("*.yaml")) - {SWITCH})
+DIRECT = re.compile("^# (?=REACH=)", re.MULTILINE)
+"""The line to uncomment for connections without a switch."""
 COMMAND = ["scripts/run", "python", "-m", "experiments.pretrain_m3"]
 
 
@@ -49,10 +54,20 @@ def test_a_slurm_script_is_legal_and_so_are_its_flags(path, tmp_path):
     run = configured.run(config, *arguments_of(printed.read_text().splitlines()))
     assert run.local.cluster.partition(":")[0] == path.stem
     assert run.local.processes().coordinator == "auto"
+    assert run.local.federation
+    assert run.local.peer.startswith("lab-")
     subprocess.run(["bash", path], check=True, env=environment, timeout=20)
     keys = (tmp_path / "keys").read_text()
     assert re.fullmatch("[0-9a-f]{128}", keys)  # two, of which each run makes its own
     assert keys[:64] != keys[64:]
+    direct = tmp_path / "direct.sbatch"
+    text, count = DIRECT.subn("", text)
+    assert count == 1
+    direct.write_text(text)
+    subprocess.run(["bash", direct], check=True, env=environment, timeout=20)
+    run = configured.run(config, *arguments_of(printed.read_text().splitlines()))
+    assert not run.local.federation
+    assert run.local.tls == f"credentials/{names.label(run.local.cluster)}"
 
 
 @pytest.mark.parametrize(
@@ -102,6 +117,43 @@ def test_a_slurm_script_that_is_to_stop_starts_nothing_again(path, during, tmp_p
     assert len((tmp_path / "srun-count").read_text()) == 1
 
 
+def assert_confined(pod):
+    """No root, no more rights than the image has, no token, no moving image."""
+    assert pod["automountServiceAccountToken"] is False
+    assert pod["securityContext"]["runAsNonRoot"] is True
+    for each in pod["containers"]:
+        rights = {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        assert each["securityContext"] == rights
+        assert not each["image"].endswith((":latest", "/nebula-jax"))
+
+
+def test_the_switch_alone_is_reached_from_outside_and_by_trainers():
+    documents = []
+    for path in [SWITCH, *YAML]:
+        documents += yaml.safe_load_all(path.read_text())
+    services = [each for each in documents if each["kind"] == "Service"]
+    (outside,) = (each for each in services if "type" in each["spec"])
+    assert outside["metadata"]["name"] == "nebula-switch"
+    service, policy, deployment = yaml.safe_load_all(SWITCH.read_text())
+    assert service["spec"]["ports"] == [{"port": 7070}]
+    others, trainers = policy["spec"]["ingress"]
+    assert others == {"ports": [{"port": 7070}]}
+    pod = deployment["spec"]["template"]
+    (label,) = trainers["from"]
+    jobs = [each for each in documents if each["kind"] == "Job"]
+    for each in jobs:
+        labels = each["spec"]["template"]["metadata"]["labels"]
+        assert labels == label["podSelector"]["matchLabels"]
+    assert trainers["ports"] == [{"port": 7080}]
+    assert pod["metadata"]["labels"] == policy["spec"]["podSelector"]["matchLabels"]
+    assert_confined(pod["spec"])
+    (container,) = pod["spec"]["containers"]
+    command, *given = container["command"][1:], *container["args"]
+    assert command[0] == "nebula"
+    parsed = nebula.parser().parse_args([*command[1:], *given])
+    assert (parsed.listen, str(parsed.federation)) == ("0.0.0.0:7070", "/federation")
+
+
 @pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
 def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     found = list(yaml.safe_load_all(path.read_text()))
@@ -110,7 +162,7 @@ def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     spec = job["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     words = [*container["command"], *container["args"]]
-    index, key = container["env"]
+    *addresses, index, key = container["env"]
     assert key["name"] == run_secret.VARIABLE
     name = job["metadata"]["name"]
     assert key["valueFrom"] == {"secretKeyRef": {"name": name, "key": "cluster.key"}}
@@ -118,13 +170,19 @@ def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     own = {"matchLabels": {"job-name": name}}
     assert policy["podSelector"] == own
     assert policy["policyTypes"] == ["Ingress"]
-    among, *outside = policy["ingress"]
-    assert among == {"from": [{"podSelector": own}]}  # at any port
-    listens = [{"ports": [{"port": 7070}]}] if path.stem == "discriminator" else []
-    assert outside == listens
+    # Nobody outside; the switch reaches who listens.
+    (ingress,) = policy["ingress"]
+    listens = path.stem == "discriminator"
+    switch = {"matchLabels": {"app": "nebula-switch"}}
+    among = [own, switch] if listens else [own]
+    assert ingress == {"from": [{"podSelector": each} for each in among]}
+    assert [each["name"] for each in addresses] == ["POD_IP"] * listens
+    assert_confined(spec["template"]["spec"])
+    words = [word.replace("$(POD_IP)", "10.0.0.7") for word in words]
     words = [word.replace(f"$({index['name']})", "1") for word in words]
     assert not re.search(r"\$\(", " ".join(words))
     run = configured.run(config, *arguments_of(words))
+    assert (run.local.federation, run.local.peer[:4]) == ("/federation", "lab-")
     processes = run.local.processes()
     assert processes.num_processes == spec["completions"] == spec["parallelism"]
     assert processes.process_id == 1
