@@ -132,18 +132,9 @@ def hidden(config, params, ids):
     )
 
 
-@pytest.mark.parametrize(
-    ("workdir", "cluster"),
-    [
-        ("whole", "whole"),
-        pytest.param("split", "discriminator", marks=pytest.mark.slow),
-    ],
-)
-def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(
-    runs, split, whole, workdir, cluster
-):
-    folder = runs.folder / workdir
-    files = (f"{cluster}/metrics.jsonl", "summary.json", "losses.png")
+def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, whole):
+    folder = runs.folder / "whole"
+    files = ("whole/metrics.jsonl", "summary.json", "losses.png")
     before = [(folder / name).read_bytes() for name in files]
     status, output = runs.run(f"--flagfile={folder / 'run.flags'}")
     assert status == 0, output

@@ -38,7 +38,6 @@ def command(module, *arguments):
 @pytest.mark.parametrize(
     ("module", "flag"),
     [
-        pytest.param("experiments.finetune_xnli", "--window=3", marks=pytest.mark.slow),
         ("experiments.pretrain_m3", "--epochs=3"),
         ("scripts.issue_certificates", "--learning_rate=1"),
     ],
@@ -96,8 +95,6 @@ def test_an_experiments_own_defaults_hold(name, config):
 @pytest.mark.parametrize(
     ("module", "flag"),
     [
-        # The flag itself: test_command_line.py.
-        pytest.param("pretrain_m3", "--learning_rate=nan", marks=pytest.mark.slow),
         ("train_abnet", b"--workdir=\xff"),
         ("finetune_xnli", "--seed=4294967296"),
     ],

@@ -188,17 +188,6 @@ def test_the_optimizer_knows_nothing_of_what_is_frozen(runs, split):
         assert not names_in(state) & {"encoder", "embeddings", "mlm_head"}
 
 
-@pytest.mark.slow  # M3's is in every run of the tests
-def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, split):
-    folder, _ = split
-    files = ("target/metrics.jsonl", "summary.json", "losses.png")
-    before = [(folder / name).read_bytes() for name in files]
-    status, output = runs.run(f"--flagfile={folder / 'run.flags'}")
-    assert status == 0, output
-    assert [(folder / name).read_bytes() for name in files] == before
-    assert "BLEU" in output
-
-
 def test_nothing_crosses_but_hidden_states_gradients_and_lengths(split):
     """Every frame is counted; the only label that goes back is the target's length."""
     folder, _ = split

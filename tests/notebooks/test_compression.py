@@ -40,34 +40,11 @@ print(json.dumps({
 """
 
 
-# Of each family the first, a line of two points, and what text and tests name.
-FEWER = """
-NAMED = {"int8(tensor)", "int8(row)", "svd(0.6)|fp16"}
-FAMILIES = {
-    family: [name for name in names if name in {names[0]} | NAMED]
-    for family, names in FAMILIES.items()
-}
-ON_SUMS, ON_VISITS = ON_SUMS[:2], ON_VISITS[:2]
-KEPT = {name for names in FAMILIES.values() for name in names}
-TABLE_5 = {
-    which: {name: ratio for name, ratio in ratios.items() if name in KEPT}
-    for which, ratios in TABLE_5.items()
-}
-"""
-
-
-@pytest.fixture(
-    scope="module",
-    params=[pytest.param(each, marks=pytest.mark.slow) for each in ("fewer", "all")],
-)
-def executed(request, finished_run):
+# What is executed takes minutes: every test of it is slow.
+@pytest.fixture(scope="module", params=[pytest.param("all", marks=pytest.mark.slow)])
+def executed(finished_run):
     """The notebook after a run from top to bottom, and the probe's answer."""
     notebook = nbformat.read(NOTEBOOK, as_version=4)
-    if request.param == "fewer":
-        (after,) = (
-            n for n, c in enumerate(notebook.cells) if "TABLE_5 = {" in c.source
-        )
-        notebook.cells.insert(after + 1, nbformat.v4.new_code_cell(FEWER))
     notebook.cells.append(nbformat.v4.new_code_cell(PROBE))
     client = nbclient.NotebookClient(
         notebook,

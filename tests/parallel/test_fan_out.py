@@ -94,9 +94,8 @@ def interleaved(parts):
     return whole
 
 
-@pytest.mark.parametrize("fsdp", [pytest.param(1, marks=pytest.mark.slow), 4])
-def test_several_devices_compute_what_one_does(fsdp):
-    found, one = taken(CONFIG, 4, fsdp), taken(CONFIG)
+def test_several_devices_compute_what_one_does():
+    found, one = taken(CONFIG, 4, 4), taken(CONFIG)
     close(found[0], one[0])
     jax.tree.map(np.testing.assert_array_equal, found[1], one[1])
 
