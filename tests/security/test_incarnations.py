@@ -1,4 +1,5 @@
 import json
+import os
 
 import pytest
 
@@ -29,13 +30,18 @@ def test_who_has_lost_its_numbers_is_no_older_copy(tmp_path):
     peer.close()
 
 
-def test_a_trainer_that_runs_already_is_refused(tmp_path):
+def test_a_trainer_that_runs_already_is_refused(tmp_path, monkeypatch):
     made = begin(tmp_path)
     with pytest.raises(incarnations.IncarnationError, match="runs here already"):
         begin(tmp_path)
     begin(tmp_path, "generator:1").close()
     made.close()
     begin(tmp_path).close()
+    with monkeypatch.context() as counting:
+        closed = []
+        counting.setattr(os, "close", closed.append)
+        made.close()  # again: its descriptor may be another file's by now
+    assert not closed
 
 
 def test_a_peer_whose_number_goes_back_is_refused_after_a_restart_too(tmp_path):

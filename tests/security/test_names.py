@@ -6,7 +6,9 @@ from nebula_jax import errors
 from nebula_jax.security import names
 
 
-@pytest.mark.parametrize("name", ["discriminator", "generator:0", "generator-12", "d"])
+@pytest.mark.parametrize(
+    "name", ["discriminator", "generator:0", "g-12", "d", "a" * 63]
+)
 def test_names_of_clusters(name):
     assert names.is_cluster(name)
     names.check([name, "another"])

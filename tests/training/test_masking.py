@@ -125,3 +125,12 @@ def test_a_row_is_masked_alike_in_whatever_batch_it_stands():
     alone = jax.device_get(mask_tokens(key, ids[5:6], **named))
     want = jax.tree.map(lambda leaf: leaf[5:6], whole)
     jax.tree.map(np.testing.assert_array_equal, alone, want)
+
+
+def test_any_number_of_a_targets_pieces_is_masked_and_never_its_ends():
+    special = vocabularies.SPECIAL
+    row = [special.cls, 7, 8, 9, special.sep, special.pad]
+    keys = jax.random.split(jax.random.key(0), 64)
+    _, chosen = masking.mask_random_count(keys, np.asarray([row] * 64), special)
+    assert set(np.asarray(chosen).sum(-1).tolist()) == {1, 2, 3}
+    assert not np.asarray(chosen)[:, [0, 4, 5]].any()

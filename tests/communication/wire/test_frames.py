@@ -50,6 +50,18 @@ def test_frames_are_these_bytes(message, expected):
     assert frames.frame_bytes(type(message), len(payload)) == len(expected)
 
 
+def test_a_step_and_a_hello_may_be_as_large_as_any_runs():
+    for message in (
+        frames.StepDone(2**32),
+        frames.Hello("d", "1", {"--text": "x" * 60_000}, checkpoints=(2**32,)),
+    ):
+        data = b"".join(frames.encode(message, 0, 0))
+        length = frames.header_bytes(data[: frames.head_bytes()])
+        end = frames.head_bytes() + length
+        head = frames.decode_head(data[: end - length], data[end - length : end])
+        assert frames.decode(head, data[end - length : end], [data[end:]]) == message
+
+
 def test_no_bytes_have_the_checksum_of_the_specification():
     assert frames.encode(frames.Ping(), 0, 0)[0][32:40] == NOTHING
 

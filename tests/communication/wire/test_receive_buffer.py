@@ -32,6 +32,8 @@ def test_parts_and_large_buffers_come_out_of_a_stream_as_they_went_in(read):
     assert not parts.has_holes
     assert head + b"".join(map(bytes, buffers)) == data
     assert buffers[2].ctypes.data % receive_buffer.ALIGNMENT == 0
+    taken = receive_buffer.aligned_empty(19_985).base.nbytes
+    assert taken <= 19_985 + receive_buffer.ALIGNMENT
 
 
 def test_the_stage_makes_room_for_what_comes_in_pieces():

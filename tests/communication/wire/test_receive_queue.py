@@ -1,4 +1,4 @@
-"""What a peer has sent beside tensors: the latest of each kind."""
+"""What a peer has sent: tensors that wait, and of the rest the latest of each kind."""
 
 from nebula_jax.communication.wire import frames, receive_queue
 
@@ -16,3 +16,18 @@ def test_the_latest_of_each_kind_is_kept():
     assert (found.stop, found.has_ended) == (12, False)
     found.take(frames.End())
     assert found.has_ended
+
+
+def test_nothing_is_read_while_what_waits_takes_a_mebibyte_of_memory():
+    """However small the tensors: each takes some memory itself."""
+    found = receive_queue.ReceiveQueue()
+    found.add_channel()
+    for step in range(receive_queue.MAX_BYTES // receive_queue.TENSOR_OVERHEAD):
+        assert found.has_room()
+        found.put(frames.Tensor(0, step, 0, [b""]))
+    assert not found.has_room()
+    found.waiting.append("another channel")  # a caller that waits for what is behind
+    assert found.has_room()
+    found.waiting.clear()
+    found.take(0)
+    assert found.has_room()

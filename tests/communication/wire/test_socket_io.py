@@ -40,3 +40,13 @@ def test_a_wait_ends_when_somebody_wakes(pair):
     io.watch(reads=False)
     io._waker.wake()
     assert not io.wait(60.0)
+
+
+def test_the_last_frame_is_read_before_the_end_though_bytes_are_unread_here(pair):
+    io, theirs = pair
+    theirs.send(b"unread")
+    theirs.shutdown(socket.SHUT_WR)
+    io.socket.send(b"last")
+    io.close(linger=True)
+    assert theirs.recv(100) == b"last"
+    assert theirs.recv(100) == b""

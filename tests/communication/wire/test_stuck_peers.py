@@ -15,12 +15,8 @@ class Clock:
         return self.now
 
 
-def wait(doing, seconds):
-    """Waits so long for a peer that reports what it is doing; checks at the end."""
-    watch, clock = stuck_peers.Watch(10.0), Clock()
-    watch.connected(1000.0)
-    watch.pinged(Report(doing, 0), 0, 1000.0)
-    waiting = stuck_peers.Wait(
+def begun(watch, clock):
+    return stuck_peers.Wait(
         "discriminator",
         "tokens of step 41, micro-batch 0",
         "generator:0",
@@ -28,6 +24,14 @@ def wait(doing, seconds):
         activity.Work(STUCK_TIMEOUT),
         clock,
     )
+
+
+def wait(doing, seconds):
+    """Waits so long for a peer that reports what it is doing; checks at the end."""
+    watch, clock = stuck_peers.Watch(10.0), Clock()
+    watch.connected(1000.0)
+    watch.pinged(Report(doing, 0), 0, 1000.0)
+    waiting = begun(watch, clock)
     while clock.now < 1000.0 + seconds:
         clock.now += 5.0
         watch.pinged(Report(doing, 0), 0, clock.now)
@@ -49,6 +53,14 @@ def test_the_error_names_who_waits_for_whom_for_what_and_since_when():
         " generator:0, which reports that it is computing"
     )
     assert any(rest == f" since {each} (stuck_timeout: 60 s)" for each in since)
+
+
+def test_a_wait_sleeps_for_what_is_left_of_its_time_and_no_longer():
+    clock = Clock()
+    waiting = begun(stuck_peers.Watch(10.0), clock)
+    for seconds, left in ((0.0, 5.0), (3.0, 2.0), (9.0, 0.0)):
+        clock.now = Clock.now + seconds
+        assert waiting.pause(timeout=5.0) == left
 
 
 def test_a_peer_that_saves_is_given_ten_times_as_long_and_no_more():

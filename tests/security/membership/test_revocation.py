@@ -248,6 +248,9 @@ def test_a_list_must_be_valid_now(labs):
             listed.check(now + when)
         assert error.value.reason == f"revocation_list_{reason}"
         refused(listed, signed(labs, 9, now - when), f"revocation_list_{reason}")
+    pem = signed(labs, 9, now)
+    end = x509.load_pem_x509_crl(pem).next_update_utc
+    refused(listed, pem, "revocation_list_expired", end)
     assert listed.accept(signed(labs, 9, now - 5 * DAY + HOUR))
 
 

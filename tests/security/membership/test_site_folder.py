@@ -210,7 +210,14 @@ def test_a_trainers_name_is_not_its_labs(folder):
 
 
 @pytest.mark.parametrize(
-    "text", ["lab-s.example:7070", "10.0.0.1:1", "[::1]:65535", "localhost:80"]
+    "text",
+    [
+        "lab-s.example:7070",
+        "10.0.0.1:1",
+        "[::1]:65535",
+        "localhost:80",
+        "a" * 255 + ":80",
+    ],
 )
 def test_addresses(text):
     assert site_folder.is_address(text)
@@ -220,7 +227,15 @@ def test_addresses(text):
     "text",
     [
         *("", ":", "host", "host:", ":80", "host:0", "host:65536", "host:080"),
-        *("a b:80", "a\n:80", "host:80\n", "-a:80", "host:٣", "::1:80:", "a" * 300),
+        *(
+            "a b:80",
+            "a\n:80",
+            "host:80\n",
+            "-a:80",
+            "host:٣",
+            "::1:80:",
+            "a" * 300 + ":80",
+        ),
         "http://host:80",
     ],
 )
