@@ -1,6 +1,10 @@
-"""A TLS handshake without sockets."""
+"""Both ends of TLS: a handshake without sockets, and sockets before their handshake."""
 
+import contextlib
+import socket
 import ssl
+
+from nebula_jax.communication.wire import greeting
 
 
 def shake_hands(server_context, client_context, name="discriminator"):
@@ -18,3 +22,15 @@ def shake_hands(server_context, client_context, name="discriminator"):
                 pass
     assert not open_ends
     return client
+
+
+@contextlib.contextmanager
+def connected(server_context, client_context, name="discriminator"):
+    """Yields a server's and a client's socket, before their handshake."""
+    later = {"do_handshake_on_connect": False}
+    here, there = map(greeting.set_up, socket.socketpair())
+    with (
+        server_context.wrap_socket(here, server_side=True, **later) as server,
+        client_context.wrap_socket(there, server_hostname=name, **later) as client,
+    ):
+        yield server, client

@@ -5,6 +5,7 @@ import socket
 import time
 
 import pytest
+import two_contexts
 
 from nebula_jax.communication.wire import frames, greeting, reader, session
 from nebula_jax.communication.wire.states import Role
@@ -66,7 +67,7 @@ def test_silence_is_given_up_without_patience_and_at_the_deadline(ends):
 
 
 def test_both_ends_of_a_handshake_refuse_a_certificate_of_ten_years(
-    ends, tmp_path, monkeypatch
+    tmp_path, monkeypatch
 ):
     """OpenSSL lets it pass, and who shows it has switched its own check off."""
     monkeypatch.setattr(certificates, "LIFETIME", datetime.timedelta(days=3650))
@@ -75,16 +76,12 @@ def test_both_ends_of_a_handshake_refuse_a_certificate_of_ten_years(
         lax.setattr(credentials, "LONGEST_LIFETIME", datetime.timedelta(days=9999))
         server = tls.server_contexts(tmp_path / "discriminator")()
         client = tls.client_contexts(tmp_path / "generator-0")()
-    here, there = map(greeting.set_up, ends)
-    later = {"do_handshake_on_connect": False}
     with (
-        server.wrap_socket(here, server_side=True, **later) as one,
-        client.wrap_socket(there, server_hostname="discriminator", **later) as other,
+        two_contexts.connected(server, client) as ends,
         concurrent.futures.ThreadPoolExecutor(2) as pool,
     ):
         for each in [
-            pool.submit(finish, greeting.shake_hands(sock), sock, 10.0)
-            for sock in (one, other)
+            pool.submit(finish, greeting.shake_hands(sock), sock, 10.0) for sock in ends
         ]:
             with pytest.raises(credentials.CredentialsError, match=r"for 365[01] days"):
                 each.result()

@@ -1,0 +1,59 @@
+"""What a trainer asks of each peer, before anything is sealed with it."""
+
+import contextlib
+import datetime
+
+import pytest
+import two_labs
+from cryptography import x509
+from cryptography.hazmat.primitives import serialization
+
+from nebula_jax import errors
+from nebula_jax.federation import switch_client
+from nebula_jax.security import policy, seal
+from nebula_jax.security.tls import between_labs
+
+OTHER_LABS = '{"jobs": {"m3": {"labs": {"generator:0": ["lab-u"]}}}}'
+
+
+@pytest.fixture(scope="module")
+def labs(tmp_path_factory):
+    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
+        yield made
+
+
+def certificate(lab, role):
+    path = lab.folder.credentials(role) / "cert.pem"
+    found = x509.load_pem_x509_certificate(path.read_bytes())
+    return found.public_bytes(serialization.Encoding.DER)
+
+
+def offer(incarnation=5, job="m3"):
+    return seal.offer(incarnation, "generator:0", job)
+
+
+def test_a_peer_is_admitted_by_certificate_role_job_lab_policy_and_number(
+    labs, monkeypatch
+):
+    folder, der = labs.s.folder, certificate(labs.t, "trainer")
+    rules = folder.path / policy.FILE
+
+    def refused(words, offered, shown=der, lab="lab-t"):
+        trainer._lab = lab
+        with pytest.raises(errors.NebulaError, match=words):
+            trainer._admit(offered, shown)
+
+    with contextlib.closing(
+        switch_client.Trainer(folder, "", "m3", "discriminator", "lab-t")
+    ) as trainer:
+        trainer._admit(offer(), der)
+        refused("takes part in job bert", offer(job="bert"))
+        refused("lab-t \\(switch\\)", offer(), certificate(labs.t, "switch"))
+        refused("is not of lab-u", offer(), lab="lab-u")
+        refused("incarnation 4 after 5", offer(incarnation=4))
+        before = rules.read_bytes() if rules.exists() else None
+        rules.write_text(OTHER_LABS)
+        refused("lab-t", offer())
+        rules.unlink() if before is None else rules.write_bytes(before)
+        monkeypatch.setattr(between_labs, "LONGEST", datetime.timedelta(minutes=1))
+        refused("is valid for .* days, more than 0", offer())
