@@ -168,7 +168,7 @@ def test_an_abort_leaves_where_there_is_a_connection(pair):
     assert listener.abort("enough", 0.0) == []
 
 
-def test_before_open_a_connector_hears_nothing_but_open_or_abort():
+def test_before_open_a_connector_hears_nothing_but_open_or_abort(pair):
     for message in (HELLO, frames.Ping()):
         connector = session.Session(Role.CONNECTOR, SESSION, 10.0)
         connector.begin(0.0)
@@ -178,6 +178,12 @@ def test_before_open_a_connector_hears_nothing_but_open_or_abort():
     connector.begin(0.0)
     receive(connector, frame(frames.Abort("no"), 0, 0))
     assert connector.events() == [frames.Abort("no")]
+    pair.bring(Role.LISTENER, State.OPEN)  # nor does one that comes back
+    connector = pair.ends[Role.CONNECTOR]
+    connector.lost()
+    connector.begin(0.0)
+    with pytest.raises(session.RemoteProtocolError, match="Tensor before Open"):
+        receive(connector, frame(TENSOR, sequence=2))
 
 
 @pytest.mark.parametrize(

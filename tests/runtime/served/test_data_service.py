@@ -24,6 +24,7 @@ from nebula_jax.runtime.served import (
     data_session,
     remote_text,
 )
+from nebula_jax.security import grants
 from nebula_jax.security.accounts import logins, tokens
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.membership import site_folder
@@ -330,13 +331,18 @@ def test_every_use_is_in_the_audit_log(owner, read, labs):
 SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses it
 
 
-def test_a_reader_whose_job_the_audit_log_would_not_take_is_refused(owner):
-    name = data_channels.reader_name("lab-t", "owner", SECRET, "generator:0")
-    claimed = {"account": "owner", "job": SECRET, "cluster": "generator:0", "rows": 4}
+@pytest.mark.parametrize(
+    ("job", "lab", "kind"),
+    [(SECRET, "lab-t", data_channels.DataError), ("m3", "lab-u", grants.NoGrantError)],
+    ids=["a job that the audit log does not take", "no grant"],
+)
+def test_a_reader_is_refused_before_anything_is_waited_for(owner, job, lab, kind):
+    name = data_channels.reader_name(lab, "owner", job, "generator:0")
+    claimed = {"account": "owner", "job": job, "cluster": "generator:0", "rows": 4}
     peer = frames.Hello(name, "0.1", {}, details=claimed)
-    link = types.SimpleNamespace(owner=site_folder.trainer_name("lab-t"), peer=peer)
+    link = types.SimpleNamespace(owner=site_folder.trainer_name(lab), peer=peer)
     service = data_service.DataService(owner.folder, HANDLE, log=print)
-    with service._identity, pytest.raises(data_channels.DataError, match="sent no"):
+    with service._identity, pytest.raises(kind):
         service._served.serve(link)
 
 
