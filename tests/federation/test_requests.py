@@ -1,9 +1,16 @@
-"""The names in requests of trainers and of other switches."""
+"""The requests of trainers and of other switches: what is refused, and to whom."""
+
+import asyncio
+import json
+import types
 
 import pytest
+import two_labs
 
+from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
-from nebula_jax.federation import requests, streams
+from nebula_jax.federation import requests, server, state, streams
+from nebula_jax.security import accounts, policy
 
 ABOUT = streams.About(
     "0" * 16, "m3", "ana@lab-s", "generator:0", "discriminator", "lab-s"
@@ -22,3 +29,95 @@ def test_a_job_that_the_audit_log_would_not_take_is_none(job):
     assert not requests.is_job(job)
     with pytest.raises(json_lines.Malformed):
         requests.check_about(ABOUT._replace(job=job))
+
+
+def account(name, role):
+    return accounts.Account(name, role, accounts.ACTIVE, accounts.Limits(), 0)
+
+
+def rules(folder):
+    """What policy.json says: of the job `named`, the discriminator is at lab-t."""
+    text = {"jobs": {"named": {"labs": {"discriminator": ["lab-t"]}}}}
+    path = folder.path / policy.FILE
+    path.write_text(json.dumps(text))
+    return policy.load(path)
+
+
+@pytest.fixture(scope="module")
+def switch(tmp_path_factory):
+    """A switch with lines to lab-t and lab-u, and two trainers; nothing moves."""
+    made = server.Switch(two_labs.found(tmp_path_factory.mktemp("lab")), print)
+    found = made.state
+    found.rules = rules(found.folder)
+    found.lines = {"lab-t": None, "lab-u": None}
+    ana = account("ana", "researcher")
+    for job, cluster, lab in (
+        ("hers", "generator:0", "lab-t"),
+        ("open", "discriminator", ""),
+        ("for-u", "discriminator", "lab-u"),
+    ):
+        where = ("127.0.0.1", 1)  # nobody's
+        found.served[job, cluster] = state.Served(where, ana, lab=lab)
+    yield made
+    found.audit.close()
+    found.identity.close()
+
+
+DIAL = {"op": "dial", "job": "m3", "from": "generator:0", "to": "discriminator"}
+SERVE = {"op": "serve", "job": "m3", "from": "discriminator", "port": 1, "lab": ""}
+RECORD = {"op": "record", "kind": "job", "what": {"event": "begun"}}
+
+
+@pytest.mark.parametrize(
+    ("role", "fields", "words"),
+    [
+        ("auditor", DIAL | {"lab": "lab-t"}, "may not do stream.open"),
+        ("auditor", SERVE | {"lab": "lab-t"}, "may not do job.run"),
+        ("auditor", RECORD, "may not do job.run"),
+        ("auditor", {"op": "certify"}, "may not do job.run"),
+        ("researcher", {"op": "rotate"}, "may not do certificate.rotate"),
+        ("researcher", RECORD | {"kind": "grant"}, "'grant' is no entry of a trainer"),
+        ("researcher", DIAL | {"job": "hers", "lab": "lab-t"}, "is one of ana here"),
+        ("researcher", SERVE | {"job": "hers", "lab": "lab-t"}, "is one of ana here"),
+        ("researcher", DIAL | {"job": "a/b", "lab": "lab-t"}, "cannot be the name of"),
+        ("researcher", DIAL | {"lab": ""}, "any of lab-t, lab-u: give peer="),
+        ("researcher", SERVE, "any of lab-t, lab-u: give peer="),
+        ("researcher", DIAL | {"job": "named", "lab": "lab-u"}, "lab-u may not be"),
+        ("operator", DIAL | {"lab": "lab-t"}, "its quota is used up"),
+    ],
+)
+def test_a_request_that_an_account_may_not_make_is_refused(
+    switch, monkeypatch, role, fields, words
+):
+    found = switch.state
+    monkeypatch.setitem(found.barred, "operator", "its quota is used up")
+    monkeypatch.setattr(found.identity, "account_of", lambda t, now: account(t, t))
+    writer = types.SimpleNamespace(get_extra_info=lambda name: ("127.0.0.1", 2))
+    served = requests.serve(found, None, fields | {"account": role}, (None, writer))
+    with pytest.raises(errors.NebulaError, match=words):
+        asyncio.run(served)
+
+
+@pytest.mark.parametrize(
+    ("about", "words"),
+    [
+        (ABOUT._replace(account="ana@lab-u"), "names cannot be right"),
+        (ABOUT._replace(job="a/b"), "names cannot be right"),
+        (ABOUT, "is not here"),
+        (ABOUT._replace(job="for-u"), "is for lab-u alone"),
+        (ABOUT._replace(job="open"), "any of lab-t, lab-u: give peer="),
+        (
+            ABOUT._replace(job="named", connector="discriminator"),
+            "lab-s may not be discriminator",
+        ),
+    ],
+)
+def test_a_stream_of_another_lab_that_may_not_be_is_refused(switch, about, words):
+    told, ends = [], []
+    line = types.SimpleNamespace(lab="lab-s", send=lambda **what: told.append(what))
+    stream = types.SimpleNamespace(number=1, close=lambda *why, at_once: ends.append(1))
+    asyncio.run(switch._answer(line, stream, about))
+    ((answer),) = told
+    assert answer["op"] == "refused"
+    assert words in answer["why"]
+    assert ends
