@@ -29,7 +29,7 @@ from scripts.federation import (
 
 ROOMS = (founding, running, people, data, audits, doctor)
 GROUPS = {
-    "account": "Adds, lists and changes accounts.",
+    "account": "Adds, lists and changes accounts of users of this host.",
     "data": "Offers data to others.",
     "audit": "Reads the audit log, and checks that nobody changed it.",
 }

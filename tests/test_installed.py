@@ -111,8 +111,7 @@ ROOMS_OF_EXTRAS = {
     *("data.language_mixture", "data.packed_sequences"),
     "data.resumable_batches",
     *("evaluation.bleu", "evaluation.sentence_scores"),
-    *("runtime.served.data_service", "runtime.served.data_session"),
-    "runtime.served.owner_text",
+    *("runtime.served.data_service", "runtime.served.owner_text"),
 }
 """Modules that are of no use without them."""
 IMPORTER = f"""

@@ -117,9 +117,6 @@ class Reach(Place):
         "Folder of this organization in a federation (see SECURITY.md), whose switches"
         " carry what crosses. Empty for direct connections of the clusters.",
     )
-    account: str = fields.of_security(
-        "", "Account of the federation that has logged in; the folder's owner if empty."
-    )
     job: str = fields.of_security(
         "", "Name by which the clusters of a run find each other in a federation."
     )

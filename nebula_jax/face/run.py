@@ -65,7 +65,7 @@ class Run:
       allow_nonfinite: steps that may be skipped because of NaN or Inf.
       trace: True to record what the process does and when.
       agreed: what else has to be equal in all clusters, JSON values by name.
-      connection: listen, peer, tls, wan, federation, account, job, and timeouts, as
+      connection: listen, peer, tls, wan, federation, job, and timeouts, as
         of `connect.Settings`. `peer` may name the clusters: `back=HOST:PORT`.
     """
 

@@ -1,8 +1,10 @@
 """The inner network of a lab: trainers and commands connect to their own switch here.
 
-A connection begins with one line of JSON: the switch's token, which is in a file that
-this lab alone can read, an account's token, and what is requested. The switch answers
-with another line; after `dial`, the connection then is a stream to the other trainer.
+A connection begins with one line of JSON: what is requested and, over TCP, the token of
+this run of the switch. That is in a file of the lab's owner alone, whose requests these
+are. Other users of the host come by a Unix socket, where the kernel says who they are.
+The switch answers with another line; after `dial`, the connection then is a stream to
+the other trainer.
 """
 
 import asyncio
@@ -13,7 +15,9 @@ import os
 import pathlib
 import secrets
 import socket
-from collections.abc import Mapping
+import stat
+import struct
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 from nebula_jax import disk, errors, files, strict_json
@@ -24,6 +28,8 @@ from nebula_jax.security.membership import site_folder
 TOKEN_BYTES = 32
 REQUEST_SECONDS = 5.0
 MOST_BYTES = 1 << 16  # of a request
+SOCKET_MODE = 0o660
+_UCRED = struct.Struct("iII")  # of struct ucred: pid, uid, gid
 
 
 class NoSwitch(errors.NebulaError):
@@ -46,9 +52,10 @@ class Address(NamedTuple):
     """The inner address of the running switch."""
 
     host: str
+    """The path of a Unix socket at the port 0."""
     port: int
     token: str
-    """Without it, the switch serves nobody."""
+    """Without it, the switch serves nobody over TCP."""
     pid: int
 
     def __repr__(self) -> str:
@@ -71,12 +78,47 @@ def lock(folder: site_folder.Folder) -> int:
     return held
 
 
-def write(path: pathlib.Path, address: Address, mode: int = 0o600) -> None:
-    """Writes the address of the running switch to a file, by default for this user."""
-    with files.writing(path) as partial:
+def write(folder: site_folder.Folder, address: Address) -> None:
+    """Writes the address of the running switch, for this user alone."""
+    with files.writing(folder.running_switch) as partial:
         partial.touch(0o600)
         partial.write_text(json.dumps(address._asdict()))
-        partial.chmod(mode)
+
+
+@contextlib.contextmanager
+def _short(path: pathlib.Path) -> Iterator[str]:
+    """Yields a path of the same file that is short enough for a socket's address."""
+    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        yield f"/proc/self/fd/{folder}/{path.name}"
+    finally:
+        os.close(folder)
+
+
+def listen(path: pathlib.Path) -> socket.socket:
+    """Returns a Unix socket for the users of the path's group; one that is left goes.
+
+    Raises:
+      NoSwitch: if it cannot be made, or something else is there.
+    """
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        if os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode):
+            disk.remove(path)
+        with _short(path) as short:
+            sock.bind(short)
+            os.chmod(short, SOCKET_MODE)
+    except OSError as error:
+        sock.close()
+        raise NoSwitch(f"{path}: no socket can be made: {error.strerror}") from None
+    return sock
+
+
+def user_of(sock: socket.socket) -> int:
+    """Returns the uid at the other end of a Unix socket, as the kernel has it."""
+    found = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    _, uid, _ = _UCRED.unpack(found)
+    return int(uid)
 
 
 def forget(folder: site_folder.Folder) -> None:
@@ -88,9 +130,13 @@ def forget(folder: site_folder.Folder) -> None:
 def read(folder: site_folder.Folder) -> Address:
     """Reads the address of the running switch.
 
+    In the folder of another user it is that of the socket to which a link leads.
+
     Raises:
       NoSwitch: if none has written one.
     """
+    if folder.socket.is_symlink():
+        return Address(str(folder.socket.resolve()), 0, "", 0)
     try:
         fields = strict_json.loads(folder.running_switch.read_bytes())
         found = Address(**fields)
@@ -131,13 +177,12 @@ def request(
     """
     address = read(folder)
     try:
-        sock = socket.create_connection((address.host, address.port), seconds)
-    except ConnectionRefusedError:
+        sock = _connected(address, seconds)
+    except (ConnectionRefusedError, FileNotFoundError):
         raise NoSwitch(
             f"{folder.path}: no switch answers at {address}; start it with `nebula"
             " switch`"
         ) from None
-    endpoints.keep_alive(sock)
     try:
         line = {"token": address.token, "op": op, **fields}
         sock.sendall(json_lines.encode(line))
@@ -157,19 +202,37 @@ def request(
         raise
 
 
-async def read_request(
-    reader: asyncio.StreamReader, token: str
-) -> Mapping[str, Any] | None:
-    """Reads a request; returns None if it has not the switch's token.
+def _connected(address: Address, seconds: float) -> socket.socket:
+    if address.port:
+        sock = socket.create_connection((address.host, address.port), seconds)
+        endpoints.keep_alive(sock)
+        return sock
+    sock = socket.socket(socket.AF_UNIX)
+    try:
+        sock.settimeout(seconds)
+        with _short(pathlib.Path(address.host)) as short:
+            sock.connect(short)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+async def read_request(reader: asyncio.StreamReader) -> Mapping[str, Any]:
+    """Reads a request.
 
     Raises:
       json_lines.Malformed: if it is none.
       TimeoutError: if it does not come.
     """
     async with asyncio.timeout(REQUEST_SECONDS):
-        fields = await json_lines.read_from(reader)
+        return await json_lines.read_from(reader)
+
+
+def has_token(fields: Mapping[str, Any], token: str) -> bool:
+    """Returns True if a request has the switch's token."""
     shown = json_lines.field(fields, "token", str)
-    return fields if secrets.compare_digest(shown.encode(), token.encode()) else None
+    return secrets.compare_digest(shown.encode(), token.encode())
 
 
 def answer(writer: asyncio.StreamWriter, **fields: Any) -> None:

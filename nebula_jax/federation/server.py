@@ -32,7 +32,6 @@ from nebula_jax.security.tls import between_labs
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 REASON_CHARACTERS = 500  # of another switch's
-TOLD_MODE = 0o640
 REVOKED = (
     "the certificate of this lab was revoked; `nebula join` with another invitation, in"
     " the same folder, replaces it"
@@ -52,8 +51,8 @@ class Switch:
         self.state = state.State(folder, log, issuer)
         self.upkeep = upkeep.Upkeep(self.state)
         self._entrance = outside.Entrance(self.state, self._serve_accepted)
-        self.tell: pathlib.Path | None = None
-        """A file for trainers that are another user's, in the same group."""
+        self.socket: pathlib.Path | None = None
+        """A Unix socket to make, for other users of the host, in the same group."""
         self._token = inner.new_token()
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
@@ -81,10 +80,10 @@ class Switch:
         lock = inner.lock(folder)
         host, port = inside.getsockname()[:2]
         begin(self._accept_trainers(inside))
-        found = inner.Address(host, port, self._token, os.getpid())
-        inner.write(folder.running_switch, found)
-        if self.tell is not None:
-            inner.write(self.tell, found, TOLD_MODE)
+        users = inner.listen(self.socket) if self.socket is not None else None
+        if users is not None:
+            begin(self._accept_trainers(users))
+        inner.write(folder, inner.Address(host, port, self._token, os.getpid()))
         self._record("switch", event="started")
         if listening is not None:
             begin(self._entrance.accept(listening))
@@ -98,6 +97,8 @@ class Switch:
         finally:
             inner.forget(folder)
             inside.close()
+            if users is not None:
+                users.close()
             for each in list(self.state.lines.values()):
                 each.close("the switch was stopped")
             await self.state.end_tasks()
@@ -317,16 +318,21 @@ class Switch:
             self.state.begin(self._serve_inside(sock))
 
     async def _serve_inside(self, sock: socket.socket) -> None:
-        endpoints.keep_alive(sock)
+        people, is_local = self.state.people, sock.family == socket.AF_UNIX
+        if not is_local:
+            endpoints.keep_alive(sock)
         reader, writer = await asyncio.open_connection(
             sock=sock, limit=inner.MOST_BYTES
         )
         try:
-            fields = await inner.read_request(reader, self._token)
-            if fields is None:
+            fields = await inner.read_request(reader)
+            if not is_local and not inner.has_token(fields, self._token):
                 inner.answer(writer, error="this is not the token of this switch")
                 return
-            await requests.serve(self.state, self.upkeep, fields, (reader, writer))
+            # Only the owner of the folder can read the token.
+            who = people.of_user(inner.user_of(sock)) if is_local else people.owner()
+            stream = reader, writer
+            await requests.serve(self.state, self.upkeep, who, fields, stream)
         except (errors.NebulaError, OSError, ValueError, KeyError) as error:
             kinds: dict[type, str] = {inner.Absent: "absent", inner.Lost: "lost"}
             kind = kinds.get(type(error), "error")

@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 from nebula_jax import errors, files, strict_json
 from nebula_jax.federation import inner, joining, line, meter, streams
 from nebula_jax.security import accounts, audit, policy
-from nebula_jax.security.accounts import Account, identity
 from nebula_jax.security.audit import entries
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, site_folder
@@ -33,7 +32,7 @@ class Served(NamedTuple):
 
     address: tuple[str, int]
     """On the inner network."""
-    account: Account
+    account: accounts.Account
     is_shared: bool = False
     """True if trainers of this lab's other accounts may dial it too."""
     lab: str = ""
@@ -64,7 +63,7 @@ class State:
         self.folder, self.log = folder, log
         self.settings = folder.load()
         self.lab = self.settings.name
-        self.identity = identity.Identity.open(folder.path)
+        self.people = accounts.Accounts.open(folder.path)
         self.audit = audit_log.Log(folder.audit, self.lab)
         self.is_issuer = not self.settings.authority
         """True if the authority is this lab's."""
@@ -88,7 +87,7 @@ class State:
         """Job -> bytes, counted frame by frame."""
         self.uncharged: collections.Counter[str] = collections.Counter()
         """Account -> bytes that came, and that its quota does not have yet."""
-        self.barred = accounts.barred(self.identity.listing())
+        self.barred = accounts.barred(self.people.listing())
         """Account -> why nothing more of it may pass: its quota is used up until it has
         a larger one, or it could not be charged until it is."""
         self.gone: dict[str, str] = {}

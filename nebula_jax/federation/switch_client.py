@@ -20,7 +20,6 @@ from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import greeting, json_lines, sealing, states
 from nebula_jax.federation import inner, trainer_keys
 from nebula_jax.security import incarnations, policy, seal
-from nebula_jax.security.accounts import tokens
 from nebula_jax.security.membership import revocation, site_folder
 from nebula_jax.security.tls import between_labs
 
@@ -42,7 +41,6 @@ class Recorder:
     def __init__(
         self,
         folder: site_folder.Folder | None,
-        account: str,
         job: str,
         cluster: str,
         log: Callable[[str], None] = print,
@@ -51,10 +49,10 @@ class Recorder:
 
         Args:
           folder: of the lab; None to record nothing at all.
-          account, job, cluster: of the trainer.
+          job, cluster: of the trainer.
           log: called with a line about each entry that was given up.
         """
-        self._folder, self._account, self._log = folder, account, log
+        self._folder, self._log = folder, log
         self._about = {"job": job, "cluster": cluster}
         self._entries: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue()
         self._thread: threading.Thread | None = None
@@ -101,8 +99,7 @@ class Recorder:
 
     def _send(self, kind: str, what: dict[str, Any]) -> None:
         assert self._folder is not None  # else there is nothing to send
-        token = tokens.read(self._folder, self._account)
-        fields = {"account": token, "kind": kind, "what": self._about | what}
+        fields = {"kind": kind, "what": self._about | what}
         inner.request(self._folder, ANSWER_SECONDS, "record", **fields)[0].close()
 
 
@@ -112,7 +109,6 @@ class Trainer:
     def __init__(
         self,
         folder: site_folder.Folder,
-        account: str,
         job: str,
         cluster: str,
         lab: str,
@@ -122,7 +118,6 @@ class Trainer:
 
         Args:
           folder: of the lab.
-          account: that has logged in; empty for the owner.
           job: that it takes part in.
           cluster: that it is.
           lab: the only one that its peers may be of; empty for any.
@@ -132,12 +127,11 @@ class Trainer:
           errors.NebulaError: if it has no credentials, or runs already.
         """
         self.folder, self.job, self.cluster = folder, job, cluster
-        self._lab, self._account, self._log = lab, account, log
+        self._lab, self._log = lab, log
         self.on_gone: Callable[[str, str], None] = lambda owner, why: None
         """Is called with the DNS name of peers that do not come back, and why."""
         self._met: set[str] = set()
-        trainer_keys.prepare(folder, account)
-        self._token = tokens.read(folder, account)
+        trainer_keys.prepare(folder)
         self._numbers = incarnations.Incarnations(folder.epochs, job, cluster)
         self._admitting = threading.Lock()  # of several links, each with a thread
         self._is_closed = threading.Event()
@@ -147,7 +141,7 @@ class Trainer:
     def _stay_fresh(self) -> None:
         while not self._is_closed.wait(FRESH_SECONDS):
             with contextlib.suppress(errors.NebulaError, OSError):
-                trainer_keys.refresh(self.folder, self._account)
+                trainer_keys.refresh(self.folder)
 
     def close(self) -> None:
         """Takes no more peers."""
@@ -272,8 +266,24 @@ class Trainer:
         fields = {"job": self.job, "cluster": self.cluster, **what}
         self._request("record", ANSWER_SECONDS, kind=kind, what=fields)[0].close()
 
+    def dialed_by(self, cluster: str, lab: str) -> set[str]:
+        """Returns the accounts that have dialed this process as a cluster of a lab.
+
+        It is the switches that say so, of whose accounts those are: `ana@lab-t`.
+
+        Raises:
+          errors.NebulaError: if the switch does not run.
+        """
+        sock, status = self._request("status", ANSWER_SECONDS)
+        sock.close()
+        names = ("job", "connector", "listener", "lab")
+        wanted = self.job, cluster, self.cluster, lab
+        return {
+            each["account"]
+            for each in status["streams"]
+            if tuple(each[name] for name in names) == wanted
+        }
+
     def _request(self, op: str, seconds: float, **fields: Any) -> Any:
         about = {"job": self.job, "from": self.cluster}
-        return inner.request(
-            self.folder, seconds, op, account=self._token, **about, **fields
-        )
+        return inner.request(self.folder, seconds, op, **about, **fields)

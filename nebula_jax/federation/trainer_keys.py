@@ -10,19 +10,17 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
 from nebula_jax.federation import inner
-from nebula_jax.security.accounts import tokens
 from nebula_jax.security.membership import member, revocation, site_folder
 
 ANSWER_SECONDS = 15.0
 CERTIFY_SECONDS = 30.0  # for the authority, perhaps at another lab
 
 
-def renew(folder: site_folder.Folder, account: str) -> None:
+def renew(folder: site_folder.Folder) -> None:
     """Replaces the key and certificate of a lab's trainers now.
 
     Args:
       folder: of the lab, with the trainers' credentials.
-      account: that has logged in; empty for the owner.
 
     Raises:
       errors.NebulaError: if there are none, or the switch or the authority refuses.
@@ -30,39 +28,38 @@ def renew(folder: site_folder.Folder, account: str) -> None:
     """
     made, renewal = member.renewal_request(folder, "trainer")
     ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
-    fields = {"account": tokens.read(folder, account), **renewal.fields()}
+    fields = renewal.fields()
     sock, answer = inner.request(folder, CERTIFY_SECONDS, "certify", **fields)
     sock.close()
     member.install(folder, "trainer", made.key, str(answer["pem"]).encode(), ca)
 
 
-def refresh(folder: site_folder.Folder, account: str) -> None:
+def refresh(folder: site_folder.Folder) -> None:
     """Gets a newer revocation list and a newer certificate for trainers, if any is due.
 
     For arguments and errors see `renew`.
     """
     listed = revocation.RevocationList(folder, "trainer")
-    fields = {"account": tokens.read(folder, account), "number": listed.number}
-    sock, answer = inner.request(folder, ANSWER_SECONDS, "list", **fields)
+    number = listed.number
+    sock, answer = inner.request(folder, ANSWER_SECONDS, "list", number=number)
     sock.close()
     if pem := answer.get("list"):
         listed.accept(str(pem).encode())
     own = x509.load_pem_x509_certificate((folder.trainer / "cert.pem").read_bytes())
     if member.renewal_due(own, site_folder.utc_now()):
-        renew(folder, account)
+        renew(folder)
 
 
-def prepare(folder: site_folder.Folder, account: str) -> None:
+def prepare(folder: site_folder.Folder) -> None:
     """Makes sure that this process can be a trainer of its lab.
 
     Raises:
-      errors.NebulaError: if it has no token, or no credentials that serve.
+      errors.NebulaError: if it has no credentials that serve.
     """
-    tokens.read(folder, account)
     folder.load()
     why = ""
     try:
-        refresh(folder, account)
+        refresh(folder)
     except (errors.NebulaError, OSError) as error:
         why = str(error)
     try:

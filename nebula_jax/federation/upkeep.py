@@ -17,7 +17,6 @@ from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import cosigning, line, meter
 from nebula_jax.federation.state import State, write_usage
 from nebula_jax.security import accounts, policy
-from nebula_jax.security.accounts.identity import Identity
 from nebula_jax.security.membership import member, revocation, site_folder
 
 TURN_SECONDS = 0.2
@@ -78,7 +77,7 @@ class Upkeep:
         await self.charge()
         self.state.audit.sign_head()
         self.state.audit.close()
-        self.state.identity.close()
+        self.state.people.close()
 
     def beat(self) -> Mapping[str, Any]:
         """Returns the fields of a heartbeat: the epoch of revocation."""
@@ -253,7 +252,7 @@ class Upkeep:
           errors.NebulaError, OSError: if something cannot be written, for which the
             next call tries again.
         """
-        switch, people = self.state, self.state.identity
+        switch, people = self.state, self.state.people
         due = dict(switch.uncharged)
         switch.uncharged.clear()
         failed = await asyncio.to_thread(_charge, people, due)
@@ -272,7 +271,7 @@ class Upkeep:
             self._sessions = names
 
 
-def _charge(people: Identity, counts: Mapping[str, int]) -> dict[str, str]:
+def _charge(people: accounts.Accounts, counts: Mapping[str, int]) -> dict[str, str]:
     """Charges accounts with bytes; returns the accounts that failed, with reasons."""
     failed = {}
     for account, count in counts.items():

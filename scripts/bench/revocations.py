@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner, joining
-from nebula_jax.security.accounts import identity, tokens
+from nebula_jax.security import accounts
 from nebula_jax.security.membership import (
     authority,
     invitations,
@@ -26,13 +26,12 @@ def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> N
     folder = site_folder.Folder(path / "federation")
     text = issuer.invite("lab-t", where)
     joining.join(folder, invitations.parse(text))
-    identity.Identity.begin(folder.path, "bench").close()
+    accounts.Accounts.begin(folder.path, "bench")
 
 
 def _has_line(lab: labs.Lab, other: str) -> bool:
     folder = site_folder.Folder(lab.folder)
-    token = tokens.read(folder, "")
-    sock, answer = inner.request(folder, 10.0, "status", account=token)
+    sock, answer = inner.request(folder, 10.0, "status")
     sock.close()
     return any(each["lab"] == other for each in answer["lines"])
 

@@ -7,15 +7,12 @@ import getpass
 import os
 import pathlib
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, printable
 from nebula_jax.federation import inner
-from nebula_jax.security import grants
-from nebula_jax.security.accounts import Account, roles, tokens
-from nebula_jax.security.accounts.identity import Identity
+from nebula_jax.security import accounts, grants
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import site_folder
 
@@ -42,18 +39,6 @@ class InputError(errors.SettingsError):
     """An input that is missing or does not serve."""
 
 
-class Acting(NamedTuple):
-    """A lab, open for a command, and whoever runs that."""
-
-    folder: site_folder.Folder
-    lab: str
-    identity: Identity
-    by: Account
-    """Whoever runs the command, as the account is now."""
-    now: float
-    """Unix seconds."""
-
-
 def option(*names: str, **more: Any) -> Option:
     """Returns an argument of a command, as `ArgumentParser.add_argument` takes it."""
     return names, more
@@ -70,13 +55,6 @@ FEDERATION = option(
     default=pathlib.Path(DEFAULT_FOLDER),
     metavar="FOLDER",
     help="folder of this lab (default: ./federation)",
-)
-ACCOUNT = option(
-    "--account",
-    default="",
-    metavar="NAME",
-    help="account that does it, after nebula login NAME (default: the owner of the"
-    " folder)",
 )
 
 
@@ -96,11 +74,6 @@ def command(name: str, *options: Option) -> Callable[[Run], Run]:
     return made
 
 
-def acting_command(name: str, *options: Option) -> Callable[[Run], Run]:
-    """Makes a command that is done as an account; for arguments see `command`."""
-    return command(name, ACCOUNT, *options)
-
-
 def folder(arguments: argparse.Namespace) -> site_folder.Folder:
     """Returns the folder of this lab."""
     return site_folder.Folder(arguments.federation)
@@ -114,45 +87,35 @@ def again(arguments: argparse.Namespace, command: str) -> str:
 
 
 @contextlib.contextmanager
-def opened(
-    arguments: argparse.Namespace,
-) -> Iterator[tuple[site_folder.Folder, Identity]]:
+def changing(arguments: argparse.Namespace) -> Iterator[accounts.Accounts]:
     """Opens the accounts of this lab, so that each change of them is in the audit log.
 
     A change that the log does not take is not made. At the end the log is signed, so
     that peers can witness it.
+
+    Raises:
+      errors.NebulaError: if they are another user's.
     """
     place = folder(arguments)
     with (
         audit_log.Log(place.audit, place.load().name) as log,
-        Identity.open(place.path, record=log.append) as found,
+        accounts.Accounts.open(place.path, record=log.append) as found,
     ):
-        yield place, found
+        yield found
         log.sign_head()
 
 
 @contextlib.contextmanager
-def acting(arguments: argparse.Namespace) -> Iterator[Acting]:
-    """Opens what a command needs that changes something; see `opened`.
-
-    Raises:
-      errors.NebulaError: if the account is not logged in, or may do nothing.
-    """
-    with opened(arguments) as (place, found):
-        yield _acting(arguments, place, found)
-
-
-@contextlib.contextmanager
-def looking(arguments: argparse.Namespace) -> Iterator[Acting]:
-    """Opens what a command needs that changes nothing; for errors see `acting`."""
+def looking(arguments: argparse.Namespace) -> Iterator[accounts.Accounts]:
+    """Opens what a command needs that changes nothing; for errors see `changing`."""
     place = folder(arguments)
     place.load()
-    with Identity.open(place.path) as found:
-        yield _acting(arguments, place, found)
+    with accounts.Accounts.open(place.path) as found:
+        yield found
 
 
 def request(place: site_folder.Folder, seconds: float, op: str) -> Mapping[str, Any]:
-    """Sends a request of the folder's owner to the running switch.
+    """Sends a request of this user to the running switch.
 
     The accounts stay closed: hosts may share the folder's disk, and while one has
     SQLite's write-ahead log open, no other may.
@@ -166,60 +129,36 @@ def request(place: site_folder.Folder, seconds: float, op: str) -> Mapping[str, 
       The answer.
 
     Raises:
-      errors.NebulaError: if others can read the owner's token, or the switch does not
-        run, or refuses.
+      errors.NebulaError: if the switch does not run, or refuses.
       OSError: if the switch does not answer in time.
     """
     place.load()
-    sock, answer = inner.request(place, seconds, op, account=tokens.owner(place.path))
+    sock, answer = inner.request(place, seconds, op)
     sock.close()
     return answer
 
 
-def _acting(
-    arguments: argparse.Namespace, place: site_folder.Folder, found: Identity
-) -> Acting:
-    now = time.time()
-    by = found.account_of(tokens.read(place, arguments.account), now)
-    return Acting(place, place.load().name, found, by, now)
-
-
-def may(account: Account, operation: str) -> bool:
-    """Returns True if an account may do something, one of `roles.PERMITTED`."""
-    try:
-        roles.require(account, operation)
-    except roles.DeniedError:
-        return False
-    return True
-
-
-def secret(what: str, path: pathlib.Path | None, twice: bool = False) -> str:
+def secret(what: str, path: pathlib.Path | None) -> str:
     """Reads a secret from a file, from standard input, or from the terminal.
 
     Args:
       what: it is, for the prompt.
       path: of the file; None for standard input.
-      twice: whether a person has to type it twice.
 
     Raises:
-      InputError: if there is none, or the two differ.
+      InputError: if there is none.
     """
-    if path is not None:
-        try:
+    try:
+        if path is not None:
             with path.open() as stream:
                 text = stream.read(MOST_SECRET)
-        except (OSError, UnicodeDecodeError) as error:
-            reason = getattr(error, "strerror", None) or "it is no text"
-            raise InputError(f"{path}: {reason}") from None
-    elif sys.stdin.isatty():
-        text = getpass.getpass(f"{what}: ")
-        if twice and getpass.getpass(f"{what} once more: ") != text:
-            raise InputError("the two differ")
-    else:
-        try:
+        elif sys.stdin.isatty():
+            text = getpass.getpass(f"{what}: ")
+        else:
             text = sys.stdin.readline(MOST_SECRET)
-        except UnicodeDecodeError:
-            raise InputError(f"{what}: what was given is no text") from None
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or "it is no text"
+        raise InputError(f"{path or what}: {reason}") from None
     text = text.removesuffix("\n").removesuffix("\r")
     if not text:
         raise InputError(f"{what}: nothing was given")

@@ -6,7 +6,6 @@ import pathlib
 import sys
 
 from nebula_jax.security import audit
-from nebula_jax.security.accounts import roles
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.audit import readable, witness
@@ -21,7 +20,7 @@ COPY = arguments.file_option(
 )
 
 
-@arguments.acting_command(
+@arguments.command(
     "audit show",
     arguments.option(
         "--kind", default="", help="only entries of this kind, such as grant or job"
@@ -33,7 +32,7 @@ def show(given: argparse.Namespace) -> int:
     """Shows who did what, a line each, the newest last."""
     if given.last is not None and given.last < 1:
         raise arguments.InputError(f"the newest {given.last} entries: one at least")
-    folder = _audit(given, "audit.show")
+    folder = _audit(given)
     lines = readable.lines(folder, given.kind)
     if given.last is not None:
         lines = iter(collections.deque(lines, min(given.last, sys.maxsize)))
@@ -42,7 +41,7 @@ def show(given: argparse.Namespace) -> int:
     return 0
 
 
-@arguments.acting_command(
+@arguments.command(
     "audit verify",
     arguments.option(
         "--of",
@@ -65,7 +64,7 @@ def verify(given: argparse.Namespace) -> int:
         raise arguments.InputError(
             f"{given.of} is another lab: name the folder with a copy of its log"
         )
-    folder = _audit(given, "audit.verify")
+    folder = _audit(given)
     seen = _seen(given) if given.of else None
     notes = (seen.note.text,) if seen else ()
     verifier = seen.verifier.text if seen else None
@@ -117,16 +116,13 @@ def _differences(given: argparse.Namespace) -> list[audit_counts.Difference]:
     return found
 
 
-def _audit(given: argparse.Namespace, operation: str) -> pathlib.Path:
-    """Returns the folder of the log that is meant, if it may be read.
-
-    A copy needs no lab here: whoever has it can read it anyway.
-    """
+def _audit(given: argparse.Namespace) -> pathlib.Path:
+    """Returns the folder of the log that is meant; a copy needs no lab here."""
     if given.folder is not None:
         return _copy(given.folder)
-    with arguments.looking(given) as acting:
-        roles.require(acting.by, operation)
-        return acting.folder.audit
+    place = arguments.folder(given)
+    place.load()
+    return place.audit
 
 
 def _copy(path: pathlib.Path) -> pathlib.Path:

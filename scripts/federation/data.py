@@ -6,14 +6,13 @@ import time
 
 from nebula_jax.runtime.life import process
 from nebula_jax.security import grants
-from nebula_jax.security.accounts import roles
-from nebula_jax.security.grants import Grant, handles
+from nebula_jax.security.grants import Grant
 from scripts.federation import arguments
 
 DATA = arguments.option("name", help="name of the data")
 
 
-@arguments.acting_command(
+@arguments.command(
     "data add",
     arguments.option("name", help="name that others use, such as corpus-es"),
     arguments.option("path", type=pathlib.Path, help="folder of the text"),
@@ -35,81 +34,70 @@ DATA = arguments.option("name", help="name of the data")
 )
 def data_add(given: argparse.Namespace) -> int:
     """Offers a corpus: others see how large it is, and no text."""
-    handles.check_name(given.name)
+    grants.check_name(given.name)
     if given.max_length < 1:
         raise arguments.InputError(f"--max_length={given.max_length}: one at least")
     # No other command has to wait for these.
-    from nebula_jax.runtime.served import data_service, owner_text
+    from nebula_jax.runtime.served import owner_text
 
     settings = {
         "text_folder": str(given.path.resolve()),
         "vocabulary": str(given.vocabulary.resolve()),
         "max_length": given.max_length,
     }
-    with arguments.acting(given) as (_, _, found, by, _):
-        roles.require(by, "data.register")
-        access = handles.Handles(found.store)
-        if given.name in [each.name for each in access.listing()]:
+    with arguments.changing(given) as people:
+        access = grants.Grants(people)
+        if given.name in [each.name for each in access.handles()]:
             raise arguments.InputError(f"there is data {given.name} already")
-        work = found.work_folder(by)
         # All of it is read once: a line that does not serve is found now.
         with process.timed(f"reading {given.path}"):
-            prepared = work / data_service.PREPARED
+            prepared = arguments.folder(given).prepared
             text = owner_text.opened(settings, prepared, process.message)
         about = given.about or ", ".join(
             dict.fromkeys(each.name for each in text.parts)
         )
-        made = access.register(by, given.name, settings, len(text), text.digest, about)
-    print(f"{made.name} of {made.owner}: {made.rows:,} rows; {made.about}")
+        made = access.register(given.name, settings, len(text), text.digest, about)
+    print(f"{made.name}: {made.rows:,} rows; {made.about}")
     print(f"next: nebula grant SUBJECT {made.name} --rows 1e6 --until DAY")
     print(f"      nebula data serve {made.name}")
     return 0
 
 
-@arguments.acting_command("data list")
+@arguments.command("data list")
 def data_list(given: argparse.Namespace) -> int:
     """Lists the data of this lab."""
-    with arguments.looking(given) as acting:
-        found = handles.Handles(acting.identity.store).listing()
+    with arguments.looking(given) as people:
+        found = grants.Grants(people).handles()
     arguments.print_table(
-        ("data", "owner", "state", "rows", "vocabulary", "about"),
+        ("data", "state", "rows", "vocabulary", "about"),
         [
-            (
-                each.name,
-                each.owner,
-                each.state,
-                f"{each.rows:,}",
-                each.vocabulary[:12],
-                each.about,
-            )
-            for each in found
+            (name, state, f"{rows:,}", vocabulary[:12], about)
+            for name, rows, vocabulary, about, state in found
         ],
     )
     return 0
 
 
-@arguments.acting_command("data withdraw", DATA)
+@arguments.command("data withdraw", DATA)
 def withdraw(given: argparse.Namespace) -> int:
     """Withdraws data for good: every use is refused."""
-    with arguments.acting(given) as acting:
-        handles.Handles(acting.identity.store).withdraw(acting.by, given.name)
+    with arguments.changing(given) as people:
+        grants.Grants(people).withdraw(given.name)
     print(f"{given.name} is withdrawn: every use of it is refused from now on")
     return 0
 
 
-@arguments.acting_command("data serve", DATA)
+@arguments.command("data serve", DATA)
 def serve(given: argparse.Namespace) -> int:
     """Serves data to those with a grant, until stopped."""
     from nebula_jax.runtime.served import data_service
 
-    with arguments.looking(given) as acting:  # refused here, before anything begins
-        handles.Handles(acting.identity.store).provider(acting.by, given.name)
-    return data_service.serve(
-        arguments.folder(given), given.name, given.account, process.message
-    )
+    with arguments.looking(given) as people:  # refused here, before anything begins
+        grants.Grants(people).provider(given.name)
+    return data_service.serve(arguments.folder(given), given.name, process.message)
 
 
-@arguments.acting_command(
+@arguments.command(
     "grant",
     arguments.option("subject", help="account here, as ana; elsewhere, as ana@lab-s"),
     arguments.option("handle", help="name of the data, such as corpus-es"),
@@ -126,9 +114,9 @@ def grant(given: argparse.Namespace) -> int:
         None if given.bytes is None else arguments.count(given.bytes),
         None if given.until is None else arguments.day(given.until),
     )
-    with arguments.acting(given) as (_, _, found, by, now):
-        made = grants.Grants(found.store).give(
-            by, given.subject, given.handle, budget, now
+    with arguments.changing(given) as people:
+        made = grants.Grants(people).give(
+            given.subject, given.handle, budget, time.time()
         )
     print(f"grant {made.number}: {made.subject} may use {made.handle}, {_bounds(made)}")
     return 0
@@ -147,36 +135,27 @@ def _bounds(made: Grant) -> str:
     return ", ".join(bounds)
 
 
-@arguments.acting_command(
+@arguments.command(
     "ungrant",
     arguments.option("number", type=int, help="of the grant; nebula grants has it"),
 )
 def ungrant(given: argparse.Namespace) -> int:
     """Revokes a grant: its next use is refused."""
-    with arguments.acting(given) as acting:
-        found = grants.Grants(acting.identity.store).revoke(acting.by, given.number)
+    with arguments.changing(given) as people:
+        found = grants.Grants(people).revoke(given.number)
     print(f"grant {found.number} of {found.subject} for {found.handle} is revoked")
     return 0
 
 
-@arguments.acting_command(
+@arguments.command(
     "grants",
     arguments.option("--subject", help="only this one's, such as ana@lab-s"),
     arguments.option("--handle", help="only those for this data"),
 )
 def list_grants(given: argparse.Namespace) -> int:
-    """Lists grants, and what is left of them: one's own, and those one may see."""
-    with arguments.looking(given) as acting:
-        by, store = acting.by, acting.identity.store
-        data = handles.Handles(store).listing()
-        own = {each.name for each in data if each.owner == by.name}
-        found = [
-            each
-            for each in grants.Grants(store).listing(given.subject, given.handle)
-            if arguments.may(by, "grant.list")
-            or each.handle in own
-            or each.subject == by.name
-        ]
+    """Lists grants, and what is left of them."""
+    with arguments.looking(given) as people:
+        found = grants.Grants(people).listing(given.subject, given.handle)
     arguments.print_table(
         ("grant", "to", "data", "rows left", "bytes left", "until", "is"),
         [_grant_cells(each, time.time()) for each in found],

@@ -8,7 +8,6 @@ import sys
 from nebula_jax.federation import issuer as issuer_lib
 from nebula_jax.federation import joining
 from nebula_jax.security import accounts, private_files
-from nebula_jax.security.accounts import identity
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, invitations, revocation
 from nebula_jax.security.membership import site_folder as federation_lib
@@ -118,7 +117,7 @@ def _record(folder: federation_lib.Folder, kind: str, **what: str) -> None:
 def _begin(folder: federation_lib.Folder, lab: str, event: str, **what: str) -> None:
     """Makes the accounts and the audit log of a new lab."""
     owner = accounts.name_for(arguments.user())
-    identity.Identity.begin(folder.path, owner).close()
+    accounts.Accounts.begin(folder.path, owner)
     with audit_log.Log(folder.audit, lab) as log:
         log.append("federation", owner, event=event, lab=lab, **what)
         log.sign_head()

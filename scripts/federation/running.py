@@ -39,7 +39,7 @@ REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer
         help="where trainers of this lab connect (default: this machine alone)",
     ),
     arguments.file_option(
-        "--tell", "to write the inner address to, for trainers of another user"
+        "--socket", "to make, where users of this host with an account connect"
     ),
     arguments.option(
         "--authority",
@@ -62,7 +62,7 @@ def switch(given: argparse.Namespace) -> int:
         command = shlex.split(given.authority) or [*own, f"--federation={folder.path}"]
         authority = issuer.Process(command)
     made = server.Switch(folder, process.message, authority and authority.ask)
-    made.tell = given.tell
+    made.socket = given.socket
     peers = [endpoints.host_and_port("peer", each) for each in given.peer]
     outside = given.listen and endpoints.listen(
         endpoints.host_and_port("listen", given.listen)
@@ -154,7 +154,7 @@ def rotate(given: argparse.Namespace) -> int:
     _request(given, "rotate")
     folder, whose = arguments.folder(given), "the switch"
     if folder.trainers.exists():
-        trainer_keys.renew(folder, "")
+        trainer_keys.renew(folder)
         whose += " and the trainers"
     seconds = time.monotonic() - began
     print(f"the certificates of {whose} are new, after {seconds:.1f} s")

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import json
 import os
 import subprocess
 import sys
@@ -105,9 +106,8 @@ def connected(path, prefixes, host):
             assert time.monotonic() < began + SECONDS
         assert time.monotonic() < began + SECONDS  # from nothing to a secure line
         s.secrets.append(invitation.strip())
-        s.secrets += [
-            (lab.folder / "owner.token").read_text().strip() for lab in (s, t)
-        ]
+        told = (json.loads((x.folder / "switch.json").read_text()) for x in (s, t))
+        s.secrets += [each["token"] for each in told]
         yield s, t
     finally:
         for each in switches:

@@ -29,7 +29,6 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner, issuer, line
 from nebula_jax.security import policy, seal
-from nebula_jax.security.accounts import tokens
 from nebula_jax.security.membership import member, revocation, site_folder
 from nebula_jax.security.tls import between_labs
 
@@ -55,18 +54,17 @@ class Lab:
 def part(folder, path, name):
     """Moves a part of a lab's folder to one of its own; where that is."""
     path.mkdir(mode=0o700)
-    for each in ("federation.json", "owner.token"):
-        shutil.copy(folder.path / each, path / each)
+    shutil.copy(folder.path / "federation.json", path)
     (folder.path / name).rename(path / name)
     return site_folder.Folder(path)
 
 
 def started(folder, path, **options):
     """A lab whose folder is split, and its switch running."""
-    told = path.with_suffix(".told")
+    users = path.with_suffix(".sock")
     own = part(folder, path, "trainers")
-    own.running_switch.symlink_to(told)
-    return Lab(two_labs.Running(folder, tell=told, **options), own, folder)
+    own.socket.symlink_to(users)
+    return Lab(two_labs.Running(folder, users=users, **options), own, folder)
 
 
 @contextlib.contextmanager
@@ -147,8 +145,7 @@ def test_it_reads_nothing_of_what_it_carries(labs, monkeypatch):
 
 def request(at, op, **fields):
     """Sends a request to the switch of a lab, whose token a switch has."""
-    token = tokens.read(at.stolen, "")
-    return inner.request(at.stolen, 20.0, op, account=token, **fields)[0]
+    return inner.request(at.stolen, 20.0, op, **fields)[0]
 
 
 def test_it_is_no_trainer_that_another_lab_dials(labs):

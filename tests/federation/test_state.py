@@ -34,7 +34,7 @@ def switch(tmp_path):
     made.sessions[bytes(16).hex()] = [[], ["tokens"]]
     yield made
     made.audit.close()
-    made.identity.close()
+    made.people.close()
 
 
 def counted(switch):

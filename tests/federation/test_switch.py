@@ -15,6 +15,7 @@ import time
 import types
 
 import breakable_line
+import host_users
 import ports
 import pytest
 import tiny_accounts
@@ -36,8 +37,6 @@ from nebula_jax.federation import (
     upkeep,
 )
 from nebula_jax.security import accounts, incarnations, policy, seal
-from nebula_jax.security.accounts import logins
-from nebula_jax.security.accounts import tokens as tokens_lib
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.audit import log as audit_log
@@ -265,10 +264,10 @@ def test_a_lab_that_may_not_be_a_cluster_is_refused_by_trainers_too(labs):
 
 
 def test_two_of_one_trainer_are_refused(labs):
-    made = switch_client.Trainer(labs.s.folder, "", "twice", "discriminator", "")
+    made = switch_client.Trainer(labs.s.folder, "twice", "discriminator", "")
     made.serve(1)
     with pytest.raises(incarnations.IncarnationError, match="runs here already"):
-        switch_client.Trainer(labs.s.folder, "", "twice", "discriminator", "")
+        switch_client.Trainer(labs.s.folder, "twice", "discriminator", "")
     made.close()
 
 
@@ -295,8 +294,8 @@ def patiences(lab):
 def test_a_host_that_vanishes_is_noticed_on_every_silent_connection(labs):
     """A trainer keeps no place, and waits for no switch: 60 s without a line end it."""
     listening = endpoints.listen(("127.0.0.1", 0))
-    made = switch_client.Trainer(labs.s.folder, "", "silent", "discriminator", "")
-    dialing = switch_client.Trainer(labs.s.folder, "", "silent", "generator:0", "")
+    made = switch_client.Trainer(labs.s.folder, "silent", "discriminator", "")
+    dialing = switch_client.Trainer(labs.s.folder, "silent", "generator:0", "")
     made.serve(listening.getsockname()[1])
     sock, _ = dialing.reach("discriminator")(5.0)
     carried, _ = listening.accept()
@@ -498,7 +497,6 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         where = f"{s.address[0]}:{s.address[1]}"
         with audit_log.Log(folder.audit, "lab-t") as log:
             kept = log.verifier
-        token = (folder.path / "owner.token").read_text()
         invitation = invitations.parse(issuer.invite("lab-t", where))
         two_labs.expire(folder, issuer)
         with pytest.raises(
@@ -512,13 +510,12 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         # As if that had been stopped in the middle.
         folder.credentials("trainer").unlink()
         joining.join(folder, invitations.parse(issuer.invite("lab-t", where)))
-        accounts = folder.identity.rename(tmp_path / "accounts")  # had not begun yet
+        people = folder.identity.rename(tmp_path / "accounts")  # had not begun yet
         joining.join(folder, invitations.parse(issuer.invite("lab-t", where)))
-        accounts.rename(folder.identity)
+        people.rename(folder.identity)
         t = two_labs.Running(folder, peers=[s.address])
         t.wait_for_line("lab-s")
         assert t.switch.state.audit.verifier == kept
-        assert (folder.path / "owner.token").read_text() == token
     finally:
         for each in (t, s):
             if each is not None:
@@ -547,9 +544,8 @@ def test_a_lab_whose_certificates_have_expired_renews_them_by_its_own_keys(tmp_p
 def reach(lab, to):
     """Dials a trainer of a lab; what the switch says."""
     about = {"job": "m3", "from": "generator:0", "to": "discriminator", "lab": to}
-    token = tokens_lib.read(lab.folder, "")
     with pytest.raises((inner.Refused, inner.Absent)) as error:
-        inner.request(lab.folder, 20.0, "dial", account=token, **about)
+        inner.request(lab.folder, 20.0, "dial", **about)
     return error.value
 
 
@@ -681,7 +677,7 @@ def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeyp
         asyncio.run(made._keep_dialing(("127.0.0.1", 1)))
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0, 0.1, 0.2]
     made.state.audit.close()
-    made.state.identity.close()
+    made.state.people.close()
 
 
 FEW = 4  # outside connections at a time
@@ -782,7 +778,7 @@ def test_nobody_without_the_token_of_the_switch_is_served(labs):
     for token in ("", "x" * 43):
         found = inner.read(labs.s.folder)
         with socket.create_connection(found[:2]) as sock:
-            line_ = json.dumps({"token": token, "op": "status", "account": ""})
+            line_ = json.dumps({"token": token, "op": "status"})
             sock.sendall(line_.encode() + b"\n")
             assert b"not the token" in sock.recv(1000)
 
@@ -829,10 +825,9 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
     with two_labs.two_labs(tmp_path) as labs:
 
         def limit(quota):
-            people = labs.t.switch.state.identity
-            owner = people.account_of(tokens_lib.owner(people.folder), time.time())
+            people = labs.t.switch.state.people
             limits = accounts.Limits(quota_bytes=quota)
-            return people.set_limits(owner, owner.name, limits).charged_bytes
+            return people.set_limits(people.owner().name, limits).charged_bytes
 
         def is_barred(job):
             tokens, failed = run(labs.s, labs.t, connect_timeout=2.0, job=job)
@@ -851,30 +846,28 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
         exchange(labs.s, labs.t)
 
 
-def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(labs):
+def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(
+    labs, monkeypatch, tmp_path
+):
     """People of its lab see whose quota it is; those of another lab see no name."""
-    people = labs.s.switch.state.identity
+    people = labs.s.switch.state.people
     tiny_accounts.person(people, "bob")
-    now = time.time()
-    people.hasher = tiny_accounts.Hasher()
-    bob = logins.login(people, "bob", tiny_accounts.PASSWORD, now).token
+    bob = host_users.folder_of(monkeypatch, labs.s, tmp_path / "bob", "bob")
 
     def limit(quota):
-        limits = accounts.Limits(quota_bytes=quota)
-        people.set_limits(tiny_accounts.owner(people), "bob", limits)
+        people.set_limits("bob", accounts.Limits(quota_bytes=quota))
         labs.s.run(labs.s.switch.upkeep.charge())
 
-    def request(at, op, token, cluster, **more):
-        about = {"account": token, "job": "data-corpus", "from": cluster}
-        return inner.request(at.folder, 20.0, op, **about, **more)[0]
+    def request(folder, op, cluster, **more):
+        about = {"job": "data-corpus", "from": cluster}
+        return inner.request(folder, 20.0, op, **about, **more)[0]
 
     def dial(at):
-        token = tokens_lib.read(at.folder, "")
-        request(at, "dial", token, "generator:0", to="data", lab="").close()
+        request(at.folder, "dial", "generator:0", to="data", lab="").close()
 
     with socket.create_server(("127.0.0.1", 0)) as trainer:
         where = {"port": trainer.getsockname()[1], "shared": True}
-        with request(labs.s, "serve", bob, "data", **where):
+        with request(bob, "serve", "data", **where):
             people.charge("bob", 1000)
             limit(1000)
             with pytest.raises(inner.Refused, match="bob: its quota of 1000 bytes"):
@@ -886,6 +879,30 @@ def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(labs):
             limit(10**9)
             dial(labs.s)
             dial(labs.t)
+
+
+def test_a_user_of_the_host_trains_under_an_account_as_long_as_that_lives(
+    labs, monkeypatch, tmp_path
+):
+    """Its trainer comes by the socket; streams, log and status have its name."""
+    people = labs.s.switch.state.people
+    ana = host_users.folder_of(monkeypatch, labs.s, tmp_path / "ana", "ana")
+    with pytest.raises(accounts.DeniedError.__mro__[1], match="60001 of this host has"):
+        inner.request(ana, 20.0, "status")
+    tiny_accounts.person(people, "ana")
+    at = types.SimpleNamespace(folder=ana)
+    exchange(labs.t, at, 3, job="of-ana")
+    wait_until(lambda: not labs.s.switch.state.in_flight)
+    labs.s.call(labs.s.switch.state.audit.commit)
+    log = list(audit_entries.read(labs.s.folder.audit))
+    assert {e.who for e in log if e.what.get("job") == "of-ana"} == {"ana@lab-s"}
+    with pytest.raises(inner.Refused, match="the owner of the lab alone does this"):
+        inner.request(ana, 20.0, "rotate")
+    people.move("ana", "suspend")
+    with pytest.raises(inner.Refused, match="ana may do nothing: it is suspended"):
+        inner.request(ana, 20.0, "dial", job="of-ana", **{"from": "a", "to": "b"})
+    people.move("ana", "resume")
+    assert inner.user_of(socket.socketpair()[0]) == os.geteuid()  # the kernel's word
 
 
 def test_certificates_renew_themselves_at_a_fifth_of_their_life(tmp_path, monkeypatch):

@@ -44,7 +44,7 @@ def test_a_peer_is_admitted_by_certificate_role_job_lab_policy_and_number(
             trainer._admit(offered, shown)
 
     with contextlib.closing(
-        switch_client.Trainer(folder, "", "m3", "discriminator", "lab-t")
+        switch_client.Trainer(folder, "m3", "discriminator", "lab-t")
     ) as trainer:
         trainer._admit(offer(), der)
         refused("takes part in job bert", offer(job="bert"))

@@ -13,8 +13,7 @@ import two_labs
 
 from nebula_jax.federation import cosigning, meter, state, upkeep
 from nebula_jax.security import accounts, audit
-from nebula_jax.security.accounts import store as store_lib
-from nebula_jax.security.accounts.identity import Identity
+from nebula_jax.security import store as store_lib
 from nebula_jax.security.audit import checkpoint_note, entries, witness
 
 
@@ -34,9 +33,9 @@ def kept(folder):
 
 
 def limit(kept, quota):
-    here = kept.state.identity
+    here = kept.state.people
     limits = accounts.Limits(quota_bytes=quota)
-    here.set_limits(tiny_accounts.owner(here), "ana", limits)
+    here.set_limits("ana", limits)
 
 
 def count(kept, job, account, nbytes):
@@ -47,7 +46,7 @@ def count(kept, job, account, nbytes):
 
 
 def charged(kept):
-    return kept.state.identity.find("ana").charged_bytes
+    return kept.state.people.find("ana").charged_bytes
 
 
 def test_an_overrun_is_charged_and_a_larger_quota_ends_the_bar(kept):
@@ -72,7 +71,7 @@ def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
     asyncio.run(kept.charge())
     again = state.State(folder, print)
     with (
-        again.identity,
+        again.people,
         contextlib.closing(again.audit),
         pytest.raises(state.QuotaSpent, match="its quota of 1000 bytes"),
     ):
@@ -80,13 +79,13 @@ def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
 
 
 def test_an_account_that_is_active_again_is_barred_no_more(kept):
-    here = kept.state.identity
+    here = kept.state.people
     count(kept, "m3", "ana", 2000)
-    here.move(tiny_accounts.owner(here), "ana", "suspend")
+    here.move("ana", "suspend")
     asyncio.run(kept.charge())
     with pytest.raises(state.QuotaSpent, match="it is suspended"):
         kept.state.check_quota("ana")
-    here.move(tiny_accounts.owner(here), "ana", "resume")
+    here.move("ana", "resume")
     asyncio.run(kept.charge())
     kept.state.check_quota("ana")
     assert charged(kept) == 2000
@@ -97,7 +96,7 @@ def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
         raise store_lib.StoreError("the disk is full")
 
     with monkeypatch.context() as patched:
-        patched.setattr(Identity, "charge", full)
+        patched.setattr(accounts.Accounts, "charge", full)
         count(kept, "m3", "ana", 2000)
         asyncio.run(kept.charge())
     assert charged(kept) == 0
@@ -147,7 +146,7 @@ def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
 
 
 def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatch):
-    charge = Identity.charge
+    charge = accounts.Accounts.charge
 
     async def save():
         loop = asyncio.get_running_loop()
@@ -159,13 +158,13 @@ def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatc
             asyncio.run_coroutine_threadsafe(cross(), loop).result(20)
             charge(*values)
 
-        monkeypatch.setattr(Identity, "charge", slow)
+        monkeypatch.setattr(accounts.Accounts, "charge", slow)
         count(kept, "m3", "ana", 2000)
         await kept._save()
 
     asyncio.run(save())
     assert charged(kept) == 2000
-    monkeypatch.setattr(Identity, "charge", charge)
+    monkeypatch.setattr(accounts.Accounts, "charge", charge)
     asyncio.run(kept.charge())
     assert charged(kept) == 2005
     assert state.read_usage(kept.state.folder.path) == {"m3": 2000, "another": 5}

@@ -14,7 +14,6 @@ import sys
 import tiny_accounts
 
 from nebula_jax.security import grants
-from nebula_jax.security.accounts import logins
 
 WRITES = ("BEGIN", "UPDATE", "INSERT", "DELETE", "COMMIT")
 
@@ -22,29 +21,27 @@ WRITES = ("BEGIN", "UPDATE", "INSERT", "DELETE", "COMMIT")
 def prepare(folder):
     with tiny_accounts.begin(folder) as here:
         tiny_accounts.person(here, "ana")
-        owner = tiny_accounts.owner(here)
-        tiny_accounts.handle(here, owner)
-        tiny_accounts.grant(here, owner, "ana", grants.Budget(1000))
-        logins.login(here, "ana", tiny_accounts.PASSWORD, tiny_accounts.NOW)
+        tiny_accounts.handle(here)
+        tiny_accounts.grant(here, "ana", grants.Budget(1000))
 
 
-def use(here, owner):
-    grants.Grants(here.store).use("ana", "corpus-es", 16, 64, tiny_accounts.NOW)
+def use(here):
+    grants.Grants(here).use("ana", "corpus-es", 16, 64, tiny_accounts.NOW)
 
 
-def give(here, owner):
-    tiny_accounts.grant(here, owner, "ana", grants.Budget(5))
+def give(here):
+    tiny_accounts.grant(here, "ana", grants.Budget(5))
 
 
-def suspend(here, owner):
-    here.move(owner, "ana", "suspend")
+def suspend(here):
+    here.move("ana", "suspend")
 
 
-def add(here, owner):
+def add(here):
     tiny_accounts.person(here, "ben")
 
 
-def charge(here, owner):
+def charge(here):
     here.charge("ana", 7)
 
 
@@ -52,13 +49,12 @@ def state(folder):
     """What is in the store: anything that one of the actions changes."""
     with tiny_accounts.reopen(folder) as here:
         ana, names = here.find("ana"), [each.name for each in here.listing()]
-        tokens = "SELECT count(*) FROM tokens WHERE account = 'ana'"
         return {
-            "ana": [ana.state, here.store.rows(tokens)[0][0], ana.charged_bytes],
-            "ben": "ben" in names and logins.has_password(here, "ben"),
+            "ana": [ana.state, ana.charged_bytes],
+            "ben": "ben" in names,
             "grants": [
                 [each.number, each.state, each.rows_used, each.nbytes_used]
-                for each in grants.Grants(here.store).listing()
+                for each in grants.Grants(here).listing()
             ],
             "findings": here.store.findings(),
         }
@@ -68,7 +64,7 @@ def child(folder, action, fatal):
     """Does it, and is killed before its statement number `fatal` that writes."""
     with tiny_accounts.reopen(folder) as here:
         here.store.rows("PRAGMA synchronous = FULL")  # as it is
-        owner, seen = tiny_accounts.owner(here), 0
+        seen = 0
 
         def trace(statement):
             nonlocal seen
@@ -77,7 +73,7 @@ def child(folder, action, fatal):
                 os.kill(os.getpid(), signal.SIGKILL)
 
         here.store._connection.set_trace_callback(trace)
-        action(here, owner)
+        action(here)
 
 
 def main(folder, what):

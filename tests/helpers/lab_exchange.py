@@ -107,4 +107,4 @@ def exchange_between(listening, dialing, steps=20, gate=lambda step: None, **mor
 def rotate(lab):
     """Replaces the certificates of a lab, as `nebula rotate` does."""
     lab.run(lab.switch.upkeep.rotate())
-    trainer_keys.renew(lab.folder, "")
+    trainer_keys.renew(lab.folder)

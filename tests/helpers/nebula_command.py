@@ -6,9 +6,11 @@ import functools
 import io
 import os
 import pathlib
+import pwd
 import shutil
 import sys
 import tempfile
+import types
 from typing import NamedTuple
 from unittest import mock
 
@@ -17,9 +19,6 @@ import tiny_accounts
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.membership import site_folder
 from scripts import nebula
-
-PASSWORD = "correct horse battery"
-TOKENS = ("owner.token", "users/*/token")
 
 
 class Result(NamedTuple):
@@ -51,33 +50,23 @@ class Lab:
         assert found.err.count("\n") == 1, found
         return found.err
 
-    def add(self, name, role="researcher"):
-        """Adds an account, and logs it in."""
-        self("account", "add", name, "--role", role, stdin=f"{PASSWORD}\n")
-        self("login", name, stdin=f"{PASSWORD}\n")
-
     def kinds(self):
         """The kinds of the entries of the audit log."""
         return [each.kind for each in audit_entries.read(self.folder.audit)]
-
-    def secrets(self):
-        """Every token in the folder."""
-        files = [path for each in TOKENS for path in self.path.glob(each)]
-        return [path.read_text().strip() for path in files]
 
 
 def run(*argv, stdin=""):
     """Runs a command with a text on its standard input.
 
-    Hashes of passwords are cheap, and nothing is flushed to the disk: no test cuts the
-    power, and it takes most of the time.
+    The host has users for all accounts, and nothing is flushed to the disk: no test
+    cuts the power, and it takes most of the time.
     """
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(out),
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "stdin", io.StringIO(stdin)),
-        mock.patch("argon2.PasswordHasher", tiny_accounts.Hasher),
+        mock.patch.object(pwd, "getpwnam", _user),
         tiny_accounts._no_power_cut(),
         mock.patch.object(os, "fdatasync"),
         mock.patch.object(os, "fsync"),
@@ -87,6 +76,10 @@ def run(*argv, stdin=""):
         except SystemExit as error:
             status = error.code
     return Result(status, out.getvalue(), err.getvalue())
+
+
+def _user(name):
+    return types.SimpleNamespace(pw_uid=tiny_accounts.USERS[name])
 
 
 @functools.cache

@@ -9,9 +9,7 @@ import tiny_runs
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.runtime.served import data_service
-from nebula_jax.security import grants
-from nebula_jax.security.accounts import identity, tokens
-from nebula_jax.security.grants import handles
+from nebula_jax.security import accounts, grants
 
 HANDLE = "corpus-tiny"
 LENGTH = tiny_runs.TINY["max_length"]
@@ -30,31 +28,25 @@ class Owner:
 
     def __init__(self, running, text, vocabulary, path):
         self.folder = running.folder
-        self.identity = identity.Identity.open(self.folder.path)
-        self.account = self.identity.account_of(
-            tokens.owner(self.identity.folder), time.time()
-        )
+        self.people = accounts.Accounts.open(self.folder.path)
+        self.grants = grants.Grants(self.people)
         provider = {
             "text_folder": str(text),
             "vocabulary": str(path),
             "max_length": LENGTH,
         }
-        handles.Handles(self.identity.store).register(
-            self.account, HANDLE, provider, 150, vocabulary.digest, "Tiny."
-        )
+        self.grants.register(HANDLE, provider, 150, vocabulary.digest, "Tiny.")
 
     def grant(self, subject, **budget):
         budget = grants.Budget(**budget or {"rows": 10**6})
-        return grants.Grants(self.identity.store).give(
-            self.account, subject, HANDLE, budget, time.time()
-        )
+        return self.grants.give(subject, HANDLE, budget, time.time())
 
     def revoke(self, grant):
-        grants.Grants(self.identity.store).revoke(self.account, grant.number)
+        self.grants.revoke(grant.number)
 
     def used(self, grant):
         """Rows and bytes of all uses of a grant."""
-        for each in grants.Grants(self.identity.store).listing():
+        for each in self.grants.listing():
             if each.number == grant.number:
                 return each.rows_used, each.nbytes_used
         raise AssertionError(grant)

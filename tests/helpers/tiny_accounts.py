@@ -1,36 +1,16 @@
-"""Accounts and data of a lab, with passwords whose hashes cost nothing."""
+"""Accounts and data of a lab."""
 
 import contextlib
 from unittest import mock
 
-from argon2 import PasswordHasher
-
 from nebula_jax import disk
-from nebula_jax.security import grants
-from nebula_jax.security.accounts import identity, logins, roles, tokens
-from nebula_jax.security.accounts import store as store_lib
-from nebula_jax.security.grants import handles
+from nebula_jax.security import accounts, grants
+from nebula_jax.security import store as store_lib
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
-PASSWORD = "correct horse battery"
-
 PATH = "/data/secret-place/es"
-
-
-class Hasher:
-    """argon2id with the smallest parameters; counts what it does."""
-
-    def __init__(self, time_cost=1, memory_cost=8):
-        self._hasher = PasswordHasher(time_cost, memory_cost, parallelism=1)
-        self.calls = 0
-
-    def hash(self, password):
-        self.calls += 1
-        return self._hasher.hash(password)
-
-    def verify(self, stored, password):
-        self.calls += 1
-        return self._hasher.verify(stored, password)
+USERS = {"ana": 60001, "ben": 60002, "eve": 60003, "bob": 60004}
+"""Account -> user of the host."""
 
 
 class Records(list):
@@ -42,14 +22,14 @@ class Records(list):
 
 def begin(folder, **options):
     """The accounts of a folder: root, who owns it."""
-    options = {"hasher": Hasher(), **options}
     with _no_power_cut():
-        return identity.Identity.begin(folder, "root", **options)
+        accounts.Accounts.begin(folder, "root")
+    return reopen(folder, **options)
 
 
 def reopen(folder, **options):
     with _no_power_cut():
-        return identity.Identity.open(folder, **{"hasher": Hasher(), **options})
+        return accounts.Accounts.open(folder, **options)
 
 
 @contextlib.contextmanager
@@ -69,20 +49,16 @@ def _no_power_cut():
         yield
 
 
-def owner(here):
-    return here.account_of(tokens.owner(here.folder), NOW)
-
-
-def person(here, name, role=roles.RESEARCHER):
+def person(here, name):
     """Adds an active account."""
-    return logins.add(here, owner(here), name, role, PASSWORD)
+    return here.add(name, USERS[name])
 
 
-def handle(here, by, name="corpus-es"):
+def handle(here, name="corpus-es"):
     """Registers a corpus."""
-    data = handles.Handles(here.store)
-    return data.register(by, name, {"path": PATH}, 1000, "ab" * 32, "News, 2019.")
+    data = grants.Grants(here)
+    return data.register(name, {"path": PATH}, 1000, "ab" * 32, "News, 2019.")
 
 
-def grant(here, by, subject, budget, name="corpus-es"):
-    return grants.Grants(here.store).give(by, subject, name, budget, NOW)
+def grant(here, subject, budget, name="corpus-es"):
+    return grants.Grants(here).give(subject, name, budget, NOW)

@@ -10,7 +10,7 @@ import time
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import joining, outside, server
 from nebula_jax.runtime import connect
-from nebula_jax.security.accounts import identity
+from nebula_jax.security import accounts
 from nebula_jax.security.membership import authority, invitations, member, site_folder
 
 OWNER = "owner"
@@ -21,10 +21,12 @@ outside.HANDSHAKE_SECONDS = 60.0  # who joins does not try twice; a machine may 
 class Running:
     """A switch that runs in a thread."""
 
-    def __init__(self, folder, listens=False, peers=(), port=0, issuer=None, tell=None):
+    def __init__(
+        self, folder, listens=False, peers=(), port=0, issuer=None, users=None
+    ):
         self.folder, self.lines = folder, []
         self.switch = server.Switch(folder, self.lines.append, issuer)
-        self.switch.tell = tell
+        self.switch.socket = users
         self.outside = endpoints.listen(("127.0.0.1", port)) if listens else None
         self.address = self.outside and self.outside.getsockname()[:2]
         self._peers, self._started = list(peers), threading.Event()
@@ -82,7 +84,7 @@ def found(path, name="lab-s"):
     """A lab that has founded a federation."""
     folder = site_folder.Folder(path)
     joining.found(folder, name)
-    identity.Identity.begin(path, OWNER).close()
+    accounts.Accounts.begin(path, OWNER)
     return folder
 
 
@@ -92,7 +94,7 @@ def join(path, at, address, name="lab-t"):
     text = issuer.invite(name, f"{address[0]}:{address[1]}")
     folder = site_folder.Folder(path)
     joining.join(folder, invitations.parse(text))
-    identity.Identity.begin(path, OWNER).close()
+    accounts.Accounts.begin(path, OWNER)
     return folder
 
 
@@ -125,7 +127,7 @@ def two_labs(path):
     """Yields Labs; lab-s has the authority, and lab-t dials."""
     first = found(path / "s")
     with contextlib.ExitStack() as stack:
-        s = Running(first, listens=True)
+        s = Running(first, listens=True, users=path / "users.sock")
         stack.callback(s.stop)
         t = Running(join(path / "t", first, s.address), peers=[s.address])
         stack.callback(t.stop)

@@ -90,7 +90,7 @@ def _check_federation(settings: Settings) -> None:
     """Raises errors.NebulaError unless this process can be a trainer of its lab."""
     folder = site_folder.Folder(pathlib.Path(settings.federation))
     inner.read(folder)
-    trainer_keys.prepare(folder, settings.account)
+    trainer_keys.prepare(folder)
 
 
 @functools.cache
@@ -102,10 +102,8 @@ def recorder(settings: Settings, cluster: str) -> switch_client.Recorder:
     """
     folder = site_folder.Folder(pathlib.Path(settings.federation))
     if not settings.federation:
-        return switch_client.Recorder(None, "", "", "")
-    return switch_client.Recorder(
-        folder, settings.account, settings.job, cluster, process.message
-    )
+        return switch_client.Recorder(None, "", "")
+    return switch_client.Recorder(folder, settings.job, cluster, process.message)
 
 
 def dial(

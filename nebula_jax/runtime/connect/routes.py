@@ -51,8 +51,6 @@ class Settings:
     federation: str = ""
     """Folder of this lab in a federation, whose switches carry what crosses; empty for
     connections of the clusters' own."""
-    account: str = ""
-    """Account that has logged in, in a federation; empty for the folder's owner."""
     job: str = ""
     """Name by which a federation's clusters find each other."""
     wan: str = ""
@@ -123,7 +121,6 @@ class Routes:
         if settings.federation:
             self._switch = switch_client.Trainer(
                 site_folder.Folder(pathlib.Path(settings.federation)),
-                settings.account,
                 settings.job,
                 hello.cluster,
                 settings.peer,

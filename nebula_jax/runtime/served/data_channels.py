@@ -1,6 +1,5 @@
 """The line between who reads data and the process that serves it.
 
-    proof    reader -> service   of the reader's account, see `accounts.tokens`
     wanted   reader -> service   the numbers of rows, [N] int32
     parts    service -> reader   the parts of the corpus as JSON, in pages
     rows     service -> reader   the rows, [N, L] int32, ids packed as on M3's line
@@ -23,9 +22,7 @@ import numpy as np
 
 from nebula_jax import errors, printable, strict_json
 from nebula_jax.communication import channels, codec, codecs
-from nebula_jax.security import names
-from nebula_jax.security.accounts import tokens
-from nebula_jax.security.grants import handles
+from nebula_jax.security import grants, names
 from nebula_jax.security.membership import site_folder
 
 CLUSTER = "data"
@@ -37,8 +34,6 @@ PAGE_BYTES = 4096
 MOST_PAGES = 64
 PREFIX = "handle:"
 _FLAG = re.compile(rf"{PREFIX}([^@]+)(?:@(.+))?")
-_JOB = "data-"
-_MOST_JOB = 64 - len(_JOB)  # characters that a job's name leaves for a handle's
 _CLUSTER_SHOWN = 40  # characters
 PAGE = jax.ShapeDtypeStruct((PAGE_BYTES,), np.uint8)
 
@@ -66,7 +61,6 @@ class Form(NamedTuple):
 class Ends(NamedTuple):
     """One side's ends of all channels: Senders and Receivers."""
 
-    proof: Any
     wanted: Any
     parts: Any
     rows: Any
@@ -93,7 +87,7 @@ def parse(text: str) -> Wanted:
       errors.SettingsError: if it names no data.
     """
     found = _FLAG.fullmatch(text)
-    if found is None or not handles.is_name(found[1]):
+    if found is None or not grants.is_name(found[1]):
         raise errors.SettingsError(
             f"data={text}: expected handle:NAME, or handle:NAME@LAB, as in"
             " handle:corpus-es"
@@ -108,20 +102,13 @@ def ends(carrier: channels.Carrier, form: Form, *, serves: bool) -> Ends:
     """Opens the ends of the service if `serves` is True, else those of a reader."""
     to_service = carrier.receiver if serves else carrier.sender
     to_reader = carrier.sender if serves else carrier.receiver
-    plain, (proof, wanted, rows) = codec.identity(), _specs(form)
+    plain = codec.identity()
+    wanted = jax.ShapeDtypeStruct((form.rows,), np.int32)
+    rows = jax.ShapeDtypeStruct((form.rows, form.length), np.int32)
     return Ends(
-        to_service("proof", proof, plain),
         to_service("wanted", wanted, plain),
         to_reader("parts", PAGE, plain),
         to_reader("rows", rows, codecs.pack_ids(form.pieces)),
-    )
-
-
-def _specs(form: Form) -> tuple[codec.Spec, ...]:
-    return (
-        jax.ShapeDtypeStruct((tokens.PROOF_BYTES,), np.uint8),
-        jax.ShapeDtypeStruct((form.rows,), np.int32),
-        jax.ShapeDtypeStruct((form.rows, form.length), np.int32),
     )
 
 
@@ -143,27 +130,22 @@ def job_of(handle: str) -> str:
     """Returns the job as which a handle is served.
 
     Raises:
-      DataError: if its name is too long for one.
+      grants.DataError: if no handle has this name.
     """
-    handles.check_name(handle)
-    if len(handle) > _MOST_JOB:
-        raise DataError(
-            f"{handle}: a handle that is served has up to {_MOST_JOB} characters"
-        )
-    return _JOB + handle
+    grants.check_name(handle)
+    return f"data-{handle}"
 
 
-def reader_name(lab: str, account: str, job: str, cluster: str) -> str:
+def reader_name(lab: str, job: str, cluster: str) -> str:
     """Returns the name as which a cluster reads.
 
-    No two of a federation have one, and who checks it finds whether it is a lab's own.
+    No two of a federation have one: in a lab, a job is of one account at a time.
 
     Args:
-      account: that reads.
       job: that it takes part in.
       cluster: its name there.
     """
-    whole = json.dumps([lab, account, job, cluster]).encode()
+    whole = json.dumps([lab, job, cluster]).encode()
     shown = names.label(cluster)[:_CLUSTER_SHOWN].rstrip("-")
     return f"{shown}:{hashlib.sha256(whole).hexdigest()[:16]}"
 

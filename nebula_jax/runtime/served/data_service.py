@@ -1,35 +1,36 @@
 """The process of an owner that serves a corpus to those who have a grant for it.
 
-Readers come through the switches, as trainers do (`own_switch`), any number of them at
-any time. Who reads is never taken from what a reader sends: its lab is the one of its
-certificate, which vouches for its accounts (`ana@lab-t`); an account of this lab proves
-that it has its token (`accounts.tokens`). Each use is counted against the grant before
-anything of it is served, and is in the audit log of this lab within a second or two.
-A use that the grant does not allow ends the reader's session with the reason.
+Readers come through the switches, as trainers do (`federation.switch_client`), any
+number of them at any time. Who reads is never taken from what a reader sends: its lab
+is the one of its certificate, and its account the one as which its switch has dialed.
+Each use is counted against the grant before anything of it is served, and is in the
+audit log of this lab within a second or two. A use that the grant does not allow ends
+the reader's session with the reason.
 """
 
 import contextlib
-import secrets
+import itertools
 import signal
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
 from types import FrameType
+from typing import NamedTuple
+
+import numpy as np
 
 import nebula_jax
 from nebula_jax import errors, printable
-from nebula_jax.communication import bridge, endpoints
+from nebula_jax.communication import bridge, endpoints, selector
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, states
-from nebula_jax.federation import switch_client
+from nebula_jax.federation import requests, switch_client
 from nebula_jax.runtime.life import process
-from nebula_jax.runtime.served import data_channels, data_session, owner_text
-from nebula_jax.security import grants
-from nebula_jax.security.accounts import identity, tokens
+from nebula_jax.runtime.served import data_channels, owner_text
+from nebula_jax.security import accounts, grants, names
 from nebula_jax.security.audit import entries
-from nebula_jax.security.grants import handles
 from nebula_jax.security.membership import site_folder
 
 TURN_SECONDS = 0.25  # between two looks at who has come and what is to be recorded
@@ -38,13 +39,43 @@ READERS = 64  # at a time: each has a thread
 READERS_OF_LAB = READERS // 2  # so that no lab keeps all others out
 PATIENCE_SECONDS = 24 * 3600.0  # with a reader whose steps are long, or that waits
 PEER_TIMEOUT, RECONNECT_TIMEOUT = 30.0, 60.0  # seconds, as for a run's clusters
-PREPARED = "prepared"  # in the account's work folder
+DIALED_SECONDS = 5.0  # for a stream that was just cut to come back
+
+
+class Reader(NamedTuple):
+    """A reader, as the switches know it."""
+
+    subject: str
+    """As in `ana`, or `ana@lab-t`."""
+    job: str
+    """As in `ana/m3`."""
+
+
+class Tally:
+    """The uses that are not in the audit log yet."""
+
+    def __init__(self) -> None:
+        """Starts without a use."""
+        self._lock = threading.Lock()
+        self._counts: dict[Reader, tuple[int, int]] = {}
+
+    def add(self, reader: Reader, rows: int, nbytes: int) -> None:
+        """Adds a use."""
+        with self._lock:
+            before = self._counts.get(reader, (0, 0))
+            self._counts[reader] = before[0] + rows, before[1] + nbytes
+
+    def take(self) -> dict[Reader, tuple[int, int]]:
+        """Returns reader -> rows and bytes, and begins anew."""
+        with self._lock:
+            taken, self._counts = self._counts, {}
+            return taken
 
 
 class DataService:
     """A handle that is served.
 
-    service = DataService(folder, "corpus-es", account="")
+    service = DataService(folder, "corpus-es")
     service.run()      # until another thread, or a signal, calls service.stop()
     """
 
@@ -52,7 +83,6 @@ class DataService:
         self,
         folder: site_folder.Folder,
         handle: str,
-        account: str = "",
         log: Callable[[str], None] = process.message,
         clock: Callable[[], float] = time.time,
     ) -> None:
@@ -61,47 +91,32 @@ class DataService:
         Args:
           folder: of the lab.
           handle: its name.
-          account: that has logged in; empty for the folder's owner.
           log: called with a line for a person.
           clock: returns unix seconds, by which grants end.
 
         Raises:
-          errors.NebulaError: if the account may not serve it, or it cannot be read.
+          errors.NebulaError: if there is none such, or it cannot be read.
         """
-        self._folder, self._handle, self._account = folder, handle, account
-        self._log, self._job = log, data_channels.job_of(handle)
+        self._folder, self._handle, self._log = folder, handle, log
+        self._lab, self._clock = folder.load().name, clock
         self._stop = threading.Event()
         self.has_started = threading.Event()
         """Set once readers can come."""
         self._threads: list[threading.Thread] = []
-        self._identity = identity.Identity.open(folder.path)
+        self._people = accounts.Accounts.open(folder.path)
+        self._grants, self._tally = grants.Grants(self._people), Tally()
         try:
-            token = tokens.read(folder, account)
-            by = self._identity.account_of(token, clock())
-            access = handles.Handles(self._identity.store)
-            provider = access.provider(by, handle)
-            work_folder = self._identity.work_folder(by)
+            provider, found = self._grants.provider(handle)
             with process.timed(f"preparing {handle}"):
-                text = owner_text.opened(provider, work_folder / PREPARED, log)
-            expected = access.find(handle).vocabulary
-            if expected != text.digest:
+                self._text = owner_text.opened(provider, folder.prepared, log)
+            if found.vocabulary != self._text.digest:
                 raise data_channels.DataError(
                     f"{handle}: its vocabulary is another one than was registered; put"
                     " it back, or register another handle"
                 )
         except BaseException:
-            self._identity.close()
+            self._people.close()
             raise
-        self._tally = data_session.Tally()
-        self._served = data_session.Handle(
-            name=handle,
-            lab=folder.load().name,
-            nonce=secrets.token_hex(16),
-            text=text,
-            people=self._identity,
-            tally=self._tally,
-            clock=clock,
-        )
 
     def stop(self) -> None:
         """Ends `run`; any thread or signal handler may call it."""
@@ -114,11 +129,10 @@ class DataService:
           errors.NebulaError: if it cannot begin, as without a running switch.
         """
         with contextlib.ExitStack() as stack:
-            stack.callback(self._identity.close)
+            stack.callback(self._people.close)
             trainer = switch_client.Trainer(
                 self._folder,
-                self._account,
-                self._job,
+                data_channels.job_of(self._handle),
                 data_channels.CLUSTER,
                 lab="",
                 log=self._log,
@@ -129,7 +143,7 @@ class DataService:
             stack.enter_context(work.busy(activity.Activity.COMPUTING))
             listener = stack.enter_context(self._listener(trainer, work))
             trainer.serve(listener.address[1], is_shared=True)
-            self._log(f"serving {self._handle}: {len(self._served.text):,} rows")
+            self._log(f"serving {self._handle}: {len(self._text):,} rows")
             self.has_started.set()
             with self._all_links() as links:
                 self._take_readers(listener, trainer, links)
@@ -137,12 +151,11 @@ class DataService:
     def _listener(
         self, trainer: switch_client.Trainer, work: activity.Work
     ) -> listener_lib.Listener:
-        text = self._served.text
+        text = self._text
         hello = frames.Hello(
             data_channels.CLUSTER,
             nebula_jax.__version__,
             data_channels.settings(self._handle, text.digest, text.max_length),
-            details={"nonce": self._served.nonce},
         )
         listening: socket.socket = endpoints.listen(("127.0.0.1", 0))
         return listener_lib.Listener(
@@ -190,7 +203,9 @@ class DataService:
                     link.abort(f"too many others read {self._handle} at present")
                     continue
                 links.append(link)
-                thread = threading.Thread(target=self._serve, args=(link,), daemon=True)
+                thread = threading.Thread(
+                    target=self._serve, args=(link, trainer), daemon=True
+                )
                 self._threads.append(thread)
                 thread.start()
             if time.monotonic() >= recorded + RECORD_SECONDS:
@@ -222,10 +237,10 @@ class DataService:
 
     # One reader, in a thread of its own.
 
-    def _serve(self, link: Link) -> None:
+    def _serve(self, link: Link, trainer: switch_client.Trainer) -> None:
         who = printable.line(link.peer.cluster)
         try:
-            reader = self._served.serve(link)
+            reader = self._served(link, trainer)
             link.close()
             self._log(f"{reader.subject} has read what it wanted")
         except grants.GrantError as error:
@@ -239,18 +254,104 @@ class DataService:
             self._log(f"the session of {who} failed: {error!r}")
             link.abort(f"{self._handle} cannot be read at present; its owner sees why")
 
+    def _served(self, link: Link, trainer: switch_client.Trainer) -> Reader:
+        """Serves a reader until it needs no more; returns who it was.
+
+        Args:
+          link: to it, not yet welcome.
+          trainer: this process.
+
+        Raises:
+          grants.GrantError: at a use that its grant does not allow.
+          errors.NebulaError: if it is not who it claims to be, requests what is not
+            there, or has gone.
+        """
+        reader, form = self._claimed(link, trainer)
+        # Before it can wait for anything: who has no grant takes nobody's place.
+        self._count(reader, 0, 0)
+        ends = data_channels.ends(link, form, serves=True)
+        link.welcome(0)
+        pages = data_channels.pages_of(self._text.parts)
+        self._count(reader, 0, sum(page.nbytes for page in pages))
+        for number, page in enumerate(pages):
+            ends.parts.send_payload(number, selector.Selected(page, 0))
+        row_bytes = sum(ends.rows.format.buffer_sizes()[0])
+        for number in itertools.count(1):
+            wanted = np.ascontiguousarray(ends.wanted.recv_payload(number).payload)
+            rows = _checked(wanted.reshape(-1).view(np.int32), len(self._text))
+            if not rows:
+                break
+            # All N rows cross, whatever the request has.
+            self._count(reader, len(rows), row_bytes)
+            ends.rows.send(number, self._text.rows(rows, form.rows))
+        return reader
+
+    def _claimed(
+        self, link: Link, trainer: switch_client.Trainer
+    ) -> tuple[Reader, data_channels.Form]:
+        """Returns who a reader is, as the switches know it, and how it reads.
+
+        Raises:
+          data_channels.DataError: if it cannot be.
+        """
+        owner, who = site_folder.parse_name(link.owner), link.peer
+        job, cluster, rows = map(who.details.get, ("job", "cluster", "rows"))
+        if (
+            owner is None
+            or not (isinstance(job, str) and requests.is_job(job))
+            or not (isinstance(cluster, str) and names.is_cluster(cluster))
+            or not (type(rows) is int and 0 < rows <= data_channels.MOST_REQUEST)
+        ):
+            raise data_channels.DataError("sent no job, cluster or rows")
+        lab = owner[0]
+        if data_channels.reader_name(lab, job, cluster) != who.cluster:
+            raise data_channels.DataError(f"is not {cluster} of {lab} in job {job}")
+        deadline = time.monotonic() + DIALED_SECONDS
+        while not (dialed := trainer.dialed_by(who.cluster, lab)):
+            if time.monotonic() > deadline:
+                raise data_channels.DataError("no switch has dialed as this reader")
+            time.sleep(TURN_SECONDS)
+        if len(dialed) > 1:  # one of them reads in the other's name
+            raise data_channels.DataError(f"{' and '.join(sorted(dialed))} read as one")
+        subject = dialed.pop().removesuffix(f"@{self._lab}")
+        form = data_channels.Form(rows, self._text.max_length, self._text.pieces)
+        return Reader(subject, f"{subject.partition('@')[0]}/{job}"), form
+
+    def _count(self, reader: Reader, rows: int, nbytes: int) -> None:
+        """Counts a use that is about to be served."""
+        self._grants.use(reader.subject, self._handle, rows, nbytes, self._clock())
+        self._tally.add(reader, rows, nbytes)
+
+
+def _checked(wanted: np.ndarray, total: int) -> list[int]:
+    """Returns the numbers of the rows in a request.
+
+    Args:
+      wanted: [N] int32, as it came.
+      total: rows that there are.
+
+    Raises:
+      data_channels.DataError: if there is no such row.
+    """
+    count = int((wanted != data_channels.NO_ROW).sum())
+    rows = wanted[:count]
+    if count and (rows.min() < 0 or rows.max() >= total):
+        raise data_channels.DataError(
+            f"requested rows {rows.min()} to {rows.max()}; there are 0 to {total - 1}"
+        )
+    return [int(row) for row in rows]
+
 
 def serve(
     folder: site_folder.Folder,
     handle: str,
-    account: str = "",
     log: Callable[[str], None] = process.message,
 ) -> int:
     """Serves a handle until SIGTERM or SIGINT; returns the exit status.
 
     For the arguments and errors see `DataService`.
     """
-    service = DataService(folder, handle, account, log)
+    service = DataService(folder, handle, log)
 
     def stop(number: int, frame: FrameType | None) -> None:
         del number, frame

@@ -14,7 +14,6 @@ N rows of a request, L tokens of a row.
 import collections
 import pathlib
 import threading
-import time
 from collections.abc import Sequence
 from typing import NamedTuple, overload
 
@@ -22,7 +21,7 @@ import numpy as np
 
 import nebula_jax
 from nebula_jax import errors
-from nebula_jax.communication import bridge, channels, selector, wan
+from nebula_jax.communication import bridge, selector, wan
 from nebula_jax.communication.codecs import bits
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, session, states
@@ -30,7 +29,6 @@ from nebula_jax.federation import inner, switch_client
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.served import data_channels
-from nebula_jax.security.accounts import identity, tokens
 from nebula_jax.security.membership import site_folder
 
 
@@ -101,18 +99,14 @@ class RemoteText:
           errors.NebulaError: if nobody serves it, in another form than is wanted, or
             this account has no grant.
         """
-        self._wanted = wanted
         self._flag = f"data={data_channels.PREFIX}{wanted.handle}"
         self._form = data_channels.Form(
             reading.rows, reading.max_length, reading.pieces
         )
         folder = site_folder.Folder(pathlib.Path(settings.federation))
-        token = tokens.read(folder, settings.account)
-        hello = _hello(settings, folder, token, wanted.handle, reading)
+        hello = _hello(settings, folder, wanted.handle, reading)
         job = data_channels.job_of(wanted.handle)
-        self._trainer = switch_client.Trainer(
-            folder, settings.account, job, hello.cluster, wanted.lab
-        )
+        self._trainer = switch_client.Trainer(folder, job, hello.cluster, wanted.lab)
         try:
             self._link = _dial(settings, self._trainer, hello, work)
         except BaseException:
@@ -121,8 +115,6 @@ class RemoteText:
         try:
             self._ends = data_channels.ends(self._link, self._form, serves=False)
             self._link.wait_for_welcome(settings.connect_timeout)
-            proof = tokens.prove(token, self._about(hello.cluster))
-            _send(self._ends.proof, 0, np.frombuffer(proof, np.uint8))
             self._places = _placed(self._read_parts())
         except errors.NebulaError as error:
             self._link.abort(str(error))
@@ -133,14 +125,6 @@ class RemoteText:
         self._due: collections.deque[int] = collections.deque()
         """Requests whose answers are to come, in order."""
         self._kept: dict[int, np.ndarray] = {}
-
-    def _about(self, name: str) -> tuple[str, str, str, str]:
-        """Returns what the proof of this account is for."""
-        owner = site_folder.parse_name(self._link.owner)
-        nonce = self._link.peer.details.get("nonce")
-        if owner is None or not isinstance(nonce, str):
-            raise data_channels.DataError("what serves the data is no such service")
-        return owner[0], self._wanted.handle, nonce, name
 
     def _read_parts(self) -> list[data_channels.Part]:
         pages: list[np.ndarray] = []
@@ -216,7 +200,8 @@ class RemoteText:
         wanted = np.full(self._form.rows, data_channels.NO_ROW, np.int32)
         wanted[: len(numbers)] = numbers
         self._requests += 1
-        _send(self._ends.wanted, self._requests, wanted)
+        number, payload = self._requests, selector.Selected(wanted, 0)
+        self._ends.wanted.send_payload(number, payload)
         self._due.append(self._requests)
         return self._requests
 
@@ -257,24 +242,17 @@ class RemoteText:
 def _hello(
     settings: connect.Settings,
     folder: site_folder.Folder,
-    token: str,
     handle: str,
     reading: Reading,
 ) -> frames.Hello:
-    """Returns what the service learns of this reader; its proof comes later."""
-    with identity.Identity.open(folder.path) as found:
-        account = found.account_of(token, time.time()).name
-    who = {"account": account, "job": settings.job, "cluster": reading.cluster}
+    """Returns what the service learns of this reader; switches say whose it is."""
+    who = {"job": settings.job, "cluster": reading.cluster}
     return frames.Hello(
         data_channels.reader_name(folder.load().name, **who),
         nebula_jax.__version__,
         data_channels.settings(handle, reading.vocabulary, reading.max_length),
         details={**who, "rows": reading.rows},
     )
-
-
-def _send(channel: channels.Sender, number: int, array: np.ndarray) -> None:
-    channel.send_payload(number, selector.Selected(array, 0))
 
 
 def _dial(

@@ -11,8 +11,9 @@ from typing import NamedTuple
 from cryptography import x509
 
 from nebula_jax import errors, printable
+from nebula_jax.security import accounts as accounts_lib
 from nebula_jax.security import policy, private_files
-from nebula_jax.security.accounts import store as store_lib
+from nebula_jax.security import store as store_lib
 from nebula_jax.security.audit import verify as audit_verify
 from nebula_jax.security.membership import member, revocation, site_folder
 
@@ -28,10 +29,7 @@ LATE = 2 / 5
 OLD_LIST = datetime.timedelta(days=2)
 """The authority signs a new list every day."""
 
-SECRETS = (
-    *("key.pem", "ledger.json", "identity.sqlite", "switch.json"),
-    *("owner.token", "token"),
-)
+SECRETS = ("key.pem", "ledger.json", "identity.sqlite", "switch.json")
 """The names of files that nobody else may read."""
 
 FINE, WRONG, UNCLEAR = "ok", "wrong", "note"
@@ -95,11 +93,8 @@ def folder(
 def private(found: site_folder.Folder) -> Found:
     """Checks that no other user of the machine can read what is secret."""
     found.check()
-    work = [each for each in found.users.iterdir() if each.is_dir()]
-    for each in (found.path, *work):
-        private_files.folder(each)
-    near = (*found.path.glob("*"), *found.path.glob("*/*"), *found.users.glob("*/*"))
-    for path in near:
+    private_files.folder(found.path)
+    for path in (*found.path.glob("*"), *found.path.glob("*/*")):
         if path.name in SECRETS:
             private_files.check_file(path)
     return FINE, f"{found.path}: only this user can read its secrets"
@@ -173,7 +168,7 @@ def rules(found: site_folder.Folder) -> Found:
 
 def accounts(found: site_folder.Folder) -> Found:
     """Checks the store of accounts."""
-    store = store_lib.Store(found.identity)
+    store = store_lib.Store(found.identity, accounts_lib.TABLES)
     try:
         findings = store.findings()
         count = store.rows("SELECT COUNT(*) FROM accounts")[0][0]

@@ -4,15 +4,15 @@ A federation is labs that train together. A lab has one switch, which alone has 
 outside address, and any number of trainers. Both have keys and certificates of their
 own: a switch reads neither trainers/ nor authority/. Trainers that are another user's,
 or on another host, have a folder of their own with trainers/, federation.json,
-policy.json, owner.token and a link to the file that the switch tells them in.
+policy.json and a link switch.sock to the socket that the switch has for them.
 
     federation.json   name of this lab, address and fingerprint of the authority
     switch            a link to the newest credentials: ca.pem, cert.pem, key.pem
     crl.pem           the newest revocation list; crl.number is its number
-    identity.sqlite   accounts, tokens, handles, grants
+    identity.sqlite   accounts, handles, grants
     audit/            the log of this lab, and what it has witnessed of its peers
     switch.json       of the running switch
-    users/NAME/       the work folder of an account
+    prepared/         tokenized text that is served
     trainers/         a link `trainer` to credentials; a list; epochs/: incarnations
     authority/        only at the lab that issues certificates
 """
@@ -33,7 +33,7 @@ from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import hashes
 
 from nebula_jax import errors, files, strict_json
-from nebula_jax.security import accounts, names
+from nebula_jax.security import names
 
 ROLES = ("switch", "trainer")
 """The parts of a lab that have a certificate of their own."""
@@ -109,7 +109,8 @@ class Folder:
         self.audit = path / "audit"
         self.epochs = self.trainers / "epochs"
         self.running_switch = path / "switch.json"
-        self.users = path / "users"
+        self.socket = path / "switch.sock"
+        self.prepared = path / "prepared"
 
     def credentials(self, role: str) -> pathlib.Path:
         """Returns the path of the credentials of a role, one of ROLES."""
@@ -125,16 +126,6 @@ class Folder:
         """Returns the path of the revocation list that a role has."""
         return self.of(role) / "crl.pem"
 
-    def user(self, name: str) -> pathlib.Path:
-        """Returns the work folder of an account.
-
-        Raises:
-          FederationError: if no account can have this name.
-        """
-        if not accounts.is_name(name):
-            raise FederationError(f"{name!r} cannot be the name of a work folder")
-        return self.users / name
-
     def prepare(self) -> None:
         """Makes the folder and those in it, for this user alone.
 
@@ -142,7 +133,7 @@ class Folder:
           FederationError: if it cannot be made, or others can read one that is there.
         """
         try:
-            made = (self.path, self.audit, self.trainers, self.epochs, self.users)
+            made = (self.path, self.audit, self.trainers, self.epochs)
             for folder in made:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
@@ -216,8 +207,6 @@ class Folder:
           FederationError: with the command that mends it.
         """
         for path in self._secrets():
-            if path == self.running_switch and path.is_symlink():
-                continue  # another user's, who tells its trainers in it
             try:
                 found = path.stat()
             except FileNotFoundError:
@@ -236,7 +225,7 @@ class Folder:
         keys = (self.credentials(role) / "key.pem" for role in ROLES)
         folders = (self.path, self.authority, self.switch, self.trainers, self.audit)
         kept = (self.authority_key, self.authority_ledger, self.identity)
-        written = (self.audit / "key.pem", self.running_switch, self.epochs, self.users)
+        written = (self.audit / "key.pem", self.running_switch, self.epochs)
         return (*folders, *keys, *kept, *written)
 
     @contextlib.contextmanager

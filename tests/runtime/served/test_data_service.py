@@ -6,9 +6,11 @@ import threading
 import time
 import types
 
+import host_users
 import numpy as np
 import pytest
 import served_corpus
+import tiny_accounts
 import two_labs
 from served_corpus import HANDLE, LENGTH
 from two_labs import wait_until
@@ -18,14 +20,8 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture, packed_sequences, resumable_batches
 from nebula_jax.federation import switch_client
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.served import (
-    data_channels,
-    data_service,
-    data_session,
-    remote_text,
-)
+from nebula_jax.runtime.served import data_channels, data_service, remote_text
 from nebula_jax.security import grants
-from nebula_jax.security.accounts import logins, tokens
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.membership import site_folder
 
@@ -261,45 +257,33 @@ def test_a_handle_of_one_lab_is_found_there_alone(owner, read):
         text.read([0])
 
 
-def test_an_account_of_the_own_lab_reads_by_its_token(owner, read, labs):
-    """Another account of the lab than the one that serves; and nobody in its name."""
-    here = owner.identity
-    logins.add(here, owner.account, "ana", "researcher", "correct horse battery")
-    made = logins.login(here, "ana", "correct horse battery", time.time())
-    work = owner.folder.user("ana")
-    work.mkdir(mode=0o700)
-    (work / "token").touch(0o600)
-    (work / "token").write_text(made.token)
-    owner.grant("ana")
-    with read("s", account="ana") as text:
+@pytest.fixture
+def ana(owner, labs, monkeypatch, tmp_path):
+    """The folder of ana, another user of the host of the lab that serves."""
+    if "ana" not in [each.name for each in owner.people.listing()]:
+        tiny_accounts.person(owner.people, "ana")
+    return host_users.folder_of(monkeypatch, labs.s, tmp_path / "ana", "ana")
+
+
+def test_another_user_of_the_host_reads_by_its_account(owner, read, ana):
+    with pytest.raises(remote_text.NoMoreText, match="ana has no grant for corpus-t"):
+        read(federation=str(ana.path), job="ana")
+    given = owner.grant("ana")
+    with read(federation=str(ana.path), job="ana") as text:
         text.read([0])
+    assert owner.used(given)[0] == 1
 
 
-def test_nobody_reads_in_the_name_of_another_account_of_its_lab(
-    owner, labs, served, corpus, monkeypatch
-):
-    """The owner's trainer claims to be bea, with its own token."""
-    here = owner.identity
-    logins.add(here, owner.account, "bea", "researcher", "correct horse battery")
-    logins.login(here, "bea", "correct horse battery", time.time())
-    owner.grant("bea")
-
-    class Liar:
-        open = classmethod(lambda cls, path: contextlib.nullcontext(cls()))
-
-        def account_of(self, token, now):
-            return here.find("bea")
-
-    forged = types.SimpleNamespace(Identity=Liar)
-    monkeypatch.setattr(remote_text, "identity", forged)
-    with pytest.raises(remote_text.NoMoreText, match="bea has not shown a token"):
-        remote_text.RemoteText(
-            two_labs.settings(labs.s),
-            data_channels.Wanted(HANDLE, ""),
-            remote_text.Reading(
-                "generator:0", corpus[1].digest, corpus[1].size, LENGTH, ROWS
-            ),
-        )
+def test_nobody_reads_in_the_name_of_another_account(owner, read, labs, ana):
+    """Only the switches say who reads: what else ana sends is the owner's."""
+    owner.revoke(owner.grant("ana"))
+    owner.grant("owner")
+    with read("s") as text:
+        text.read([0])
+        with pytest.raises(errors.NebulaError, match=r"here already|read as one"):
+            read(federation=str(ana.path))
+    with pytest.raises(remote_text.NoMoreText, match=r"of ana for .* was revoked"):
+        read(federation=str(ana.path))
 
 
 def test_every_use_is_in_the_audit_log(owner, read, labs):
@@ -337,20 +321,21 @@ SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses
     ids=["a job that the audit log does not take", "no grant"],
 )
 def test_a_reader_is_refused_before_anything_is_waited_for(owner, job, lab, kind):
-    name = data_channels.reader_name(lab, "owner", job, "generator:0")
-    claimed = {"account": "owner", "job": job, "cluster": "generator:0", "rows": 4}
+    name = data_channels.reader_name(lab, job, "generator:0")
+    claimed = {"job": job, "cluster": "generator:0", "rows": 4}
     peer = frames.Hello(name, "0.1", {}, details=claimed)
     link = types.SimpleNamespace(owner=site_folder.trainer_name(lab), peer=peer)
     service = data_service.DataService(owner.folder, HANDLE, log=print)
-    with service._identity, pytest.raises(kind):
-        service._served.serve(link)
+    trainer = types.SimpleNamespace(dialed_by=lambda *_: {f"owner@{lab}"})
+    with service._people, pytest.raises(kind):
+        service._served(link, trainer)
 
 
 def test_no_text_of_a_reader_keeps_a_use_out_of_the_log(owner, labs):
-    reader = data_session.Reader(US, f"owner/{SECRET}")
+    reader = data_service.Reader(US, f"owner/{SECRET}")
     service = data_service.DataService(owner.folder, HANDLE, log=print)
-    trainer = switch_client.Trainer(owner.folder, "", "data-other", "data", "")
-    with service._identity, contextlib.closing(trainer):
+    trainer = switch_client.Trainer(owner.folder, "data-other", "data", "")
+    with service._people, contextlib.closing(trainer):
         service._tally.add(reader, 7, 4711)
         service._record(trainer)
         assert not service._tally.take()
@@ -370,13 +355,3 @@ def test_no_reader_sees_a_path(owner, read, corpus):
         seen += json.dumps([text._link.peer.settings, text._link.peer.details])
     assert str(corpus[0]) not in seen
     assert "/" not in seen.replace("mono/", "").replace("parallel/", "")
-
-
-def test_tokens_are_never_sent(owner, read, labs):
-    """The proof is of the token, and is bound to who checks it."""
-    token = (labs.t.folder.path / "owner.token").read_text().strip()
-    owner.grant(US)
-    with read() as text:
-        hello = frames.encode(text._link._session._ours, 1, 0)
-        assert token.encode() not in b"".join(bytes(each) for each in hello)
-    assert tokens.digest(token).hex() not in str(hello)

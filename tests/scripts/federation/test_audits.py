@@ -10,8 +10,6 @@ from nebula_jax.security import audit
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.audit import witness
 
-PASSWORD = nebula_command.PASSWORD
-
 
 @pytest.fixture
 def lab(tmp_path):
@@ -48,7 +46,7 @@ def alter(folder, old, new):
 
 
 def test_the_log_reads_like_a_story(lab):
-    lab("account", "add", "ana", stdin=f"{PASSWORD}\n")
+    lab("account", "add", "ana")
     lab("account", "suspend", "ana")
     lines = lab("audit", "show").out.splitlines()
     assert len(lines) == 3
@@ -64,32 +62,22 @@ def test_the_log_reads_like_a_story(lab):
 
 
 def test_a_log_as_it_was_signed_is_in_order(lab):
-    lab("account", "add", "ana", stdin=f"{PASSWORD}\n")
+    lab("account", "add", "ana")
     assert lab("audit", "verify").out.endswith("2 entries, as they were signed\n")
 
 
 def test_every_change_is_covered_by_a_signature(lab):
-    lab("account", "add", "ana", stdin=f"{PASSWORD}\n")
+    lab("account", "add", "ana")
     newest = audit.paths(lab.folder.audit).checkpoint.read_text()
     assert newest.splitlines()[1] == str(audit_logs.size(lab.folder.audit)) == "2"
 
 
 def test_the_first_bad_entry_is_named(lab):
-    lab("account", "add", "ana", stdin=f"{PASSWORD}\n")
-    alter(lab.folder.audit, '"name":"ana","role"', '"name":"eva","role"')
+    lab("account", "add", "ana")
+    alter(lab.folder.audit, '"name":"ana"', '"name":"eva"')
     found = lab("audit", "verify", status=1)
     assert found.out == "wrong: log.jsonl: entry 1 (line 2) was altered\n"
     assert "account eva" in lab("audit", "show").out  # it can still be read
-
-
-def test_who_may_not_read_the_log_is_refused(lab):
-    lab.add("ana")
-    lab.add("ian", "auditor")
-    for command in ("show", "verify"):
-        assert f"may not do audit.{command}" in lab.fails(
-            "audit", command, "--account", "ana"
-        )
-        lab("audit", command, "--account", "ian")
 
 
 def test_a_copy_is_verified_without_any_lab(lab, tmp_path):

@@ -1,10 +1,10 @@
-"""The commands to a running switch: they need its answer, and the owner's token."""
+"""The commands to a running switch: they need its answer, and no accounts."""
 
 import nebula_command
 import pytest
 import two_labs
 
-from nebula_jax.security.accounts import identity, tokens
+from nebula_jax.security import accounts
 
 
 @pytest.fixture
@@ -23,20 +23,13 @@ def accounts_stay_closed(lab, monkeypatch):
     def never(*given, **more):
         raise AssertionError("the accounts were opened")
 
-    monkeypatch.setattr(identity.Identity, "open", never)
+    monkeypatch.setattr(accounts.Accounts, "open", never)
 
 
 @pytest.mark.parametrize("command", ["status", "rotate", "doctor"])
 @pytest.mark.usefixtures("accounts_stay_closed")
-def test_a_token_that_serves_needs_no_accounts(lab, command):
+def test_a_request_needs_no_accounts(lab, command):
     lab(command)
-
-
-@pytest.mark.usefixtures("accounts_stay_closed")
-def test_the_owner_gets_another_token_for_one_that_is_missing(lab):
-    (lab.path / tokens.OWNER).unlink()
-    lab("status")
-    assert tokens.owner(lab.path)
 
 
 @pytest.mark.usefixtures("accounts_stay_closed")

@@ -67,20 +67,10 @@ def test_a_folder_that_others_can_read_is_the_only_finding(folder):
     assert "chmod 700" in wrong(folder)["folder"]
 
 
-@pytest.mark.parametrize("name", ["owner.token", "users/ana/token"])
-def test_a_token_that_others_can_read_is_found(folder, name):
-    path = folder.path / name
-    path.parent.mkdir(mode=0o700, exist_ok=True)
-    path.touch()
-    path.chmod(0o640)
-    assert (
-        f"{name}: others can use it (mode 0640): chmod 600" in wrong(folder)["folder"]
-    )
-
-
-def test_a_work_folder_that_others_can_read_is_found(folder):
-    (folder.users / "ana").mkdir(mode=0o755)
-    assert "users/ana: others can use it" in wrong(folder)["folder"]
+def test_a_token_that_others_can_read_is_found(folder):
+    folder.running_switch.touch()
+    folder.running_switch.chmod(0o640)
+    assert "switch.json: others can" in wrong(folder)["folder"]
 
 
 def test_a_certificate_whose_renewal_is_late_or_that_has_expired(folder):

@@ -58,18 +58,14 @@ def test_the_paths_are_those_of_the_design(folder):
         "audit": "audit",
         "epochs": "trainers/epochs",
         "running_switch": "switch.json",
-        "users": "users",
+        "socket": "switch.sock",
+        "prepared": "prepared",
     }
-    for name in ("ana", "ana--maria", "ben-", "x" * 32):  # as accounts may be named
-        assert folder.user(name) == folder.path / "users" / name
-    for bad in ("..", "a/b", "", "Ana", "-"):
-        with pytest.raises(site_folder.FederationError, match="name of a work folder"):
-            folder.user(bad)
 
 
 def test_folders_are_for_this_user_alone(folder):
     folder.create("lab-s", fingerprint=FINGERPRINT)
-    for path in (folder.path, folder.audit, folder.epochs, folder.users):
+    for path in (folder.path, folder.audit, folder.epochs):
         assert mode(path) == 0o700
 
 
@@ -101,7 +97,6 @@ def test_no_path_of_a_lab_can_be_read_by_others(tmp_path):
         ("audit", 0o755, "700"),
         ("audit/key.pem", 0o644, "600"),
         ("switch.json", 0o644, "600"),
-        ("users", 0o755, "700"),
     ],
 )
 def test_what_others_can_read_is_refused_with_the_command_that_mends_it(

@@ -14,18 +14,21 @@ import pytest
 import tiny_accounts
 
 from nebula_jax import errors
-from nebula_jax.security import grants, private_files
-from nebula_jax.security.accounts import store as store_lib
-from nebula_jax.security.accounts import tokens
-from nebula_jax.security.accounts.store import Store, StoreError
+from nebula_jax.security import accounts, grants, private_files
+from nebula_jax.security import store as store_lib
+from nebula_jax.security.store import StoreError
 
-ROOT = pathlib.Path(__file__).parents[3]
-INSERT = "INSERT INTO accounts VALUES ('a', 'owner', 'active', 1, NULL, 0, 1, NULL)"
+ROOT = pathlib.Path(__file__).parents[2]
+INSERT = "INSERT INTO accounts VALUES ('a', 7, 'active', 1, NULL, 0)"
+
+
+def Store(path):
+    return store_lib.Store(path, accounts.TABLES)
 
 
 @pytest.fixture
 def path(tmp_path):
-    store_lib.create(tmp_path / "identity.sqlite")
+    store_lib.create(tmp_path / "identity.sqlite", accounts.TABLES)
     return tmp_path / "identity.sqlite"
 
 
@@ -91,7 +94,7 @@ def test_the_settings_that_its_promises_rest_on(path):
     tables = store.rows("PRAGMA table_list")
     strict = {row["name"]: row["strict"] for row in tables}
     ours = {each for each in strict if not each.startswith("sqlite_")}
-    assert len(ours) == 6
+    assert len(ours) == 3
     assert all(strict[each] for each in ours)
     with (
         pytest.raises(StoreError, match="cannot store TEXT"),
@@ -102,7 +105,9 @@ def test_the_settings_that_its_promises_rest_on(path):
         pytest.raises(StoreError, match=r"a rule of the tables \(FOREIGN"),
         store.writing() as connection,
     ):
-        connection.execute("INSERT INTO tokens VALUES (zeroblob(32), 'no', 0.0)")
+        connection.execute(
+            "INSERT INTO grants (subject, handle, state) VALUES ('a', 'b', 'active')"
+        )
     assert store.findings() == []
     store.close()
 
@@ -123,7 +128,7 @@ def test_what_fails_half_way_is_undone(path):
 
 def test_a_second_creation_changes_nothing(path):
     before = path.read_bytes()
-    store_lib.create(path)
+    store_lib.create(path, accounts.TABLES)
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == ["identity.sqlite"]
 
@@ -132,16 +137,16 @@ def test_a_missing_file_names_the_command(tmp_path):
     refused(tmp_path / "identity.sqlite", "not there: nebula init or nebula join")
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be made"):
-        store_lib.create(tmp_path / "file" / "identity.sqlite")
+        store_lib.create(tmp_path / "file" / "identity.sqlite", accounts.TABLES)
 
 
 def test_another_version_is_refused_and_stays_as_it_is(path):
-    for version in (1, 3):
+    for version in (2, 4):
         with sqlite3.connect(path) as connection:
             connection.execute(f"PRAGMA user_version = {version}")
         connection.close()
         before = path.read_bytes()
-        refused(path, f"has version {version}, and this Nebula reads 2: use the one")
+        refused(path, f"has version {version}, and this Nebula reads 3: use the one")
         assert path.read_bytes() == before
 
 
@@ -168,11 +173,9 @@ def test_the_database_of_another_program(path):
 
 def test_damage_anywhere_is_an_error_in_one_line_and_nothing_else(tmp_path):
     here = tiny_accounts.begin(tmp_path)
-    owner = tiny_accounts.owner(here)
     tiny_accounts.person(here, "ana")
-    tiny_accounts.handle(here, owner)
-    tiny_accounts.grant(here, owner, "ana", grants.Budget(1000))
-    token = tokens.owner(here.folder)
+    tiny_accounts.handle(here)
+    tiny_accounts.grant(here, "ana", grants.Budget(1000))
     here.close()
     path = tmp_path / "identity.sqlite"
     whole = path.read_bytes()
@@ -186,10 +189,10 @@ def test_damage_anywhere_is_an_error_in_one_line_and_nothing_else(tmp_path):
         path.write_bytes(damaged[: generator.choice([len(whole), len(whole) // 2])])
         try:
             with tiny_accounts.reopen(tmp_path) as here:
-                here.account_of(token, tiny_accounts.NOW)
-                given = grants.Grants(here.store)
+                here.of_user(tiny_accounts.USERS["ana"])
+                given = grants.Grants(here)
                 given.use("ana", "corpus-es", 1, 1, tiny_accounts.NOW)
-                here.move(owner, "ana", "suspend")
+                here.move("ana", "suspend")
                 found += here.store.findings()
         except errors.NebulaError as error:
             found.append(str(error))
@@ -205,7 +208,7 @@ def test_a_full_disk_changes_nothing(path):
     def write():
         with store.writing() as connection:
             connection.execute(INSERT)
-            query = "UPDATE accounts SET password = ?"
+            query = "UPDATE accounts SET name = ?"
             connection.execute(query, ("a" * 100_000,))
 
     words = f"{path}: the disk is full: free some of it"

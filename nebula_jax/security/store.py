@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 from nebula_jax import errors, files, printable
 from nebula_jax.security import private_files
 
-NAME = "identity.sqlite"  # in the folder of the federation
 BUSY_SECONDS = 10.0
 """Longer than any transaction of ours waits for a disk; then something hangs."""
 
@@ -36,62 +35,6 @@ class Kind(NamedTuple):
     version: int
     tables: str
 
-
-ACCOUNTS = Kind(
-    "accounts",
-    application=0x6E62616A,  # "nbaj"
-    version=2,
-    tables="""
-CREATE TABLE accounts (
-  name TEXT PRIMARY KEY,
-  role TEXT NOT NULL CHECK (role IN ('owner', 'operator', 'researcher', 'auditor')),
-  state TEXT NOT NULL CHECK (state IN ('active', 'suspended', 'removed')),
-  share REAL NOT NULL CHECK (share > 0),
-  quota_bytes INTEGER CHECK (quota_bytes >= 0),
-  charged_bytes INTEGER NOT NULL DEFAULT 0 CHECK (charged_bytes >= 0),
-  owns_folder INTEGER NOT NULL CHECK (owns_folder IN (0, 1)),
-  password TEXT
-) STRICT;
-CREATE TABLE tokens (
-  digest BLOB PRIMARY KEY CHECK (length(digest) = 32),
-  account TEXT NOT NULL REFERENCES accounts (name),
-  expires REAL NOT NULL
-) STRICT;
-CREATE INDEX tokens_of_account ON tokens (account);
-CREATE TABLE tries (
-  who TEXT PRIMARY KEY,
-  failures INTEGER NOT NULL,
-  retry_at REAL NOT NULL
-) STRICT;
-CREATE TABLE salt (value BLOB NOT NULL) STRICT;
-INSERT INTO salt VALUES (randomblob(16));
-CREATE TABLE handles (
-  name TEXT PRIMARY KEY,
-  owner TEXT NOT NULL REFERENCES accounts (name),
-  row_count INTEGER NOT NULL,
-  vocabulary TEXT NOT NULL,
-  about TEXT NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('open', 'withdrawn')),
-  provider TEXT NOT NULL
-) STRICT;
-CREATE TABLE grants (
-  number INTEGER PRIMARY KEY AUTOINCREMENT,
-  subject TEXT NOT NULL,
-  handle TEXT NOT NULL REFERENCES handles (name),
-  row_budget INTEGER CHECK (row_budget > 0),
-  byte_budget INTEGER CHECK (byte_budget > 0),
-  until REAL,
-  rows_used INTEGER NOT NULL DEFAULT 0,
-  bytes_used INTEGER NOT NULL DEFAULT 0,
-  state TEXT NOT NULL CHECK (state IN ('active', 'revoked', 'replaced')),
-  CHECK (row_budget IS NULL OR rows_used <= row_budget),
-  CHECK (byte_budget IS NULL OR bytes_used <= byte_budget)
-) STRICT;
-CREATE UNIQUE INDEX one_active_grant ON grants (subject, handle)
-  WHERE state = 'active';
-CREATE INDEX grants_of_subject ON grants (subject, handle, number);
-""",
-)
 
 _DAMAGED = "the file is damaged: put a copy of it back"
 _ADVICE = {
@@ -114,7 +57,7 @@ def unrecorded(kind: str, who: str, **what: Any) -> None:
     """Records nothing: a `Record` for those who keep no audit log."""
 
 
-def create(path: pathlib.Path, kind: Kind = ACCOUNTS) -> None:
+def create(path: pathlib.Path, kind: Kind) -> None:
     """Makes a file without rows, in a private folder, unless it is there.
 
     Raises:
@@ -146,8 +89,8 @@ class Store:
     def __init__(
         self,
         path: pathlib.Path,
+        kind: Kind,
         record: Record = unrecorded,
-        kind: Kind = ACCOUNTS,
     ) -> None:
         """Opens a file that `create` has made.
 

@@ -1,0 +1,237 @@
+"""Accounts of users of the host: whose a request is, their life and their limits."""
+
+import contextlib
+import doctest
+import itertools
+import os
+import threading
+
+import pytest
+import tiny_accounts
+from tiny_accounts import USERS, begin, person, reopen
+
+from nebula_jax import errors
+from nebula_jax.security import accounts, private_files
+from nebula_jax.security.accounts import AccountError, Accounts, DeniedError, Limits
+
+BAD_NAMES = [
+    *("", ".", "..", "../etc", "/dev/zero", "a/b", "a\\b", "a.b", "a b", "a\n", "-a"),
+    *("1a", "Ana", "änn", "ana\x00", "ana@lab-s", "a" * 33, "٣"),
+    *("\ud800", "ana\u202e", "*", "~root", "ana;ls", "'--"),
+]
+
+
+@pytest.fixture
+def record():
+    return tiny_accounts.Records()
+
+
+@pytest.fixture
+def here(tmp_path, record):
+    with begin(tmp_path / "federation", record=record) as here:
+        yield here
+
+
+def test_docstrings():
+    found = doctest.testmod(accounts)
+    assert found.attempted
+    assert not found.failed
+
+
+@pytest.mark.parametrize("name", BAD_NAMES)
+def test_what_is_no_name(here, name):
+    assert not accounts.is_name(name)
+    with pytest.raises(AccountError, match="is no account's name") as why:
+        here.add(name, 60009)
+    assert str(why.value).isprintable()
+    with pytest.raises(AccountError, match="no account of this name"):
+        here.move(name, "suspend")
+
+
+@pytest.mark.parametrize(
+    ("user", "name"),
+    [
+        ("root", "root"),
+        ("John.Doe", "john-doe"),
+        ("DOMAIN\\ana", "domain-ana"),
+        ("7ana", "ana"),
+        ("ana_maria_" * 9, "ana-maria-ana-maria-ana-maria-an"),
+        *[(bad, "owner") for bad in ("", "٣", "---", "..")],
+    ],
+)
+def test_the_account_of_a_user_of_the_machine(user, name):
+    assert accounts.name_for(user) == name
+
+
+def test_the_life_of_an_account_is_one_table():
+    states = ("active", "suspended", "removed")
+    events = {event for _, event in accounts.TRANSITIONS}
+    possible = {}
+    for state, event in itertools.product(states, events):
+        with contextlib.suppress(AccountError):
+            possible[state, event] = accounts.next_state("ana", state, event)
+    assert possible == {
+        ("active", "suspend"): "suspended",
+        ("suspended", "resume"): "active",
+        ("suspended", "remove"): "removed",
+    }
+
+
+def test_subjects_of_grants():
+    for subject in ("ana", "ana@lab-s"):
+        accounts.check_subject(subject)
+    for subject in ("ana@", "@lab-s", "ana@lab-s@lab-t", "ana@Lab", "", "ana@..", "@"):
+        with pytest.raises(AccountError):
+            accounts.check_subject(subject)
+
+
+def test_a_folder_has_an_owner_from_the_start(here, tmp_path):
+    root = here.owner()
+    assert root[:3] == ("root", None, "active")
+    assert root.is_owner
+    assert here.listing() == [root]
+    folder = tmp_path / "federation"
+    assert {each.stat().st_mode & 0o777 for each in folder.iterdir()} == {0o600}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    person(here, "ana")
+    with begin(folder) as again:  # changes nothing
+        assert [each.name for each in again.listing()] == ["ana", "root"]
+    with pytest.raises(AccountError, match="belongs to account root, not to ben"):
+        Accounts.begin(folder, "ben")
+
+
+def test_others_can_use_neither_the_folder_nor_the_file(here, tmp_path):
+    folder = tmp_path / "federation"
+    folder.chmod(0o755)
+    for opened in (begin, reopen):
+        with pytest.raises(private_files.PrivateFileError, match="chmod 700"):
+            opened(folder)
+    with pytest.raises(errors.NebulaError, match="not there: nebula init"):
+        reopen(tmp_path)
+
+
+def test_whose_a_request_is_the_kernel_says_and_nothing_else(here):
+    ana = person(here, "ana")
+    assert here.of_user(os.geteuid()) == here.owner()
+    assert here.of_user(USERS["ana"]) == ana
+    for uid in (USERS["ben"], 0 if os.geteuid() else 1, -1, 2**32 - 1):
+        with pytest.raises(DeniedError, match=f"user {uid} of this host has no accoun"):
+            here.of_user(uid)
+    here.move("ana", "suspend")
+    with pytest.raises(DeniedError, match="ana may do nothing: it is suspended"):
+        here.of_user(USERS["ana"])
+    here.move("ana", "remove")
+    with pytest.raises(DeniedError, match="has no account"):
+        here.of_user(USERS["ana"])
+    assert here.add("ana-2", USERS["ana"]) == here.of_user(USERS["ana"])
+
+
+def test_a_life(here, record):
+    person(here, "ana")
+    with pytest.raises(AccountError, match="there is an account ana already"):
+        here.add("ana", USERS["ben"])
+    with pytest.raises(AccountError, match="user 60001 has the account ana"):
+        here.add("ben", USERS["ana"])
+    with pytest.raises(AccountError, match="owns this lab"):
+        here.add("ben", os.geteuid())
+    for event in ("resume", "remove"):
+        with pytest.raises(AccountError, match="possible: suspend"):
+            here.move("ana", event)
+    assert here.move("ana", "suspend").state == "suspended"
+    assert here.move("ana", "resume").state == "active"
+    here.move("ana", "suspend")
+    assert here.move("ana", "remove").state == "removed"
+    for event in ("suspend", "resume", "remove"):
+        with pytest.raises(AccountError, match="nothing, this is final"):
+            here.move("ana", event)
+    with pytest.raises(AccountError, match="its name is not given again"):
+        person(here, "ana")
+    with pytest.raises(AccountError, match="removed, which is final"):
+        here.set_limits("ana", Limits())
+    found = [(kind, what.get("before"), what.get("after")) for kind, _, what in record]
+    assert found == [
+        ("account.add", None, None),
+        ("account.suspend", "active", "suspended"),
+        ("account.resume", "suspended", "active"),
+        ("account.suspend", "active", "suspended"),
+        ("account.remove", "suspended", "removed"),
+    ]
+    assert {who for _, who, _ in record} == {"root"}
+
+
+def test_the_folders_owner_stays_what_it_is(here):
+    for event in ("suspend", "resume", "remove"):
+        with pytest.raises(AccountError, match="the folder belongs to it"):
+            here.move("root", event)
+    here.set_limits("root", Limits(3.0))
+    assert here.owner().limits.share == 3.0
+
+
+def test_a_change_that_cannot_be_recorded_is_not_made(here, tmp_path):
+    person(here, "ana")
+    before = here.listing()
+
+    def full(kind, who, **what):
+        raise OSError("no space left for the audit log")
+
+    with reopen(tmp_path / "federation", record=full) as other:
+        for change in (
+            lambda: person(other, "ben"),
+            lambda: other.move("ana", "suspend"),
+            lambda: other.set_limits("ana", Limits(9.0)),
+        ):
+            with pytest.raises(OSError, match="audit log"):
+                change()
+    assert here.listing() == before
+
+
+def test_limits_are_kept_and_checked(here):
+    person(here, "ana")
+    limits = Limits(0.5, 10**9)
+    assert here.set_limits("ana", limits).limits == limits
+    assert here.find("ana").limits == limits
+    for share in (0, -1, float("nan"), float("inf"), 1001):
+        with pytest.raises(AccountError, match="more than 0"):
+            here.set_limits("ana", Limits(share))
+    for quota in (-1, 2**63):
+        with pytest.raises(AccountError, match="a quota has"):
+            here.set_limits("ana", Limits(quota_bytes=quota))
+
+
+def test_what_has_crossed_is_charged_until_the_quota_is_used_up(here):
+    def barred():
+        return accounts.barred(here.listing())
+
+    person(here, "ana")
+    here.charge("ana", 60)
+    here.set_limits("ana", Limits(quota_bytes=100))
+    here.charge("ana", 39)
+    assert barred() == {}
+    here.charge("ana", 1)
+    words = "ana: its quota of 100 bytes over the line is used up: get a larger one"
+    assert barred() == {"ana": words}
+    here.set_limits("ana", Limits(quota_bytes=101))
+    assert barred() == {}
+    here.move("ana", "suspend")
+    here.charge("ana", 10**12)  # it has crossed, whatever the account is
+    assert here.find("ana").charged_bytes == 10**12 + 100
+    assert barred() == {"ana": "ana may do nothing: it is suspended"}
+    with pytest.raises(AccountError, match="no account nobody"):
+        here.charge("nobody", 1)
+
+
+def test_who_charges_side_by_side_loses_no_byte(here, tmp_path):
+    person(here, "ana")
+    stores = [reopen(tmp_path / "federation") for _ in range(4)]
+
+    def spend(each):
+        for _ in range(25):
+            each.charge("ana", 7)
+        each.close()
+
+    threads = [threading.Thread(target=spend, args=(each,)) for each in stores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert here.find("ana").charged_bytes == 4 * 25 * 7
