@@ -41,7 +41,7 @@ STEP = "scripts.bench.device_step"
 FTZ = "--xla_backend_extra_options=-nvptx-allow-ftz-atomics"
 DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
 NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
-LADDER = ("float32", "bfloat16", "masked", "fused", "by_length", "stored", "double")
+LADDER = ("float32", "bfloat16", "fused", "by_length", "stored", "double")
 LOCAL_STEPS = "experiments.local_steps_your_model"
 ROUNDS, INNER_STEPS = 10, 20
 

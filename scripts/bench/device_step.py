@@ -7,8 +7,8 @@ another: time and rate of a step, losses, and the digest of the parameters. So m
 compile together and measure one after the other. `torch` is PyTorch's step; each other
 rung has the settings of the one before it and one more.
 
-A step masks and embeds; AdamW with clipping follows. Weights and text are random, rows
-are full.
+A step has logits at masked places; AdamW with clipping follows. Weights and text
+are random, rows are full.
 
 B batch, L length.
 """
@@ -46,7 +46,6 @@ class Rung:
 
     about: str
     dtype: str = "bfloat16"
-    logits: str = "masked"
     attention: str = "fused"
     """`library` (the model's own), `fused` with a mask, or `by_length`."""
     stored: str = "float32"
@@ -59,9 +58,8 @@ class Rung:
 
 _LAST = Rung("products stored in bfloat16", attention="by_length", stored="bfloat16")
 RUNGS = {
-    "float32": Rung("float32, logits everywhere", "float32", "all", "library"),
-    "bfloat16": Rung("operands in bfloat16", "bfloat16", "all", "library"),
-    "masked": Rung("logits at masked places only", attention="library"),
+    "float32": Rung("float32", "float32", "library"),
+    "bfloat16": Rung("operands in bfloat16", attention="library"),
     "fused": Rung("attention in one operation"),
     "by_length": Rung("attention by length, no mask", attention="by_length"),
     "stored": _LAST,
@@ -75,7 +73,6 @@ def flops_per_token(shape: Shape) -> float:
     """Counts the operations of a step that a token needs, forward and backward.
 
     Those of matrix products: of the blocks, of attention, of the head at masked places.
-    What an implementation computes beside (logits elsewhere) does not count.
     """
     width, length = shape.width, shape.length
     block = 4 * width * width + 2 * width * shape.feed_forward
@@ -138,7 +135,6 @@ class Step:
             encoder,
             steps=10_000,
             mask_rate=MASK_RATE,
-            logits=rung.logits,
             learning_rate=RATE,
         )
         state, frozen = jax.eval_shape(functools.partial(bert.init, config, 0))
