@@ -53,6 +53,7 @@ def test_importing_it_imports_no_jax():
     assert found.stdout == "False\n"
 
 
+@pytest.mark.filterwarnings("error::UserWarning:pdoc")
 def test_the_api_pages_have_every_name(tmp_path):
     pdoc.pdoc(*PAGES, output_directory=tmp_path)
     pages = {path.stem: path.read_text() for path in tmp_path.rglob("*.html")}

@@ -1,22 +1,32 @@
-"""One cluster of a BERT run: inner steps, and now and then a round of a fragment."""
+"""One cluster of a BERT run: inner steps, and now and then a round of a fragment.
+
+What crosses is a message a round, from each cluster to all:
+
+delta p of k    a round of fragment p             cluster k -> all others, or the hub
+
+With --quorum the hub also sends each of the others what it decides:
+
+delta p of k    as far as it came in time         hub -> all but k
+verdict         the clusters that a round has     hub -> all others
+anchor p        the state of fragment p           hub -> those that have missed rounds
+"""
 
 import dataclasses
 from typing import Any
 
-from experiments.bert import channels, config, data, models, replica
+from experiments.bert import config, data, models, replica
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime import local_steps
 
 
 def train(run: config.Run) -> int:
     """Trains this cluster's replica to the end; returns the exit status."""
     agreed, context = run.agreed, config.context(run)
     vocabulary = vocabularies.given(run.local)
-    made, index = (
-        models.load(run, vocabulary),
-        config.index_of(agreed, run.local.cluster),
-    )
+    made = models.load(run, vocabulary)
+    index = config.index_of(agreed, run.local.cluster)
     own = replica.plan(run, made, index)
     text = data.text_of(run, index, vocabulary, context.work)
     context.stop_when(lambda: text.end)
@@ -24,9 +34,13 @@ def train(run: config.Run) -> int:
     saved = context.open_checkpoints(settings)
     compared = settings | data.same_text(run, text) | own.layout()
     hello = run.hello(compared, saved.steps)
-    with text, channels.connected(run, context, hello) as peers:
+    names, may_return = config.names(agreed), agreed.quorum > 0 and agreed.clusters > 1
+    met = context.connect_all(hello, names, hub=agreed.hub, may_return=may_return)
+    with text, met as peers:
         # All that crosses: the deltas of rounds, from each cluster to all others.
-        rounds = channels.rounds(run, context, peers, own.member)
+        rounds = local_steps.between(
+            context, peers, own.member, quorum=agreed.quorum, grace=agreed.grace
+        )
         start, is_behind = rounds.agree_start(saved)
         arrays, position = saved.restore(start, own.fresh, is_behind)
         state = own.resume(arrays, position, text)
@@ -49,7 +63,9 @@ def train(run: config.Run) -> int:
                 evaluate(context, done, own, state, text)
             if rounds.is_saved_after(done):
                 saved.save(done, *own.to_save(state, text))
-        context.finish(channels.described(run, made, rounds, peers))
+        ledgers = {name: each.ledger for name, each in peers.links.items()}
+        described = {"models": models.describe(run, made), "rounds": rounds.described}
+        context.finish(described | {"ledgers": ledgers})
     if not rounds.is_last:
         return context.exit_status()
     models.export(context.folder, run, made, vocabulary, own.params(state))

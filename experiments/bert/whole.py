@@ -11,7 +11,7 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from experiments.bert import channels, config, data, models, replica
+from experiments.bert import config, data, models, replica
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax.runtime import context as context_lib
@@ -63,7 +63,8 @@ def train(run: config.Run) -> int:
         if rounds.is_saved_after(step):
             for k, own in enumerate(group):
                 saved[k].save(step, *own.to_save(states[k], texts[k]))
-    context.finish(channels.described(run, made, rounds) | {"clusters": len(names)})
+    described = {"models": models.describe(run, made), "rounds": rounds.described}
+    context.finish(described | {"clusters": len(names)})
     if not rounds.is_last:
         return context.exit_status()
     models.export(context.folder, run, made, vocabulary, group[0].params(states[0]))

@@ -21,14 +21,18 @@ def run(
 
     Args:
       main: does the work, returns the exit status.
-      defaults: of shared flags, in this command.
+      defaults: of shared flags, in this command; those that cannot be end it.
       names: of the flags that the command has beside those that its file defines.
     """
     # What is imported stays: neither a collection nor Python's end looks through it
     # again, which took a quarter of a short run's CPU time.
     gc.freeze()
     for name, value in (defaults or {}).items():
-        flags.FLAGS.set_default(name, value)
+        try:
+            flags.FLAGS.set_default(name, value)
+        except flags.Error as error:
+            process.message(f"error: defaults={{{name!r}: {value!r}}}: {error}")
+            sys.exit(2)
     for name in names:
         flags.FLAGS.register_key_flag_for_module(sys.argv[0], flags.FLAGS[name])
 

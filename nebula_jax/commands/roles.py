@@ -28,6 +28,7 @@ from nebula_jax.runtime.life import launcher
 from nebula_jax.runtime.ranks import cluster as cluster_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import run_folder
+from nebula_jax.security import names as names_lib
 
 Role = Callable[[run_lib.Run], object]
 
@@ -65,12 +66,16 @@ def main(
       own_flags: flags of the script that may differ between clusters, such as --data.
         All others that it defines have to be equal, as the clusters check.
     """
+    flags.FLAGS["cluster"].help = (
+        f"Cluster that this process is: {', '.join(roles)}; or all, which starts every"
+        " one here."
+    )
     run = functools.partial(_main, roles, frozenset(own_flags))
     entry.run(run, defaults, names=NAMES)
 
 
 def _main(roles: Mapping[str, Role], own_flags: frozenset[str]) -> int:
-    given = fields.read(Flags)
+    given, agreed = fields.read(Flags), _agreed(own_flags)
     names = _names(roles, given.clusters)
     codecs.from_string(given.codec)
     if given.cluster == "all":
@@ -82,7 +87,6 @@ def _main(roles: Mapping[str, Role], own_flags: frozenset[str]) -> int:
         )
     layout = devices.Layout(given.devices_per_cluster)
     devices.simulate(layout, given.num_processes or 1)
-    agreed = _agreed(own_flags)
     train = functools.partial(_train, _role(roles, given.cluster), given, names, agreed)
     return cluster_lib.run(given.processes(), agreed, train)
 
@@ -169,7 +173,8 @@ def _names(roles: Mapping[str, Role], clusters: Sequence[str]) -> list[str]:
     """Returns the names of all clusters.
 
     Raises:
-      errors.SettingsError: if --clusters is no number, or not for these roles.
+      errors.SettingsError: if --clusters is no number, or not for these roles; or a
+        role's name is none for a cluster.
     """
     count = command_line.whole_number("".join(clusters)) if clusters else 2
     starred = [name for name in roles if name.endswith(":*")]
@@ -187,6 +192,12 @@ def _names(roles: Mapping[str, Role], clusters: Sequence[str]) -> list[str]:
     for name in roles:
         stem = name.removesuffix("*")
         found += [f"{stem}{n}" for n in range(count)] if name in starred else [name]
+    if "all" in found:
+        raise errors.SettingsError(
+            "roles={'all': ...}: --cluster=all starts every cluster; choose another"
+            " name"
+        )
+    names_lib.check(found)
     return found
 
 
@@ -197,7 +208,16 @@ def _role(roles: Mapping[str, Role], cluster: str) -> Role:
 
 
 def _agreed(own_flags: frozenset[str]) -> dict[str, Any]:
-    """Returns the script's own flags, which all clusters have to have alike."""
+    """Returns the script's own flags, which all clusters have to have alike.
+
+    Raises:
+      errors.SettingsError: if one of `own_flags` is no flag of the script.
+    """
+    for name in own_flags:
+        if name not in flags.FLAGS or name in NAMES:
+            raise errors.SettingsError(
+                f"own_flags=[{name!r}]: the script defines no flag of this name"
+            )
     return {
         f"--{each.name}": each.value
         if not isinstance(each.value, list)

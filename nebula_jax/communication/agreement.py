@@ -219,8 +219,7 @@ def compare(
     """
     for here, there in zip(senders, receivers, strict=False):
         if here["digest"] != there["digest"]:
-            text = f"channel {printable.line(here['name'])}: "
-            raise Mismatch(text + _difference(here, there, sender, receiver))
+            raise Mismatch(_difference(here, there, sender, receiver))
     if len(senders) != len(receivers):
         raise Mismatch(
             f"{sender} sends on {_names(senders)}; {receiver} receives on"
@@ -230,25 +229,29 @@ def compare(
 
 def _difference(here: Description, there: Description, sender: str, other: str) -> str:
     """Returns the difference in words, the plainest one first."""
-    for key in ("name", "codec", "zstd"):
+    name = printable.line(here["name"])
+    if here["name"] != there["name"]:
+        # The name may be a setting, such as `inner_steps=6`.
+        return f"{sender} has {name}; {other} has {printable.line(there['name'])}"
+    channel = f"channel {name}:"
+    for key in ("codec", "zstd"):
         if here[key] != there[key]:
-            what = "" if key == "name" else f"{key} "
             return (
-                f"{sender} has {what}{printable.line(here[key])},"
-                f" {other} has {what}{printable.line(there[key])}"
+                f"{channel} {sender} has {key} {printable.line(here[key])},"
+                f" {other} has {key} {printable.line(there[key])}"
             )
     for pair in itertools.zip_longest(here["leaves"], there["leaves"]):
         if pair[0] != pair[1]:
             one, two = (printable.line(each or codec_lib.NO_LEAF) for each in pair)
-            return f"{sender} has {one}, {other} has {two}"
+            return f"{channel} {sender} has {one}, {other} has {two}"
     if here["tree"] != there["tree"]:
         return (
-            f"{sender} has the tree {printable.line(here['tree'])},"
+            f"{channel} {sender} has the tree {printable.line(here['tree'])},"
             f" {other} has {printable.line(there['tree'])}"
         )
     return (
-        f"{sender} and {other} differ in what its codec makes of the arrays, or beyond"
-        " the leaves that a description shows"
+        f"{channel} {sender} and {other} differ in what its codec makes of the"
+        " arrays, or beyond the leaves that a description shows"
     )
 
 

@@ -121,6 +121,9 @@ class Part:
     reduce: Reduce = "mean"
     clip_norm: float = 0.0
     ahead: int | None = None
+    _made: list[codec_lib.Spec] = dataclasses.field(
+        default_factory=list, init=False, repr=False
+    )
 
     def __post_init__(self) -> None:
         """Raises errors.SettingsError at what cannot be."""
@@ -158,10 +161,17 @@ class Part:
           others nothing.
 
         Raises:
-          errors.SettingsError: if there is no micro-batch.
+          errors.SettingsError: if there is no micro-batch, or one of another shape than
+            a line was opened for, or the line is used up.
         """
+        weighted = _weighted(micro_batches)
+        if any(map(_is_deleted, jax.tree.leaves(line.states))):
+            raise errors.SettingsError(
+                f"step {step}: this line is used up; go on with the one that the step"
+                " before returned: grads, line, metrics = half.step(..., line)"
+            )
         grads, states, metrics = self._step(
-            params, _weighted(micro_batches), rng, step, line, identity=identity
+            params, weighted, rng, step, line, identity=identity
         )
         if line.norms is not None:
             own = jnp.square(optax.tree.norm(grads)).astype(jnp.float32)
@@ -245,6 +255,7 @@ class Part:
         if after is not None:
             sender = after.sender(name, specs[-1], forward)
             receiver = after.receiver("gradient", specs[-1], backward)
+            self._made.append(specs[-1])
             ends["after"] = pipeline.Ends(sender, receiver)
         states = self._half.init_states(*specs, aux=aux)
         norms = _Norms(before, after, self.clip_norm) if self.clip_norm else None
@@ -287,9 +298,19 @@ class Front(Part):
         )
 
     def _scaled(self, out: Any, weight: jax.Array | None) -> Any:
+        hidden, loss = cut.with_loss(out) if self.has_loss else (out, 0.0)
+        codec_lib.check_arrays("h", hidden)
+        found = [codec_lib.difference(each, hidden) for each in self._made]
+        differences = list(filter(None, found))
+        # Here, since a codec with a state may take other shapes without a word.
+        if found and len(differences) == len(found):
+            opened, made = differences[-1]
+            raise cut.PartError(
+                f"a micro-batch makes h of {made}, and half.open was given {opened}:"
+                " each needs the shapes of the one that nebula.cut.spec saw"
+            )
         if not self.has_loss or weight is None:
             return out
-        hidden, loss = cut.with_loss(out)
         return hidden, loss * weight
 
 
@@ -414,6 +435,10 @@ def spec(
         return out[0] if has_loss else out
 
     return jax.eval_shape(made, inputs)
+
+
+def _is_deleted(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and leaf.is_deleted()
 
 
 def _weighted(micro_batches: Sequence[Any]) -> list[tuple[Any, np.float32]]:

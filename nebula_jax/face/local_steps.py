@@ -5,6 +5,7 @@ from typing import Any
 
 from nebula_jax import errors
 from nebula_jax.face import run as run_lib
+from nebula_jax.parallel.local_steps import settings as settings_lib
 from nebula_jax.runtime import local_steps as local_steps_lib
 from nebula_jax.runtime.connect import all_clusters
 
@@ -33,10 +34,10 @@ def local_steps(
       peers: of `run.meet`.
       params: any pytree of arrays: those of step 0, in every cluster the same, also
         where the run goes on from a checkpoint.
-      settings: `inner_steps`, and what else `runtime.local_steps.Settings` has:
+      settings: `inner_steps`, and what else Settings (in `parallel/local_steps`) has:
         fragments, delay, codec, is_trained (for adapters alone, `lambda path: "lora" in
-        path`), mixing, learning_rate and momentum of the outer step,
-        keeps_unsent, shares, weights, quorum, grace.
+        path`), mixing, learning_rate and momentum of the outer step, keeps_unsent,
+        shares, weights, quorum, grace.
 
     Returns:
       Rounds, which `run.restore` and `run.done` take with the state.
@@ -44,12 +45,12 @@ def local_steps(
     Raises:
       errors.SettingsError: at what cannot be; begins with a setting's name.
     """
-    known = [each.name for each in dataclasses.fields(local_steps_lib.Settings)]
+    known = [each.name for each in dataclasses.fields(settings_lib.Settings)]
     for name in settings:
         if name not in known:
             raise errors.SettingsError(
                 f"local_steps has no setting {name}; there are {', '.join(known)}"
             )
-    given = local_steps_lib.Settings(**settings)
+    given = settings_lib.Settings(**settings)
     run.rounds = local_steps_lib.begin(run.context, peers, params, given)
     return run.rounds

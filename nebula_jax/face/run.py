@@ -32,6 +32,7 @@ from nebula_jax.runtime import connect, local_steps
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.records import checkpoints, run_folder
+from nebula_jax.security import names as names_lib
 
 Link = all_clusters.AnyLink
 
@@ -104,6 +105,11 @@ class Run:
             raise errors.SettingsError(
                 f"cluster={cluster}: the clusters are {', '.join(clusters)}"
             )
+        names_lib.check(clusters)
+        counts = {"steps": steps, "checkpoint_every": checkpoint_every}
+        for name, count in {**counts, "log_every": log_every}.items():
+            if count < 1:
+                raise errors.SettingsError(f"{name}={count}: must be at least 1")
         self.cluster, self.clusters, self.codec = cluster, tuple(clusters), codec
         number = cluster.partition(":")[2]
         self.index = int(number) if number.isdecimal() else 0

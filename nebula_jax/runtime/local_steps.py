@@ -1,8 +1,8 @@
 """Local steps in a loop: every cluster trains a replica, and rounds average them.
 
     with context.connect_all(hello(saved.steps), clusters) as peers:
-        settings = local_steps.Settings(inner_steps=100, codec="e3m0(256)")
-        rounds = local_steps.begin(context, peers, params, settings)
+        given = settings.Settings(inner_steps=100, codec="e3m0(256)")
+        rounds = local_steps.begin(context, peers, params, given)
         start, is_behind = rounds.agree_start(saved)
         ...                                      # restores params and rounds
         context.begin(start, peers.lines)
@@ -10,7 +10,7 @@
             params = train_step(params, batch(step, rounds.share))
             params = rounds.after(step, params)
             if rounds.is_saved_after(step):
-                saved.save(rounds.step, [params, rounds.arrays], rounds.position)
+                saved.save(rounds.step, [params, rounds.values])
 
 `after` is all that a loop needs to know of rounds: it sends what is due, applies what
 has come, ends at the anchors after the last step of the run, and finds out that a
@@ -25,8 +25,8 @@ R clusters, P fragments.
 
 import copy
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -34,18 +34,19 @@ import numpy as np
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, ranks
+from nebula_jax.communication import ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import rounds as rounds_lib
+from nebula_jax.parallel.local_steps import settings as settings_lib
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
 from nebula_jax.parallel.local_steps.quorum import leaf as leaf_lib
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
-from nebula_jax.training import diloco, partition
+from nebula_jax.training import diloco
 
 NOTHING = jax.ShapeDtypeStruct((), "uint8")
 """Of a channel on which nothing is sent."""
@@ -53,141 +54,11 @@ EVERY = 10
 """Steps between two times that the processes of an only cluster agree on its end."""
 
 
-class Share(NamedTuple):
-    """The part of a batch of all clusters that is one cluster's."""
-
-    number: int = 0
-    """The place of the cluster among all, from 0."""
-    parts: tuple[int, ...] = (1,)
-    """The sizes of the R clusters' parts beside each other."""
-
-    def rows(self, batch_size: int) -> slice:
-        """Returns which rows of a batch of all clusters are this one's.
-
-        >>> Share(1, (1, 2, 1)).rows(8)
-        slice(2, 6, None)
-
-        Args:
-          batch_size: rows of all clusters together.
-
-        Raises:
-          errors.SettingsError: if they cannot be split so.
-        """
-        total = sum(self.parts)
-        if batch_size % total:
-            raise errors.SettingsError(
-                f"batch_size={batch_size}: does not split"
-                f" {':'.join(map(str, self.parts))} among the clusters; a multiple of"
-                f" {total} does"
-            )
-        each = batch_size // total
-        before = each * sum(self.parts[: self.number])
-        return slice(before, before + each * self.parts[self.number])
-
-
-ALONE = Share()
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
-    """The settings of local steps on a model of any kind; all clusters have the same.
-
-    With inner_steps=1, learning_rate=1, momentum=0 and SGD in the clusters they are an
-    all-reduce of gradients. SparseLoCo sends the largest values only: its codec is
-    `error_feedback(sparse_loco(64, 4096), 0.95)`, with learning_rate=1 and momentum=0.
-    """
-
-    inner_steps: int
-    """H, steps of a cluster between two rounds of a fragment."""
-    fragments: int | diloco.FragmentOf = 1
-    """Parts that are sent one after the other: their number, for parts of about the
-    same size; or a function from a parameter's path, as in `layers/0/kernel`, to the
-    number or the name of its part."""
-    delay: int = 0
-    """Steps from a fragment's sending until it is applied: time for the line."""
-    codec: str | codec_lib.Codec = "e3m0(256)"
-    """Of what crosses: a codec, or its expression; Streaming DiLoCo's 4-bit floats."""
-    is_trained: partition.IsTrained = partition.train_all
-    """True for the path of a parameter that trains; others do not cross. For adapters
-    alone, `lambda path: "lora" in path`."""
-    mixing: float | None = None
-    """Share of a cluster's own parameters when a fragment is applied; None for 0.5 with
-    a delay, else 0: all clusters then go on from the same ones."""
-    learning_rate: float = 0.7
-    """Of the outer step."""
-    momentum: float | None = None
-    """Of the outer step, Nesterov's; None for 0.9 where inner_steps is 24 or more, else
-    0."""
-    keeps_unsent: bool = False
-    """True if a cluster goes on with what it has learned and not sent, for a sparse
-    codec without error feedback."""
-    shares: tuple[int, ...] = ()
-    """R, the sizes of the clusters' parts of a batch beside each other, such as (1, 2);
-    equal if empty."""
-    weights: str = "tokens"
-    """Of what the clusters send: by the `tokens` that each has trained on since (see
-    `Rounds.after`), or `equal`."""
-    quorum: int = 0
-    """Clusters with which a round goes on without those that are late, the hub
-    included; 0 to wait for all."""
-    grace: float = 0.0
-    """Seconds that a round with a quorum still waits for the others."""
-
-    def config(self, fragments: int) -> diloco.Config:
-        """Returns what the rounds go by, of parameters in so many fragments.
-
-        Raises:
-          errors.SettingsError: at what cannot be; begins with a field's name.
-        """
-        mixing = self.mixing
-        if mixing is None:
-            mixing = 0.5 if self.delay else 0.0
-        return diloco.Config(
-            self.inner_steps,
-            fragments,
-            self.delay,
-            mixing,
-            self.learning_rate,
-            self.momentum,
-            self.keeps_unsent,
-        )
-
-    def compression(self) -> codec_lib.Codec:
-        """Returns the codec of what crosses.
-
-        Raises:
-          errors.SettingsError: if it cannot be read, or is a choice among codecs.
-        """
-        found: Any = self.codec
-        if isinstance(found, str):
-            found = codecs.from_string(found)
-        if not isinstance(found, codec_lib.Codec):
-            raise errors.SettingsError(
-                f"codec={found.name}: chooses among codecs, but all that crosses has"
-                " one form; such as e3m0(256)"
-            )
-        return found
-
-    def share(self, number: int, count: int) -> Share:
-        """Returns the share of the cluster in this place among so many.
-
-        Raises:
-          errors.SettingsError: if there are not as many shares.
-        """
-        shares = tuple(self.shares) or (1,) * count
-        if len(shares) != count or min(shares) < 1:
-            raise errors.SettingsError(
-                f"shares={shares}: expected {count} numbers above 0, one a cluster"
-            )
-        return Share(number, shares)
-
-
 class Rounds:
     """The rounds of this process's replica, or of those of all clusters.
 
     A pytree of its state: the anchors, the outer optimizer, what the codec remembers,
     and counts. One that is made of other values, as from a checkpoint, resumes there.
-    `arrays` and `position` are the same for a checkpoint that has JSON beside arrays.
     """
 
     def __init__(
@@ -196,7 +67,7 @@ class Rounds:
         members: Sequence[member_lib.Member],
         ends: rounds_lib.LocalRounds | hub_lib.Hub | leaf_lib.Leaf | None = None,
         peers: all_clusters.Peers | None = None,
-        share: Share = ALONE,
+        share: settings_lib.Share = settings_lib.ALONE,
     ) -> None:
         """Takes what `between`, `begin` and `in_one_process` have made.
 
@@ -353,35 +224,13 @@ class Rounds:
         return self._members[0].config.is_saved_after(step, every)
 
     @property
-    def arrays(self) -> dict[str, Any]:
-        """The arrays that belong into a checkpoint; none if there is one cluster."""
-        return self._members[0].arrays if self._members else {}
-
-    @property
-    def position(self) -> dict[str, Any]:
-        """The rest of the state, as JSON values."""
-        rounds = self._members[0].position if self._members else None
-        return {"rounds": rounds}
-
-    def resume(
-        self, arrays: Mapping[str, Any], position: Mapping[str, Any] | None
-    ) -> None:
-        """Resumes from a checkpoint.
-
-        Args:
-          arrays: like `arrays`.
-          position: like `position`; None at step 0.
-        """
-        if self._members:
-            rounds = None if position is None else position["rounds"]
-            self._members[0].resume(arrays, rounds)
-
-    @property
     def values(self) -> dict[str, Any]:
-        """The whole state: `arrays`, and integers."""
+        """The whole state: arrays and integers; none if there is one cluster."""
         if self._restored is not None:
             return self._restored
-        return self.arrays | (self.position["rounds"] or {})
+        if not self._members:
+            return {}
+        return self._members[0].arrays | self._members[0].position
 
     def _with(self, values: dict[str, Any]) -> "Rounds":
         made = copy.copy(self)
@@ -411,7 +260,7 @@ def begin(
     context: context_lib.Context,
     peers: all_clusters.Peers,
     params: Any,
-    settings: Settings,
+    settings: settings_lib.Settings,
 ) -> Rounds:
     """Begins local steps on a model of any kind, from the same parameters everywhere.
 
@@ -451,7 +300,7 @@ def begin(
         "layout": member.fingerprint,
     }
     compared = [f"{name}={value}" for name, value in about.items()]
-    compared.append(f"the first parameters, of digest {_digest(params)}")
+    compared.append(f"parameters at step 0 with the digest {_digest(params)}")
     return between(
         context,
         peers,
@@ -502,7 +351,7 @@ def between(
     *,
     quorum: int = 0,
     grace: float = 0.0,
-    share: Share = ALONE,
+    share: settings_lib.Share = settings_lib.ALONE,
     compared: Sequence[str] = (),
 ) -> Rounds:
     """Opens this cluster's channels to its peers, of a replica planned beforehand.
@@ -511,7 +360,7 @@ def between(
       context: of this process.
       peers: of `Context.connect_all`; with a quorum they may return.
       member: this cluster's part in the rounds; None if it is the only one.
-      quorum, grace: see `Settings`.
+      quorum, grace: see `settings.Settings`.
       share: of this cluster.
       compared: texts that must be equal in all clusters; the Welcome has them.
 

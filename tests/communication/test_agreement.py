@@ -167,7 +167,7 @@ def test_channels_in_another_order_are_named():
         [("sender", "a", (TREE, "")), ("sender", "b", (TREE, ""))],
         [("receiver", "b", (TREE, "")), ("receiver", "a", (TREE, ""))],
     )
-    assert str(front) == "channel a: front has a, back has b"
+    assert str(front) == "front has a; back has b"
 
 
 def test_a_channel_cannot_be_opened_after_the_others_were_compared():

@@ -247,3 +247,25 @@ def test_a_loss_for_each_example_is_refused_in_words():
         nebula.errors.NebulaError, match=r"one number, not of shape \[3"
     ):
         half.step({"w": jnp.ones(2)}, [0], None, 1, line)
+
+
+@pytest.mark.parametrize("codec", ["fp16", "error_feedback(int8(4))"])
+def test_a_micro_batch_of_another_shape_names_what_was_opened(codec):
+    half = cut.front(front, codec=codec)
+    line = half.open(loopback.ends()[0], cut.spec(front, init(0), batches(1)[0]))
+    short = [batches(1)[0], jax.tree.map(lambda leaf: leaf[:1], batches(1)[1])]
+    with pytest.raises(nebula.errors.SettingsError, match=r"\[1, .*half\.open was"):
+        half.step(init(0), short, KEY, 1, line)
+
+
+def test_a_line_that_is_used_twice_is_named():
+    halves, specs = made(2, codec="error_feedback(int8(4))")
+    lines = opened(halves, specs)
+    answer = threading.Thread(
+        target=halves[1].step, args=(init(1), batches(1), KEY, 1, lines[1])
+    )
+    answer.start()
+    halves[0].step(init(0), batches(1), KEY, 1, lines[0])
+    answer.join(60)
+    with pytest.raises(nebula.errors.SettingsError, match="step 2: this line is used"):
+        halves[0].step(init(0), batches(2), KEY, 2, lines[0])

@@ -121,3 +121,16 @@ def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
         pytest.raises(nebula.errors.NebulaError, match="the loss of step 1 is nan"),
     ):
         train(run, metrics={"loss": jnp.nan})
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"steps": 0}, "^steps=0: must be at least 1"),
+        ({"every": 0}, "^checkpoint_every=0: must be at least 1"),
+        ({"clusters": ("a/b", "c")}, "^'a/b' is no cluster's name"),
+    ],
+)
+def test_settings_that_cannot_be_are_refused_in_words(tmp_path, given, words):
+    with pytest.raises(nebula.errors.SettingsError, match=words):
+        alone(tmp_path, **given)

@@ -29,6 +29,7 @@ from nebula_jax.runtime.life import screen as screen_lib
 GRACE_SECONDS = 8.0  # for the others to end by themselves once one has failed
 KILLED_GRACE_SECONDS = 1.0  # once one was killed: they would wait for it to come back
 POLL_SECONDS = 0.1
+REFUSED = 2  # settings that cannot work, of a cluster: see `process`
 WELL_ENDED = (
     0,
     process.STOPPED_BY_PEER,
@@ -247,7 +248,7 @@ class Processes:
         if self._restarts:
             text += f", after {self._restarts} of restart={self._most_restarts}"
         screen.message("", text)
-        return 1
+        return REFUSED if ends[died] == REFUSED else 1
 
     def _failed(self, ends: dict[str, int]) -> bool:
         """Returns True if a cluster that was to stop failed, as on a full disk.
@@ -255,7 +256,7 @@ class Processes:
         Or if it was killed, and not by the launcher: it has saved nothing.
         """
         return any(
-            status in (1, 2) or (_was_killed(status) and name not in self._killed)
+            status in (1, REFUSED) or (_was_killed(status) and name not in self._killed)
             for name, status in ends.items()
         )
 

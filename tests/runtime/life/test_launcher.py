@@ -186,7 +186,7 @@ def test_a_cluster_that_refused_is_not_started_again(start, tmp_path, status):
     end(tmp_path, "dials:0", status)
     end(tmp_path, "listens", process.ENDED_BY_PEER)
     output, _ = launched.communicate(timeout=30)
-    assert launched.returncode == 1
+    assert launched.returncode == status
     line = output.splitlines()[-1]
     assert line == f"error: dials:0 ended with status {status}; all clusters ended"
     assert "start again" not in output
@@ -299,6 +299,7 @@ SAVED, TERM = 128 + signal.SIGTERM, -signal.SIGTERM
         ({"a": SAVED, "b": KILLED}, (), "b was killed by SIGKILL"),
         ({"a": SAVED, "b": -signal.SIGSEGV}, (), "b was killed by SIGSEGV"),
         ({"a": SAVED, "b": 1}, (), "b ended with status 1"),
+        ({"a": SAVED, "b": 2}, (), "b ended with status 2"),
         ({"b": KILLED, "a": KILLED}, ("a",), "b was killed by SIGKILL"),
         ({"a": KILLED, "b": KILLED}, ("a", "b"), ""),  # Ctrl-C came twice
         ({"a": TERM, "b": KILLED}, ("b",), ""),  # it was just starting
@@ -313,7 +314,8 @@ def test_a_run_has_been_stopped_if_no_cluster_died_by_itself(
     run._signal, run._killed = signal.SIGTERM, set(killed)
     lines = []
     screen = types.SimpleNamespace(message=lambda _, text: lines.append(text))
-    assert run._status(ends, screen) == (1 if blamed else SAVED)
+    failed = 2 if ends["b"] == 2 else 1
+    assert run._status(ends, screen) == (failed if blamed else SAVED)
     assert lines == ([f"error: {blamed}; all clusters ended"] if blamed else [])
 
 

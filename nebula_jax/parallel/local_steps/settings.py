@@ -1,0 +1,141 @@
+"""The settings of local steps on a model of any kind, and a cluster's share of a batch.
+
+R clusters.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs
+from nebula_jax.training import diloco, partition
+
+
+class Share(NamedTuple):
+    """The part of a batch of all clusters that is one cluster's."""
+
+    number: int = 0
+    """The place of the cluster among all, from 0."""
+    parts: tuple[int, ...] = (1,)
+    """The sizes of the R clusters' parts beside each other."""
+
+    def rows(self, batch_size: int) -> slice:
+        """Returns which rows of a batch of all clusters are this one's.
+
+        >>> Share(1, (1, 2, 1)).rows(8)
+        slice(2, 6, None)
+
+        Args:
+          batch_size: rows of all clusters together.
+
+        Raises:
+          errors.SettingsError: if they cannot be split so.
+        """
+        total = sum(self.parts)
+        if batch_size % total:
+            raise errors.SettingsError(
+                f"batch_size={batch_size}: does not split"
+                f" {':'.join(map(str, self.parts))} among the clusters; a multiple of"
+                f" {total} does"
+            )
+        each = batch_size // total
+        before = each * sum(self.parts[: self.number])
+        return slice(before, before + each * self.parts[self.number])
+
+
+ALONE = Share()
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The settings of local steps on a model of any kind; all clusters have the same.
+
+    With inner_steps=1, learning_rate=1, momentum=0 and SGD in the clusters they are an
+    all-reduce of gradients. SparseLoCo sends the largest values only: its codec is
+    `error_feedback(sparse_loco(64, 4096), 0.95)`, with learning_rate=1 and momentum=0.
+    """
+
+    inner_steps: int
+    """H, steps of a cluster between two rounds of a fragment."""
+    fragments: int | diloco.FragmentOf = 1
+    """Parts that are sent one after the other: their number, for parts of about the
+    same size; or a function from a parameter's path, as in `layers/0/kernel`, to the
+    number or the name of its part."""
+    delay: int = 0
+    """Steps from a fragment's sending until it is applied: time for the line."""
+    codec: str | codec_lib.Codec = "e3m0(256)"
+    """Of what crosses: a codec, or its expression; Streaming DiLoCo's 4-bit floats."""
+    is_trained: partition.IsTrained = partition.train_all
+    """True for the path of a parameter that trains; others do not cross. For adapters
+    alone, `lambda path: "lora" in path`."""
+    mixing: float | None = None
+    """Share of a cluster's own parameters when a fragment is applied; None for 0.5 with
+    a delay, else 0: all clusters then go on from the same ones."""
+    learning_rate: float = 0.7
+    """Of the outer step."""
+    momentum: float | None = None
+    """Of the outer step, Nesterov's; None for 0.9 where inner_steps is 24 or more, else
+    0."""
+    keeps_unsent: bool = False
+    """True if a cluster goes on with what it has learned and not sent, for a sparse
+    codec without error feedback."""
+    shares: tuple[int, ...] = ()
+    """R, the sizes of the clusters' parts of a batch beside each other, such as (1, 2);
+    equal if empty."""
+    weights: str = "tokens"
+    """Of what the clusters send: by the `tokens` that each has trained on since (see
+    `Rounds.after`), or `equal`."""
+    quorum: int = 0
+    """Clusters with which a round goes on without those that are late, the hub
+    included; 0 to wait for all."""
+    grace: float = 0.0
+    """Seconds that a round with a quorum still waits for the others."""
+
+    def config(self, fragments: int) -> diloco.Config:
+        """Returns what the rounds go by, of parameters in so many fragments.
+
+        Raises:
+          errors.SettingsError: at what cannot be; begins with a field's name.
+        """
+        mixing = self.mixing
+        if mixing is None:
+            mixing = 0.5 if self.delay else 0.0
+        return diloco.Config(
+            self.inner_steps,
+            fragments,
+            self.delay,
+            mixing,
+            self.learning_rate,
+            self.momentum,
+            self.keeps_unsent,
+        )
+
+    def compression(self) -> codec_lib.Codec:
+        """Returns the codec of what crosses.
+
+        Raises:
+          errors.SettingsError: if it cannot be read, or is a choice among codecs.
+        """
+        found: Any = self.codec
+        if isinstance(found, str):
+            found = codecs.from_string(found)
+        if not isinstance(found, codec_lib.Codec):
+            raise errors.SettingsError(
+                f"codec={found.name}: chooses among codecs, but all that crosses has"
+                " one form; such as e3m0(256)"
+            )
+        return found
+
+    def share(self, number: int, count: int) -> Share:
+        """Returns the share of the cluster in this place among so many.
+
+        Raises:
+          errors.SettingsError: if there are not as many shares.
+        """
+        shares = tuple(self.shares) or (1,) * count
+        if len(shares) != count or min(shares) < 1:
+            raise errors.SettingsError(
+                f"shares={shares}: expected {count} numbers above 0, one a cluster"
+            )
+        return Share(number, shares)
