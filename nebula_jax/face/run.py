@@ -96,11 +96,7 @@ class Run:
         agreed: Mapping[str, Any] | None = None,
         **connection: Any,
     ) -> None:
-        """Begins, and catches signals from now on (see `__exit__`).
-
-        Raises:
-          errors.SettingsError: at what cannot work.
-        """
+        """Begins; errors.SettingsError if it cannot. Signals are caught from now on."""
         if cluster not in clusters:
             raise errors.SettingsError(
                 f"cluster={cluster}: the clusters are {', '.join(clusters)}"
