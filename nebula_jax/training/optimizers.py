@@ -1,4 +1,4 @@
-"""Adam, LAMB, Muon, learning-rate schedules, a rate by layer (sections 4.1, 4.2).
+"""Adam, Muon, learning-rate schedules, a rate by layer (sections 4.1, 4.2).
 
 D width, H heads, K head width.
 """
