@@ -61,7 +61,6 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bert_": bert_report.markdown,
     "local_steps": table_local_steps.markdown,
     "bench_codecs": bench_report.codecs,
-    "bench_training": bench_report.training,
     "bench_device": bench_device.markdown,
     "bench_bridge": bench_report.bridge,
     "bench_faults": bench_faults.markdown,
@@ -75,6 +74,7 @@ SECURITY = ("bench_security",)
 WITHDRAWN = (
     *("bert_ladder", "mutation_score", "fake_rates", "m3_recipe", "xnli_recipe"),
     *("table1_small", "bench_planner", "scaling", "codec_control", "long_run"),
+    "bench_training",
 )
 """The records of withdrawn scripts: their blocks stay as the last commit rendered them
 that had the script (of table1_small, an older form of one); the page names it."""

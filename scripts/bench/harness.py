@@ -31,7 +31,6 @@ def time_runs(
     runs: Mapping[str, Callable[[], Any]],
     rounds: int,
     pause: float = 0.0,
-    warm: int = 0,
 ) -> dict[str, list[float]]:
     """Times every run in every round, after one round that does not count.
 
@@ -39,8 +38,6 @@ def time_runs(
       runs: name -> the timed function, which returns what it computes.
       rounds: the number that counts.
       pause: seconds before each run.
-      warm: untimed calls right before the timed one, for functions that are slower
-        after another one, as a JAX step is after one of PyTorch's.
 
     Returns:
       Name -> seconds, one for each round.
@@ -49,8 +46,6 @@ def time_runs(
     for number in range(rounds + 1):
         for name, run in runs.items():
             time.sleep(pause)
-            for _ in range(warm):
-                jax.block_until_ready(run())
             start = time.perf_counter()
             jax.block_until_ready(run())
             if number:

@@ -130,54 +130,6 @@ def _overlap(overlap: Mapping[str, Any]) -> str:
     )
 
 
-def training(result: Mapping[str, Any]) -> str:
-    """Renders the record of `bench_training`."""
-    return report.join(
-        report.heading(result, f"{result['rounds']} rounds"),
-        *(_step(each) for each in result["measured"]),
-        report.targets(result["targets"]),
-    )
-
-
-def _step(measured: Mapping[str, Any]) -> str:
-    """Renders the figures of one kind of step."""
-    shape = measured["shape"]
-    steps = [
-        each
-        | {
-            f"text_{over}": report.figure(each[f"over_{over}"], ".2f")
-            for over in ("pytorch", "same")
-        }
-        for each in measured["steps"]
-    ]
-    columns = {
-        "step": "{name}",
-        "time": "{ms:.0f} ms",
-        "tokens/s": "{tokens_per_second:,.0f}",
-        "over PyTorch's float32": "{text_pytorch}",
-        "over the same": "{text_same}",
-    }
-    gains = {
-        "bfloat16 step, Nebula-JAX": "{measure}",
-        "without it": "{ms:.0f} ms",
-        "slower": "{times:.2f}",
-    }
-    parts = {
-        "part of that step": "{part}",
-        "time": "{ms:.0f} ms",
-        "share": "{share:.0%}",
-    }
-    profile = measured.get("profile")  # in records of 24a1878c908d and before
-    return report.join(
-        f"**{measured['what']}**: {shape['layers']} layers of width {shape['width']},"
-        f" {shape['vocab_size']:,} pieces, {shape['batch']} x {shape['length']}"
-        " tokens.",
-        table_of(steps, columns),
-        table_of(measured["gains"], gains),
-        table_of(profile, parts) if profile else "",
-    )
-
-
 def simulation(result: Mapping[str, Any]) -> str:
     """Renders the record of the simulator, which is among the tests."""
     per_minute = 60 * result["runs"] / result["cpu_seconds"]

@@ -1,10 +1,9 @@
-"""Shapes and batches of `bench_training`, for Nebula-JAX and PyTorch alike.
+"""Shapes and batches of `bench_device`, for Nebula-JAX and PyTorch alike.
 
 B batch, L length.
 """
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -12,9 +11,6 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
 
 RATE, MASK_RATE = 1e-4, 0.15
-
-Step = Callable[[], Any]
-"""Takes an optimization step from the state of the last; returns what is computed."""
 
 
 class Shape(NamedTuple):
@@ -48,7 +44,3 @@ class Shape(NamedTuple):
         ids = random.randint(vocabularies.NUM_SPECIAL, self.vocab_size, size)
         ids[:, 0], ids[:, -1] = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
         return ids.astype(np.int32)
-
-    def labels(self) -> np.ndarray:
-        """Makes labels: [B] int32, of three classes."""
-        return np.arange(self.batch, dtype=np.int32) % 3
