@@ -6,9 +6,9 @@ import pathlib
 import sys
 
 from nebula_jax.security import audit
+from nebula_jax.security.audit import checkpoint_note, readable, witness
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
-from nebula_jax.security.audit import readable, witness
 from nebula_jax.security.audit import verify as audit_verify
 from nebula_jax.security.membership import site_folder
 from scripts.federation import arguments
@@ -74,6 +74,7 @@ def verify(given: argparse.Namespace) -> int:
     if not findings:
         size = sum(1 for _ in audit_entries.lines(folder))
         print(f"{folder}: {size} entries, as they were signed")
+        print(f"witnessed by {_witnesses(folder)}")
     if seen:
         count = seen.note.checkpoint.size
         print(f"held against {count} entries of {given.of} witnessed here")
@@ -84,6 +85,16 @@ def verify(given: argparse.Namespace) -> int:
         )
     differences = _differences(given)
     return 1 if findings or differences else 0
+
+
+def _witnesses(folder: pathlib.Path) -> str:
+    """Returns who has cosigned how much of a log, in words."""
+    kept = checkpoint_note.cosigned_in(audit.paths(folder).cosigned)
+    sizes = {
+        peer: checkpoint_note.read(text).checkpoint.size for peer, text in kept.items()
+    }
+    named = [f"{peer} up to entry {size - 1}" for peer, size in sizes.items() if size]
+    return ", ".join(named) or "nobody yet: this lab could sign another in its place"
 
 
 def _seen(given: argparse.Namespace) -> witness.Seen | None:

@@ -2,15 +2,15 @@
 
 A folder `audit/` has
 
-    log.jsonl          the entries, one line each
-    leaves.bin         the hash of each line, 32 bytes, for finding the one that changed
-    checkpoints.jsonl  every signed checkpoint
-    checkpoint         the newest, as peers receive it
-    verifier           the public key of the log, one line
-    key.pem            its private half (0600)
-    lock               held while one process writes
-    cut.N.*            what a crash left half-written at entry N, kept as it was
-    peers/             what this lab has witnessed of its peers' logs: `witness.py`
+    log.jsonl      the entries, one line each
+    checkpoint     the newest signed checkpoint, which covers all entries before it
+    leaves.bin     the hash of each line that it covers, to name the one that changed
+    cosigned.json  peer -> the newest checkpoint that it has cosigned
+    verifier       the public key of the log, one line
+    key.pem        its private half (0600)
+    lock           held while one process writes
+    cut.N.*        what a crash left half-written at entry N, kept as it was
+    peers/         what this lab has witnessed of its peers' logs: `witness.py`
 
 `log.py` writes them, `verify.py` reads them offline; both go by `paths`.
 """
@@ -38,9 +38,9 @@ class Paths(NamedTuple):
     """The paths of one folder's files, which need not exist."""
 
     log: pathlib.Path
-    leaves: pathlib.Path
-    checkpoints: pathlib.Path
     checkpoint: pathlib.Path
+    leaves: pathlib.Path
+    cosigned: pathlib.Path
     verifier: pathlib.Path
     key: pathlib.Path
     lock: pathlib.Path
@@ -49,7 +49,7 @@ class Paths(NamedTuple):
 
 def paths(folder: pathlib.Path) -> Paths:
     """Returns the paths of a folder's files."""
-    entries = ("log.jsonl", "leaves.bin", "checkpoints.jsonl", "checkpoint")
+    entries = ("log.jsonl", "checkpoint", "leaves.bin", "cosigned.json")
     others = ("verifier", "key.pem", "lock", "peers")
     return Paths._make(folder / name for name in entries + others)
 
@@ -104,38 +104,3 @@ def locked(
         yield
     finally:
         os.close(descriptor)  # which gives the lock back
-
-
-class File:
-    """A file of a log, which grows at its end; other processes append to it too."""
-
-    def __init__(self, path: pathlib.Path):
-        """Opens it, made if missing; nobody else may read it, and no link leads to it.
-
-        Raises:
-          OSError: if that is not possible.
-        """
-        self.end = 0
-        """Bytes of it that were read or written here so far."""
-        flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        self._stream = os.fdopen(os.open(path, flags, 0o600), "r+b", 0)
-        self.close = self._stream.close
-
-    def size(self) -> int:
-        return os.fstat(self._stream.fileno()).st_size
-
-    def rest(self) -> bytes:
-        """Returns what follows `end`."""
-        self._stream.seek(self.end)
-        return self._stream.readall()
-
-    def write(self, data: bytes) -> None:
-        """Appends all of it, where one write may take a part."""
-        while data:
-            data = data[os.write(self._stream.fileno(), data) :]
-
-    def cut(self, end: int) -> None:
-        os.ftruncate(self._stream.fileno(), end)
-
-    def sync(self) -> None:
-        os.fdatasync(self._stream.fileno())

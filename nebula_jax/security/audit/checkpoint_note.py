@@ -14,12 +14,6 @@ is no bit in it that could be turned unnoticed.
 
 The time in a cosignature is the witness's clock. It is for a reader; nothing compares
 it with anything, since order in a log is order of entries and clocks can be wrong.
-
-All checkpoints of a log are in checkpoints.jsonl, in the order in which they were
-signed, a line each: {"note": TEXT, "previous": SHA-256 of the line before}. One that a
-peer has cosigned follows as another line of the same size with one signature more.
-Sizes never fall. The digests bind the lines to one another, so that one that was lost
-by accident is missed; against a forger the signatures count alone.
 """
 
 import base64
@@ -28,6 +22,7 @@ import hashlib
 import json
 import pathlib
 import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from cryptography import exceptions
@@ -115,17 +110,6 @@ class Note(NamedTuple):
         """The whole text."""
         lines = "".join(f"{each.line}\n" for each in self.signatures)
         return f"{self.checkpoint.text}\n{lines}"
-
-
-class History(NamedTuple):
-    """The signed checkpoints up to one line."""
-
-    line: bytes = b""
-    """The last line, without its end; the next one has its digest."""
-    newest: Note | None = None
-    """The note in it."""
-    lines: int = 0
-    """The number of lines so far."""
 
 
 def origin(lab: str) -> str:
@@ -233,6 +217,32 @@ def read_line(line: str) -> Signature:
     return Signature(found[1], data[:_ID], data[_ID:])
 
 
+def cosigned_in(path: pathlib.Path) -> dict[str, str]:
+    """Reads which checkpoint of a log each peer has cosigned last: peer -> note.
+
+    Raises:
+      AuditError: if the file is not as `cosigned_text` writes it.
+    """
+    try:
+        data = path.read_bytes()
+    except FileNotFoundError:
+        return {}
+    try:
+        kept: dict[str, str] = strict_json.loads(data)
+        if isinstance(kept, dict) and cosigned_text(kept).encode() == data:
+            for text in kept.values():
+                read(text)
+            return kept
+    except (ValueError, TypeError, NoteError):
+        pass
+    raise NoteError(f"{path}: is damaged; a copy of it serves, or none")
+
+
+def cosigned_text(kept: Mapping[str, str]) -> str:
+    """Returns the text of the file that `cosigned_in` reads."""
+    return json.dumps(dict(kept), indent=1, sort_keys=True) + "\n"
+
+
 def sign(checkpoint: Checkpoint, key: ed25519.Ed25519PrivateKey) -> Note:
     """Signs a checkpoint with the key of its log, which is named as the origin is."""
     who = verifier(checkpoint.origin, LOG, key)
@@ -273,59 +283,6 @@ def is_signed(note: Note, who: Verifier) -> bool:
 def is_own(note: Note, who: Verifier) -> bool:
     """Returns True if a note is of the log whose key this is, and signed with it."""
     return note.checkpoint.origin == who.name and is_signed(note, who)
-
-
-def encode(history: History, text: str) -> bytes:
-    """Returns the line for one more note, without its end."""
-    line = history.line
-    previous = hashlib.sha256(line).hexdigest() if line else ""
-    value = {"note": text, "previous": previous}
-    return json.dumps(value, sort_keys=True, separators=(",", ":")).encode()
-
-
-def note_of(line: bytes) -> Note:
-    """Returns the note in a line, wherever that stands.
-
-    Raises:
-      AuditError: if there is none.
-    """
-    try:
-        return read(strict_json.loads(line)["note"])
-    except (ValueError, TypeError, KeyError, AttributeError):
-        raise AuditError("is no signed checkpoint") from None
-    except NoteError as error:
-        raise AuditError(f"is no signed checkpoint: {error}") from None
-
-
-def advance(history: History, line: bytes) -> History:
-    """Returns the history with one more line.
-
-    Signatures are not verified.
-
-    Args:
-      history: up to the line before.
-      line: any bytes, without its end.
-
-    Raises:
-      AuditError: if it does not continue the history.
-    """
-    note, newest = note_of(line), history.newest
-    after = History(line, note, history.lines + 1)
-    if encode(history, note.text) != line:
-        raise AuditError("does not follow the line before it")
-    if newest is None or newest.checkpoint.size < note.checkpoint.size:
-        return after
-    if newest.checkpoint.size > note.checkpoint.size:
-        raise AuditError(
-            f"has {note.checkpoint.size} entries after one of {newest.checkpoint.size}"
-        )
-    if note.checkpoint != newest.checkpoint:
-        raise AuditError(
-            f"has another root for {note.checkpoint.size} entries: two logs of one name"
-        )
-    if not set(newest.signatures) < set(note.signatures):
-        raise AuditError("has no signature more than the line before it")
-    return after
 
 
 def _is_valid(checkpoint: Checkpoint, signature: Signature, who: Verifier) -> bool:

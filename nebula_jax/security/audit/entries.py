@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 
 from nebula_jax import printable
 from nebula_jax.security import audit
-from nebula_jax.security.audit import merkle
 
 MOST_BYTES = 65_536
 """Bytes of a line: more would be data, which does not belong here."""
@@ -168,24 +167,6 @@ def witness_of(line: bytes) -> tuple[str, str] | None:
     if not isinstance(lab, str) or not isinstance(verifier, str):
         return None
     return lab, verifier
-
-
-def whole(data: bytes, hashes: bytes, begin: int) -> list[bytes]:
-    """Returns the lines that are entries, up to the first that is none.
-
-    Args:
-      data: the new bytes of log.jsonl, from the beginning of a line.
-      hashes: those of leaves.bin, from the same entry on.
-      begin: the index of that entry.
-    """
-    *lines, _ = data.split(b"\n")
-    for number, line in enumerate(lines):
-        there = hashes[merkle.SIZE * number :][: merkle.SIZE]
-        if there == merkle.leaf(line):
-            continue
-        if len(there) == merkle.SIZE or not is_entry(line):
-            return lines[:number]  # a line may miss its hash, but not have another
-    return lines
 
 
 def lines(folder: pathlib.Path) -> Iterator[bytes]:

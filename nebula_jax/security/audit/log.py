@@ -11,17 +11,16 @@ and the root of the tree, and so fixes every entry so far. Peers that cosign it 
 What no checkpoint covers yet is not protected, which is a reason to sign often.
 
 The switch has the log open, and commands append beside it. Whoever writes holds the
-folder's lock, and first takes in what others have appended. An entry is a line and its
-hash, written one after the other, so a crash may leave a part of a line, or a line
-without its hash: what follows the last whole entry is cut off, kept and recorded. What
-a signed checkpoint covers was synced before. If that is not whole, somebody or a bad
-disk changed it, and nothing is mended or appended.
+folder's lock, and first takes in what others have appended. A crash may leave a part of
+a line: what follows the last whole entry is cut off, kept and recorded. What a signed
+checkpoint covers was synced before. If that is not whole, somebody or a bad disk
+changed it, and nothing is mended or appended.
 """
 
 import contextlib
 import datetime
 import hashlib
-import json
+import os
 import pathlib
 import threading
 from collections.abc import Callable, Iterator
@@ -36,6 +35,7 @@ from nebula_jax.security.audit import AuditError, checkpoint_note, merkle
 from nebula_jax.security.audit import entries as audit_entries
 
 _ADVICE = "`nebula audit verify` names what was changed"
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def _utc_now() -> datetime.datetime:
@@ -57,7 +57,7 @@ class Log:
     ):
         """Opens the log of a lab, or begins it.
 
-        All entries are compared with their hashes and the newest checkpoint.
+        All entries are compared with the newest checkpoint.
 
         Args:
           folder: `audit` in the folder of a federation.
@@ -76,22 +76,20 @@ class Log:
         self._is_dirty = self._is_closed = False
         self._refusal = ""  # why nothing is appended any more
         self._tree = merkle.Tree()
-        self._history = checkpoint_note.History()
+        self._end = 0  # bytes of the entries that are in the tree
+        self._newest: checkpoint_note.Note | None = None
+        self._stamp: tuple[int, ...] | None = None  # of the file that it was read from
         self._witnesses: dict[str, str] = {}  # peer -> key with which it cosigns now
-        self._cosigned: dict[str, int] = {}  # name of a signer -> size that it signed
         with audit.disk_errors(folder), contextlib.ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with audit.locked(paths.lock):
                 self._key = _load_key(paths, lab)
                 self._verifier = _verifier(lab, self._key)
-            self._files = [
-                stack.enter_context(contextlib.closing(audit.File(path)))
-                for path in (paths.log, paths.leaves, paths.checkpoints)
-            ]
-            self._log, self._leaves, self._checkpoints = self._files
+            self._file = os.open(paths.log, _FLAGS | os.O_APPEND, 0o600)
+            stack.callback(os.close, self._file)
             disk.sync(folder)
             with self._held():
-                self._check_newest()
+                self._cut_leaves()
             self._opened = stack.pop_all()
 
     def close(self) -> None:
@@ -140,7 +138,7 @@ class Log:
                 is_dirty, self._is_dirty = self._is_dirty, False
             if is_dirty:  # without the mutex: others append meanwhile
                 with audit.disk_errors(self._folder):
-                    self._sync(self._log, self._leaves)
+                    self._sync()
 
     @property
     def verifier(self) -> str:
@@ -148,19 +146,17 @@ class Log:
         return self._verifier.text
 
     def sign_head(self) -> str:
-        """Signs what there is, once it is on the disk.
-
-        Returns:
-          The newest checkpoint, with the peers' cosignatures if nothing was new.
+        """Signs what there is, once it is on the disk; returns the checkpoint.
 
         Raises:
           AuditError: if it cannot be written.
         """
         with self._held():
-            if self._newest().checkpoint.size < self._tree.size:
-                self._sync(self._log, self._leaves)
+            assert self._newest is not None  # even an empty log is signed
+            if self._newest.checkpoint.size < self._tree.size:
+                self._sync()
                 self._sign()
-            return self._newest().text
+            return self._newest.text
 
     def consistency(self, old: int, size: int) -> list[bytes]:
         """Proves that the log of `size` entries continues that of `old` entries.
@@ -181,7 +177,7 @@ class Log:
         witnessed, perhaps by a restored backup.
         """
         with self._held():
-            return self._cosigned.get(checkpoint_note.witness_name(peer), 0)
+            return _size_in(checkpoint_note.cosigned_in(self._paths.cosigned), peer)
 
     def add_cosignature(self, peer: str, text: str, line: str, verifier: str) -> bool:
         """Keeps a peer's cosignature of a checkpoint of this log.
@@ -196,8 +192,8 @@ class Log:
           verifier: its public key for this log, from there too.
 
         Returns:
-          True if it is kept; False if a newer checkpoint was signed meanwhile, or the
-          peer has cosigned this one with another key.
+          True if it is kept; False if the peer has cosigned as many entries with
+          another key, or more.
 
         Raises:
           AuditError: if it does not hold, or cannot be read or written.
@@ -210,22 +206,23 @@ class Log:
         only = note._replace(signatures=(signature,))
         if not checkpoint_note.is_signed(only, who):
             raise AuditError(f"{peer} sent a cosignature that does not hold")
-        if not checkpoint_note.is_signed(note, self._verifier):
+        if not checkpoint_note.is_own(note, self._verifier):
             raise AuditError(f"{peer} cosigned a checkpoint that is not of this log")
         with self._held():
-            newest = self._newest()
-            is_newest = newest.checkpoint == note.checkpoint
-            found = {each.id for each in newest.signatures if each.name == name}
-            if is_newest and found - {who.id}:
-                return False  # each key would make the note longer, without end
+            kept = checkpoint_note.cosigned_in(self._paths.cosigned)
+            if peer in kept and note.checkpoint.size <= _size_in(kept, peer):
+                before = checkpoint_note.read(kept[peer])
+                is_same = before.checkpoint == note.checkpoint
+                return is_same and checkpoint_note.is_signed(before, who)
             former = self._witnesses.get(peer)
             if former != verifier:
                 what = {"event": "witness", "lab": peer, "verifier": verifier}
                 self._note(what | ({"former": former} if former else {}))
-            if is_newest and not found:
-                more = (*newest.signatures, signature)
-                self._record(newest._replace(signatures=more))
-            return is_newest
+            own = [each for each in note.signatures if each.name == self._verifier.name]
+            kept[peer] = note._replace(signatures=(*own[:1], signature)).text
+            written = checkpoint_note.cosigned_text(kept)
+            private_files.write(self._paths.cosigned, written)
+            return True
 
     @contextlib.contextmanager
     def _held(self) -> Iterator[None]:
@@ -233,11 +230,7 @@ class Log:
         with self._mutex, audit.disk_errors(self._folder):
             self._check_usable()
             with audit.locked(self._paths.lock):
-                mended = self._follow()
-                if self._history.newest is None:
-                    self._sign_empty()
-                if mended:
-                    self._note(mended)
+                self._follow()
                 yield
 
     def _check_usable(self) -> None:
@@ -248,132 +241,119 @@ class Log:
 
     # Reading what other processes have appended, or a crash has left.
 
-    def _follow(self) -> dict[str, Any] | None:
-        """Reads on to the end of the files; returns what had to be mended, if any."""
-        grown = [file.size() - file.end for file in self._files]
-        if not any(grown):
-            return None
+    def _follow(self) -> None:
+        """Reads on to the end of the log, and mends what a crash has left there."""
+        size, stamp = os.fstat(self._file).st_size, self._stamp_now()
+        if (size, stamp) == (self._end, self._stamp) and stamp is not None:
+            return
         try:
-            if min(grown) < 0:
-                raise AuditError(
-                    f"{self._folder}: files of the audit log became shorter while it"
-                    f" was open; {_ADVICE}"
-                )
-            is_torn = self._read_checkpoints()
-            return self._read_entries(is_torn)
+            cut = self._read(size)
+            self._stamp = stamp
         except AuditError as error:
             self._refusal = str(error)
             raise
+        if self._newest is None:
+            self._sign()
+        if cut:
+            self._note(self._mend(cut))
 
-    def _read_checkpoints(self) -> bool:
-        """Reads new checkpoints; returns True if a line without an end follows."""
-        *lines, torn = self._checkpoints.rest().split(b"\n")
-        for line in lines:
-            self._take_checkpoint(line)
-        newest = self._history.newest
-        if lines and not (newest and checkpoint_note.is_own(newest, self._verifier)):
-            raise AuditError(
-                f"{self._paths.checkpoints}: line {self._history.lines} is not signed"
-                f" with the key of this log; {_ADVICE}"
-            )
-        return bool(torn)
+    def _stamp_now(self) -> tuple[int, ...] | None:
+        with contextlib.suppress(FileNotFoundError):
+            found = os.stat(self._paths.checkpoint)
+            return found.st_ino, found.st_mtime_ns, found.st_size
+        return None
 
-    def _take_checkpoint(self, line: bytes) -> None:
-        try:
-            self._history = checkpoint_note.advance(self._history, line)
-        except AuditError as error:
+    def _read(self, size: int) -> bytes:
+        """Takes new entries into the tree; returns what follows the last whole one."""
+        if size < self._end:
             raise AuditError(
-                f"{self._paths.checkpoints}: line {self._history.lines + 1} {error};"
+                f"{self._folder}: the audit log became shorter while it was open;"
                 f" {_ADVICE}"
-            ) from None
-        self._checkpoints.end += len(line) + 1
-        newest = self._newest()
-        for each in newest.signatures:
-            self._cosigned[each.name] = newest.checkpoint.size
-
-    def _read_entries(self, is_torn: bool) -> dict[str, Any] | None:
-        """Reads new entries; mends the files if one, or the checkpoints, are torn."""
-        begin = self._tree.size
-        data, hashes = self._log.rest(), self._leaves.rest()
-        lines = audit_entries.whole(data, hashes, begin)
-        expected = b"".join(map(merkle.leaf, lines))
-        stored = min(len(lines), len(hashes) // merkle.SIZE)
-        signed = self._history.newest
-        covered = signed.checkpoint.size if signed else 0
-        if begin + stored < covered:  # what is signed is never mended
-            first = begin + stored
-            raise AuditError(
-                f"{self._paths.log}: entry {first} (line {first + 1}) is not what a"
-                f" signed checkpoint of {covered} entries covers; {_ADVICE}"
             )
-        mended = None
-        cut = data[sum(len(line) + 1 for line in lines) :]
-        if cut or hashes != expected or is_torn:
-            mended = self._mend(begin + len(lines), cut, expected, stored)
-        for line in lines:
+        newest = self._read_checkpoint()
+        data = os.pread(self._file, size - self._end, self._end)
+        while len(data) < size - self._end:  # of more than 2 GiB
+            data += os.pread(self._file, size, self._end + len(data))
+        *lines, _ = data.split(b"\n")
+        begin, covered = self._tree.size, newest.checkpoint.size if newest else 0
+        if newest is None and (lines or begin):
+            raise AuditError(
+                f"{self._folder}: there are entries but no signed checkpoint: bring"
+                " the file `checkpoint` back from a copy"
+            )
+        for number, line in enumerate(lines, begin):
+            if number >= covered and not audit_entries.is_entry(line):
+                break  # nothing that was synced follows
             self._take(line)
-        if signed and self._tree.root(covered) != signed.checkpoint.root:
+        if self._tree.size < covered:
+            raise AuditError(
+                f"{self._paths.log}: entry {self._tree.size} (line"
+                f" {self._tree.size + 1}) is missing, and a signed checkpoint covers"
+                f" {covered}; {_ADVICE}"
+            )
+        if newest and self._tree.root(covered) != newest.checkpoint.root:
             raise AuditError(
                 f"{self._paths.log}: its first {covered} entries are not those that a"
                 f" checkpoint was signed for; {_ADVICE}"
             )
-        return mended
+        self._newest = newest
+        return data[len(data) - (size - self._end) :] if size > self._end else b""
 
-    def _mend(
-        self, size: int, cut: bytes, expected: bytes, stored: int
-    ) -> dict[str, Any]:
-        """Cuts off what is not whole, after keeping it, and completes the hashes.
+    def _read_checkpoint(self) -> checkpoint_note.Note | None:
+        path = self._paths.checkpoint
+        try:
+            note = checkpoint_note.read(path.read_bytes().decode())
+        except FileNotFoundError:
+            return None
+        except (UnicodeDecodeError, checkpoint_note.NoteError) as error:
+            raise AuditError(f"{path}: {error}; {_ADVICE}") from None
+        if not checkpoint_note.is_own(note, self._verifier):
+            raise AuditError(
+                f"{path}: is not signed with the key of this log; {_ADVICE}"
+            )
+        return note
 
-        Args:
-          size: entries that are whole.
-          cut: what follows them in log.jsonl.
-          expected: the hashes of those that were not read before.
-          stored: as many of them are in leaves.bin.
-        """
-        digest = hashlib.sha256(cut).hexdigest()
-        kept = f"cut.{size}.{digest[:12]}" if cut else ""
-        if cut:
-            with contextlib.closing(audit.File(self._folder / kept)) as file:
-                file.cut(0)  # of an attempt that a crash ended
-                file.write(cut)
-                file.sync()
-        self._log.cut(self._log.size() - len(cut))
-        stored *= merkle.SIZE
-        self._leaves.cut(self._leaves.end + stored)
-        self._leaves.write(expected[stored:])
-        self._checkpoints.cut(self._checkpoints.end)
-        self._sync(*self._files)
-        about = {"entry": size, "bytes": len(cut), "sha256": digest, "kept": kept}
+    def _mend(self, cut: bytes) -> dict[str, Any]:
+        """Cuts off what is not whole, after keeping it; returns what is recorded."""
+        digest, size = hashlib.sha256(cut).hexdigest(), self._tree.size
+        kept = self._folder / f"cut.{size}.{digest[:12]}"
+        with os.fdopen(os.open(kept, _FLAGS | os.O_TRUNC, 0o600), "wb") as stream:
+            stream.write(cut)
+            stream.flush()
+            os.fdatasync(stream.fileno())
+        os.ftruncate(self._file, self._end)
+        self._sync()
+        about = {"entry": size, "bytes": len(cut), "sha256": digest, "kept": kept.name}
         return {"event": "recovered", **about}
 
-    def _check_newest(self) -> None:
-        """Brings `checkpoint` up to date, which a crash may have left behind."""
-        path, newest = self._paths.checkpoint, self._newest().text
-        text = path.read_bytes() if path.exists() else b""
-        if text == newest.encode():
-            return
-        former = json.dumps(text.decode(errors="replace"))
-        if text and former.encode() not in self._paths.checkpoints.read_bytes():
-            raise AuditError(f"{path}: is not from checkpoints.jsonl; {_ADVICE}")
-        private_files.write(path, newest)
+    def _cut_leaves(self) -> None:
+        """Cuts off hashes that a crash left beyond the newest checkpoint."""
+        assert self._newest is not None
+        with contextlib.suppress(FileNotFoundError):
+            end = merkle.SIZE * self._newest.checkpoint.size
+            if self._paths.leaves.stat().st_size > end:
+                os.truncate(self._paths.leaves, end)
 
     # Writing.
 
     def _write(self, line: bytes) -> int:
-        """Appends a line and its hash, or neither, and returns its index."""
-        index = self._tree.size
-        with self._or_neither():
-            self._log.write(line + b"\n")
-            self._leaves.write(merkle.leaf(line))
+        """Appends a line, or nothing of it, and returns its index."""
+        index, data = self._tree.size, line + b"\n"
+        try:
+            while data:
+                data = data[os.write(self._file, data) :]
+        except OSError:
+            with contextlib.suppress(OSError), self._or_refuse():
+                os.ftruncate(self._file, self._end)
+            raise
         self._take(line)
         self._is_dirty = True
         return index
 
     def _take(self, line: bytes) -> None:
-        """Takes an entry that is in the files into the tree."""
+        """Takes an entry that is in the file into the tree."""
         self._tree.append(merkle.leaf(line))
-        self._log.end += len(line) + 1
-        self._leaves.end += merkle.SIZE
+        self._end += len(line) + 1
         if found := audit_entries.witness_of(line):
             peer, verifier = found
             self._witnesses[peer] = verifier
@@ -381,56 +361,30 @@ class Log:
     def _note(self, what: dict[str, Any]) -> None:
         """Appends an entry about the log itself, on the disk at once."""
         self._write(audit_entries.encode("audit", self._clock(), self._lab, what))
-        self._sync(self._log, self._leaves)
-
-    def _newest(self) -> checkpoint_note.Note:
-        newest = self._history.newest
-        assert newest is not None  # even an empty log is signed
-        return newest
-
-    def _sign_empty(self) -> None:
-        """Signs a log without entries: one that has no signature has lost it."""
-        if self._tree.size:
-            raise AuditError(
-                f"{self._folder}: there are entries but no signed checkpoints: bring"
-                " checkpoints.jsonl back from a copy"
-            )
-        self._sign()
+        self._sync()
 
     def _sign(self) -> None:
+        """Signs all entries, which are on the disk, and keeps their hashes."""
         name, tree = self._verifier.name, self._tree
-        checkpoint = checkpoint_note.Checkpoint(name, tree.size, tree.root())
-        self._record(checkpoint_note.sign(checkpoint, self._key))
-
-    def _record(self, note: checkpoint_note.Note) -> None:
-        """Keeps a signed checkpoint, or the newest one with one signature more."""
-        line = checkpoint_note.encode(self._history, note.text)
-        try:  # a line that would not be read again would end the log
-            checkpoint_note.advance(self._history, line)
-        except AuditError as error:
-            path = self._paths.checkpoints
-            raise AuditError(f"{path}: not written, the next line {error}") from None
-        with self._or_neither():
-            self._checkpoints.write(line + b"\n")
-        self._sync(self._checkpoints)
-        self._take_checkpoint(line)
-        private_files.write(self._paths.checkpoint, note.text)
-
-    @contextlib.contextmanager
-    def _or_neither(self) -> Iterator[None]:
-        """Leaves the files as they were if the disk does not take what is written."""
+        covered = self._newest.checkpoint.size if self._newest else 0
+        leaves = os.open(self._paths.leaves, _FLAGS, 0o600)
         try:
-            yield
-        except OSError:
-            with contextlib.suppress(OSError), self._or_refuse():
-                for file in self._files:
-                    file.cut(file.end)
-            raise
+            hashes = tree.leaves(covered)
+            while hashes:
+                begin = merkle.SIZE * tree.size - len(hashes)
+                hashes = hashes[os.pwrite(leaves, hashes, begin) :]
+            os.ftruncate(leaves, merkle.SIZE * tree.size)
+            os.fdatasync(leaves)
+        finally:
+            os.close(leaves)
+        checkpoint = checkpoint_note.Checkpoint(name, tree.size, tree.root())
+        note = checkpoint_note.sign(checkpoint, self._key)
+        private_files.write(self._paths.checkpoint, note.text)
+        self._newest, self._stamp = note, self._stamp_now()
 
-    def _sync(self, *changed: audit.File) -> None:
+    def _sync(self) -> None:
         with self._or_refuse():
-            for file in changed:
-                file.sync()
+            os.fdatasync(self._file)
 
     @contextlib.contextmanager
     def _or_refuse(self) -> Iterator[None]:
@@ -443,6 +397,10 @@ class Log:
                 " takes no more entries: mend it and start again"
             )
             raise
+
+
+def _size_in(kept: dict[str, str], peer: str) -> int:
+    return checkpoint_note.read(kept[peer]).checkpoint.size if peer in kept else 0
 
 
 def _verifier(lab: str, key: ed25519.Ed25519PrivateKey) -> checkpoint_note.Verifier:

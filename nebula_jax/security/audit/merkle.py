@@ -61,6 +61,10 @@ class Tree:
         """The number of leaves."""
         return len(self._levels[0]) // SIZE
 
+    def leaves(self, begin: int) -> bytes:
+        """Returns the hashes of the leaves from an index on."""
+        return bytes(self._levels[0][SIZE * begin :])
+
     def append(self, hashed: bytes) -> int:
         """Adds a leaf, given its hash, and returns its index."""
         index = place = self.size

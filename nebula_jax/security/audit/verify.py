@@ -4,8 +4,8 @@
         print(finding)      # log.jsonl: entry 12 (line 13) was altered
 
 The signed roots are what counts; they cover the entries. leaves.bin, which they cover
-too, shows which line was altered, or that a hash was. If both were changed alike, the
-entry lies between the last checkpoint that still holds and the first that does not.
+too, shows which line was altered. If it was changed alike, the entry lies between the
+last checkpoint that still holds and the first that does not.
 
 Whoever has the lab's key could have signed all of it anew: then the checkpoints that
 peers have seen (`seen`) do not hold, as they do not for a copy that was rolled back.
@@ -16,11 +16,12 @@ import contextlib
 import io
 import itertools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from nebula_jax import strict_json
 from nebula_jax.security import audit
-from nebula_jax.security.audit import AuditError, checkpoint_note, merkle
+from nebula_jax.security.audit import checkpoint_note, merkle
 from nebula_jax.security.audit import entries as audit_entries
 
 
@@ -28,9 +29,9 @@ class Copy(NamedTuple):
     """The bytes of the files of an audit log."""
 
     log: bytes
-    leaves: bytes
-    checkpoints: bytes
     checkpoint: bytes
+    leaves: bytes
+    cosigned: bytes
 
 
 class Finding(NamedTuple):
@@ -62,8 +63,6 @@ class _Signed(NamedTuple):
     checkpoint: checkpoint_note.Checkpoint
     name: str
     """Its name in a sentence."""
-    is_seen: bool
-    """True if it comes from a peer and not from the copy."""
 
 
 def verify(
@@ -84,13 +83,12 @@ def verify(
     Raises:
       AuditError: if a file cannot be read, or `verifier` is no public key.
     """
-    paths = audit.paths(folder)
     trusted = None if verifier is None else checkpoint_note.read_verifier(verifier)
     with audit.disk_errors(folder):
         beside = None
-        with contextlib.suppress(AuditError):
+        with contextlib.suppress(audit.AuditError):
             beside = checkpoint_note.verifier_of(folder)
-        copy = _read(paths)
+        copy = _read(audit.paths(folder))
     findings = []
     if beside is None or (trusted or beside) != beside:
         text = "is missing, or not the public key of this log"
@@ -114,217 +112,138 @@ def examine(
       What is wrong, the first bad entry first.
     """
     *lines, rest = copy.log.split(b"\n")
-    hashes = [merkle.leaf(line) for line in lines]
-    whole = len(copy.leaves) // merkle.SIZE * merkle.SIZE
-    stored = [copy.leaves[i : i + merkle.SIZE] for i in range(0, whole, merkle.SIZE)]
-    witnesses = [found for line in lines if (found := audit_entries.witness_of(line))]
-    keys = _keys(who, [text for _, text in witnesses])
-    signed, bad_checkpoints = _checkpoints(copy, who, keys, seen)
-    findings = _compare(hashes, stored, signed)
+    tree = merkle.Tree(b"".join(map(merkle.leaf, lines)))
+    signed, findings = _checkpoints(copy, who, lines, seen)
+    found = _compare(tree, copy.leaves, signed)
     if rest:
-        findings.append(Finding("log.jsonl", len(lines), None, "has no end of line"))
-    if whole != len(copy.leaves):
-        findings.append(Finding("leaves.bin", len(stored), None, "is cut off"))
-    return findings + bad_checkpoints + (_misspelled(lines) if not findings else [])
-
-
-# Entries and their hashes against the signed roots.
+        found.append(Finding("log.jsonl", len(lines), None, "has no end of line"))
+    if found or findings:
+        return found + findings
+    for index, line in enumerate(lines):
+        if not audit_entries.is_entry(line):
+            return [Finding("log.jsonl", index, index, "is not written as an entry is")]
+    return []
 
 
 def _compare(
-    hashes: list[bytes], stored: list[bytes], signed: list[_Signed]
+    tree: merkle.Tree, leaves: bytes, signed: Sequence[_Signed]
 ) -> list[Finding]:
-    """Compares entries, their stored hashes and the signed roots with one another."""
-    tree, other = merkle.Tree(b"".join(hashes)), merkle.Tree(b"".join(stored))
-    good, bad = _first_that_fails(tree, signed)
-    if hashes == stored:
-        return [] if bad is None else [_altered_alike("log.jsonl", tree, good, bad)]
-    first = next(
-        (i for i, (a, b) in enumerate(zip(hashes, stored, strict=False)) if a != b),
-        min(len(hashes), len(stored)),
-    )
-    stored_good, stored_bad = _first_that_fails(other, signed)
-    if bad is None and stored_bad is None:
-        text = "and its hash in leaves.bin differ; no checkpoint covers them yet"
-        return [Finding("log.jsonl", first, first, text)]
-    if bad is None:
-        text = "has another hash in leaves.bin; the entry is as it was signed"
-        return [Finding("leaves.bin", first, first, text)]
-    found = Finding("log.jsonl", first, first, _what_happened(hashes, stored, first))
-    if stored_bad is None:
-        return [found]
-    if first < stored_good:  # up to there the hashes are those that were signed
-        return [found, _altered_alike("leaves.bin", other, stored_good, stored_bad)]
-    return [_altered_alike("log.jsonl", tree, good, bad)]
-
-
-def _first_that_fails(
-    tree: merkle.Tree, signed: list[_Signed]
-) -> tuple[int, _Signed | None]:
-    """Returns up to where checkpoints hold, and the first one that does not."""
+    """Compares the entries with the signed roots, and with their stored hashes."""
     good = 0
     for each in signed:  # in the order of their sizes
         size = each.checkpoint.size
         if size > tree.size or tree.root(size) != each.checkpoint.root:
-            return good, each
+            return [_first_bad(tree, leaves, good, each)]
         good = size
-    return good, None
-
-
-def _altered_alike(file: str, tree: merkle.Tree, good: int, bad: _Signed) -> Finding:
-    """Returns the finding about entries that a checkpoint does not cover as they are.
-
-    Args:
-      file: that has them, or their hashes.
-      tree: of what is in it.
-      good: as many of them are right.
-      bad: the first checkpoint that does not hold.
-    """
-    size, covered = tree.size, bad.checkpoint.size
-    if size < covered and bad.is_seen:
-        text = (
-            f"are missing: {bad.name} has {covered} entries and this copy {size}: it"
-            " was rolled back"
-        )
-        return Finding(file, size, covered - 1, text)
-    if size < covered:
-        text = f"are missing: {bad.name} covers {covered} entries"
-        return Finding(file, min(good, size), covered - 1, text)
-    text = f"are not those that {bad.name} covers: one of them was altered"
-    return Finding(file, good, covered - 1, text)
-
-
-def _what_happened(hashes: list[bytes], stored: list[bytes], first: int) -> str:
-    """Returns what happened to an entry, by the hashes of it and its neighbors."""
-    if first >= len(hashes):
-        return f"is missing: the log ends after {len(hashes)} entries"
-    if first >= len(stored):
-        return "was put in: the log that was signed ends before it"
-    is_gone = hashes[first : first + 1] == stored[first + 1 : first + 2]
-    is_moved = stored[first : first + 1] == hashes[first + 1 : first + 2]
-    if is_gone and is_moved:
-        return "was exchanged with the next one"
-    if is_gone:
-        return "is missing: the next one stands in its place"
-    return "was put in before another" if is_moved else "was altered"
-
-
-def _misspelled(lines: list[bytes]) -> list[Finding]:
-    """Returns the first entry that `audit_entries.encode` cannot have written."""
-    for index, line in enumerate(lines):
-        if not audit_entries.is_entry(line):
-            text = "is signed, but is not written as an entry is"
-            return [Finding("log.jsonl", index, index, text)]
+    if len(leaves) < merkle.SIZE * good or not tree.leaves(0).startswith(leaves):
+        return [_of_file("leaves.bin", "has another hash; the entries are as signed")]
     return []
 
 
-# The signed checkpoints.
+def _first_bad(tree: merkle.Tree, leaves: bytes, good: int, bad: _Signed) -> Finding:
+    """Returns the finding about entries that a checkpoint does not cover as they are.
 
-
-def _keys(
-    who: checkpoint_note.Verifier, witnesses: Sequence[str]
-) -> dict[tuple[str, bytes], checkpoint_note.Verifier]:
-    """Returns the keys that may sign: of the log, and those that it has recorded."""
-    found = [who]
-    for text in witnesses:  # cosignatures of a bad one will be of an unknown key
-        with contextlib.suppress(checkpoint_note.NoteError):
-            found.append(checkpoint_note.read_verifier(text))
-    return {(each.name, each.id): each for each in found}
+    Args:
+      tree: of the entries that there are.
+      leaves: the stored hashes, if they are those that were signed.
+      good: as many entries are right.
+      bad: the first checkpoint that does not hold.
+    """
+    covered = bad.checkpoint.size
+    stored = leaves[: merkle.SIZE * covered]
+    is_whole = len(stored) == merkle.SIZE * covered
+    if is_whole and merkle.Tree(stored).root() == bad.checkpoint.root:
+        ours = tree.leaves(0)
+        for first in range(min(covered, tree.size)):
+            place = slice(merkle.SIZE * first, merkle.SIZE * (first + 1))
+            if ours[place] != stored[place]:
+                return Finding("log.jsonl", first, first, "was altered")
+    if tree.size < covered:
+        text = f"are missing: {bad.name} covers {covered} entries, and {tree.size} are"
+        first = tree.size if is_whole else min(good, tree.size)
+        return Finding("log.jsonl", first, covered - 1, f"{text} here")
+    text = f"are not those that {bad.name} covers: one of them was altered"
+    return Finding("log.jsonl", good, covered - 1, text)
 
 
 def _checkpoints(
     copy: Copy,
     who: checkpoint_note.Verifier,
-    keys: dict[tuple[str, bytes], checkpoint_note.Verifier],
+    lines: Sequence[bytes],
     seen: Sequence[str],
 ) -> tuple[list[_Signed], list[Finding]]:
-    """Reads all signed checkpoints that there are of a log.
-
-    Args:
-      copy: of the log.
-      who: the public key of the log.
-      keys: that may sign.
-      seen: notes of this log that others keep.
-
-    Returns:
-      Those that are signed with its key, the smallest first; and what is wrong.
-    """
-    signed, newest, findings = _history(copy.checkpoints, who, keys)
-    if not copy.checkpoint or copy.checkpoint != newest.encode():
-        text = "is not the newest one in checkpoints.jsonl"
+    """Returns the checkpoints that its key has signed, by size, and what is wrong."""
+    signed, findings = [], []
+    newest = _note(copy.checkpoint, who)
+    if newest is None or len(newest.signatures) != 1:
+        text = "is missing, or not signed with the key of this log"
         findings.append(_of_file("checkpoint", text))
-        signed += _extra(copy.checkpoint, "the checkpoint", False, who)
-    for kept in seen:
+    else:
+        signed.append(_Signed(newest.checkpoint, "the checkpoint"))
+    for peer, text in _cosigned(copy.cosigned, findings).items():
+        note = _note(text.encode(), who)
+        if note is None or not _has_cosigned(note, peer, lines):
+            text = f"has a signature of {peer} that does not hold"
+            findings.append(_of_file("cosigned.json", text))
+        else:
+            name = f"the checkpoint that {peer} has cosigned"
+            signed.append(_Signed(note.checkpoint, name))
+    for text in seen:
+        note = _note(text.encode("utf-8", "replace"), who)
+        if note is None:
+            text = "is signed with another key than what a peer has seen of it"
+            findings.append(_of_file("checkpoint", text))
+            continue
         name = "the checkpoint that a peer has seen"
-        found = _extra(kept.encode("utf-8", "replace"), name, True, who)
-        if not found:
-            text = "are signed with another key than what a peer has seen of it"
-            findings.append(_of_file("checkpoints.jsonl", text))
-        elif found[0].checkpoint not in {each.checkpoint for each in signed}:
-            text = f"lacks {name}, of {found[0].checkpoint.size} entries"
-            findings.append(_of_file("checkpoints.jsonl", text))
-        signed += found
-    signed.sort(key=lambda each: (each.checkpoint.size, each.is_seen))
+        signed.append(_Signed(note.checkpoint, name))
+        if newest is not None and newest.checkpoint.size < note.checkpoint.size:
+            text = f"is older than {name}, of {note.checkpoint.size} entries"
+            findings.append(_of_file("checkpoint", f"{text}: it was rolled back"))
+    signed.sort(key=lambda each: each.checkpoint.size)
     for one, other in itertools.pairwise(signed):
         a, b = one.checkpoint, other.checkpoint
         if a.size == b.size and a.root != b.root:
-            text = (
-                f"has another root for {a.size} entries than {other.name}, both signed:"
-                " the lab keeps two logs of one name"
-            )
-            findings.append(_of_file(one.name, text))
+            text = f"{one.name} and {other.name} have two roots of {a.size} entries"
+            text += ", both signed: the lab keeps two logs of one name"
+            findings.append(_of_file("checkpoint", text))
     return signed, findings
 
 
-def _history(
-    checkpoints: bytes,
-    who: checkpoint_note.Verifier,
-    keys: dict[tuple[str, bytes], checkpoint_note.Verifier],
-) -> tuple[list[_Signed], str, list[Finding]]:
-    """Returns those of checkpoints.jsonl, the text of the newest, what is wrong."""
-    *lines, rest = checkpoints.split(b"\n")
-    history, signed, problems = checkpoint_note.History(), [], []
-    for number, line in enumerate(lines, 1):
-        where = f"line {number}"
-        try:
-            history = checkpoint_note.advance(history, line)
-        except AuditError as error:
-            problems.append(f"{where} {error}")
-            try:  # what is signed counts wherever it stands
-                history = checkpoint_note.History(line, checkpoint_note.note_of(line))
-            except AuditError:
-                continue
-        note = history.newest
-        assert note is not None
-        for each in note.signatures:
-            key = keys.get((each.name, each.id))
-            only = note._replace(signatures=(each,))
-            if key is None or not checkpoint_note.is_signed(only, key):
-                problems.append(
-                    f"{where} has a signature of {each.name} that does not hold"
-                )
-                break
-        if checkpoint_note.is_own(note, who):
-            name = f"the checkpoint in line {number} of checkpoints.jsonl"
-            signed.append(_Signed(note.checkpoint, name, False))
-        else:
-            problems.append(f"{where} is not signed with the key of this log")
-    if rest or not lines:
-        problems.append("has no end of line" if rest else "has no checkpoint")
-    findings = [_of_file("checkpoints.jsonl", text) for text in problems]
-    return signed, history.newest.text if history.newest else "", findings
+def _cosigned(data: bytes, findings: list[Finding]) -> Mapping[str, str]:
+    """Returns the notes that peers have cosigned; junk is a finding."""
+    if not data:
+        return {}
+    try:
+        kept: dict[str, str] = strict_json.loads(data)
+        if checkpoint_note.cosigned_text(kept).encode() == data:
+            return {str(peer): str(text) for peer, text in kept.items()}
+    except (ValueError, TypeError):
+        pass
+    findings.append(_of_file("cosigned.json", "is not as it was written"))
+    return {}
 
 
-def _extra(
-    data: bytes, name: str, is_seen: bool, who: checkpoint_note.Verifier
-) -> list[_Signed]:
-    """Returns a checkpoint from elsewhere, in a list; [] if its signature fails."""
+def _has_cosigned(
+    note: checkpoint_note.Note, peer: str, lines: Sequence[bytes]
+) -> bool:
+    """Returns True if a key signs a note that the log names as that of a peer."""
+    for line in lines:
+        found = audit_entries.witness_of(line)
+        if found is not None and found[0] == peer:
+            with contextlib.suppress(checkpoint_note.NoteError):
+                who = checkpoint_note.read_verifier(found[1])
+                if checkpoint_note.is_signed(note, who):
+                    return len(note.signatures) == 2
+    return False
+
+
+def _note(data: bytes, who: checkpoint_note.Verifier) -> checkpoint_note.Note | None:
+    """Returns a checkpoint of this log; None if it is none, or its signature fails."""
     try:
         note = checkpoint_note.read(data.decode())
     except (UnicodeDecodeError, checkpoint_note.NoteError):
-        return []
-    is_own = checkpoint_note.is_own(note, who)
-    return [_Signed(note.checkpoint, name, is_seen)] if is_own else []
+        return None
+    return note if checkpoint_note.is_own(note, who) else None
 
 
 def _of_file(name: str, problem: str) -> Finding:

@@ -63,7 +63,14 @@ def test_the_log_reads_like_a_story(lab):
 
 def test_a_log_as_it_was_signed_is_in_order(lab):
     lab("account", "add", "ana")
-    assert lab("audit", "verify").out.endswith("2 entries, as they were signed\n")
+    first, second = lab("audit", "verify").out.splitlines()
+    assert first.endswith("2 entries, as they were signed")
+    assert second.startswith("witnessed by nobody yet")
+    peer = witness.Witness(lab.path.parent / "t", "lab-t")
+    with audit_log.Log(lab.folder.audit, "lab-s") as log:
+        audit_logs.exchange(log, peer)
+    found = lab("audit", "verify").out
+    assert "witnessed by lab-t up to entry 1\n" in found
 
 
 def test_every_change_is_covered_by_a_signature(lab):
