@@ -44,7 +44,7 @@ def test_a_wait_ends_when_somebody_wakes(pair):
 
 def test_the_last_frame_is_read_before_the_end_though_bytes_are_unread_here(pair):
     io, theirs = pair
-    theirs.send(b"unread")
+    theirs.send(bytes(1 << 17))  # more than is read at a time
     theirs.shutdown(socket.SHUT_WR)
     io.socket.send(b"last")
     io.close(linger=True)
