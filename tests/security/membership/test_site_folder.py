@@ -37,32 +37,6 @@ def test_settings_are_read_as_they_were_written(folder):
     assert json.loads(folder.settings.read_text()) == dataclasses.asdict(written)
 
 
-def test_the_paths_are_those_of_the_design(folder):
-    found = {
-        name: str(path.relative_to(folder.path))
-        for name, path in vars(folder).items()
-        if name != "path"
-    }
-    assert found == {
-        "settings": "federation.json",
-        "authority": "authority",
-        "authority_certificate": "authority/ca.pem",
-        "authority_key": "authority/key.pem",
-        "authority_ledger": "authority/ledger.json",
-        "switch": "switch",
-        "trainers": "trainers",
-        "trainer": "trainers/trainer",
-        "revocation_list": "crl.pem",
-        "revocation_number": "crl.number",
-        "identity": "identity.sqlite",
-        "audit": "audit",
-        "epochs": "trainers/epochs",
-        "running_switch": "switch.json",
-        "socket": "switch.sock",
-        "prepared": "prepared",
-    }
-
-
 def test_folders_are_for_this_user_alone(folder):
     folder.create("lab-s", fingerprint=FINGERPRINT)
     for path in (folder.path, folder.audit, folder.epochs):
