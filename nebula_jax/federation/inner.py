@@ -1,10 +1,11 @@
 """The inner network of a lab: trainers and commands connect to their own switch here.
 
-A connection begins with one line of JSON: what is requested and, over TCP, the token of
-this run of the switch. That is in a file of the lab's owner alone, whose requests these
-are. Other users of the host come by a Unix socket, where the kernel says who they are.
-The switch answers with another line; after `dial`, the connection then is a stream to
-the other trainer.
+Over TCP a connection begins with proofs of both sides (`security.handshake`) that they
+have the token of this run of the switch, which itself never crosses. That is in a file
+of the lab's owner alone, whose requests these are. Other users of the host come by a
+Unix socket, where the kernel says who they are. Then comes one line of JSON: what is
+requested. The switch answers with another line; after `dial`, the connection then is a
+stream to the other trainer.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ from typing import Any, NamedTuple
 from nebula_jax import disk, errors, files, strict_json
 from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
+from nebula_jax.security import handshake
 from nebula_jax.security.membership import site_folder
 
 TOKEN_BYTES = 32
@@ -55,7 +57,7 @@ class Address(NamedTuple):
     """The path of a Unix socket at the port 0."""
     port: int
     token: str
-    """Without it, the switch serves nobody over TCP."""
+    """A secret: without it, the switch serves nobody over TCP."""
     pid: int
 
     def __repr__(self) -> str:
@@ -170,7 +172,7 @@ def request(
       The connection, which ends if the switch's host vanishes, and the answer.
 
     Raises:
-      NoSwitch: if it does not run.
+      NoSwitch: if it does not run, or something else has its address.
       Refused: with its reason; Lost, if the trainer that is wanted cannot come back.
       Absent: if the trainer that is wanted is nowhere.
       OSError: if it does not answer in time.
@@ -184,8 +186,9 @@ def request(
             " switch`"
         ) from None
     try:
-        line = {"token": address.token, "op": op, **fields}
-        sock.sendall(json_lines.encode(line))
+        if address.port:
+            _prove(sock, address, op)
+        sock.sendall(json_lines.encode({"op": op, **fields}))
         answer = json_lines.read(sock)
         if "absent" in answer:
             raise Absent(json_lines.field(answer, "absent", str))
@@ -194,6 +197,9 @@ def request(
         if "error" in answer:
             raise Refused(json_lines.field(answer, "error", str))
         return sock, answer
+    except handshake.Unproven as error:
+        sock.close()
+        raise NoSwitch(f"no switch of {folder.path} is at {address}: {error}") from None
     except EOFError:
         sock.close()
         raise NoSwitch("the switch closed the connection without an answer") from None
@@ -218,21 +224,50 @@ def _connected(address: Address, seconds: float) -> socket.socket:
     return sock
 
 
-async def read_request(reader: asyncio.StreamReader) -> Mapping[str, Any]:
-    """Reads a request.
+def _prove(sock: socket.socket, address: Address, op: str) -> None:
+    """Exchanges proofs with the switch; raises handshake.Unproven if it is none."""
+    secret, asked = address.token.encode(), json_lines.read(sock)
+    claim, message = handshake.claim(secret, repr(address), os.getpid(), op, asked)
+    sock.sendall(json_lines.encode(message))
+    handshake.check_listener(secret, claim, json_lines.read(sock))
+
+
+async def read_request(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Address | None
+) -> Mapping[str, Any]:
+    """Reads a request, over TCP once both sides have proven that they have the token.
+
+    Args:
+      reader, writer: of the connection.
+      own: the address of this switch; None for who has come by the Unix socket.
 
     Raises:
-      json_lines.Malformed: if it is none.
-      TimeoutError: if it does not come.
+      handshake.Unproven: if the caller does not have the token; it has been told.
+      json_lines.Malformed: if it sends no request.
+      TimeoutError: if it does not send one in time.
     """
     async with asyncio.timeout(REQUEST_SECONDS):
-        return await json_lines.read_from(reader)
+        proven = await _proven(reader, writer, own) if own else None
+        fields = await json_lines.read_from(reader)
+    if proven not in (None, fields.get("op")):
+        raise json_lines.Malformed("a request for something else than was proven")
+    return fields
 
 
-def has_token(fields: Mapping[str, Any], token: str) -> bool:
-    """Returns True if a request has the switch's token."""
-    shown = json_lines.field(fields, "token", str)
-    return secrets.compare_digest(shown.encode(), token.encode())
+async def _proven(
+    reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Address
+) -> str:
+    """Exchanges proofs with a caller; returns for which request."""
+    secret, asked = own.token.encode(), handshake.challenge()
+    answer(writer, **asked)
+    message = await json_lines.read_from(reader)
+    try:
+        claim, reply = handshake.check_caller(secret, repr(own), asked, message)
+    except handshake.Unproven:
+        answer(writer, **handshake.REFUSED)
+        raise
+    answer(writer, **reply)
+    return claim.purpose
 
 
 def answer(writer: asyncio.StreamWriter, **fields: Any) -> None:

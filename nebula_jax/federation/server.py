@@ -27,10 +27,12 @@ from nebula_jax.federation import (
     streams,
     upkeep,
 )
+from nebula_jax.security import handshake
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
+MOST_UNPROVEN = 256  # connections inside that have not sent a request yet
 REASON_CHARACTERS = 500  # of another switch's
 REVOKED = (
     "the certificate of this lab was revoked; `nebula join` with another invitation, in"
@@ -53,7 +55,8 @@ class Switch:
         self._entrance = outside.Entrance(self.state, self._serve_accepted)
         self.socket: pathlib.Path | None = None
         """A Unix socket to make, for other users of the host, in the same group."""
-        self._token = inner.new_token()
+        self._inside = inner.Address("", 0, inner.new_token(), os.getpid())
+        self._unproven: dict[asyncio.StreamWriter, None] = {}  # from the oldest on
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -79,11 +82,12 @@ class Switch:
         folder, begin = self.state.folder, self._begin
         lock = inner.lock(folder)
         host, port = inside.getsockname()[:2]
+        self._inside = self._inside._replace(host=host, port=port)
         begin(self._accept_trainers(inside))
         users = inner.listen(self.socket) if self.socket is not None else None
         if users is not None:
             begin(self._accept_trainers(users))
-        inner.write(folder, inner.Address(host, port, self._token, os.getpid()))
+        inner.write(folder, self._inside)
         self._record("switch", event="started")
         if listening is not None:
             begin(self._entrance.accept(listening))
@@ -325,14 +329,22 @@ class Switch:
             sock=sock, limit=inner.MOST_BYTES
         )
         try:
-            fields = await inner.read_request(reader)
-            if not is_local and not inner.has_token(fields, self._token):
-                inner.answer(writer, error="this is not the token of this switch")
-                return
+            self._unproven[writer] = None
+            if len(self._unproven) > MOST_UNPROVEN:
+                oldest = next(iter(self._unproven))
+                del self._unproven[oldest]
+                oldest.close()
+            try:
+                own = None if is_local else self._inside
+                fields = await inner.read_request(reader, writer, own)
+            finally:
+                self._unproven.pop(writer, None)
             # Only the owner of the folder can read the token.
             who = people.of_user(inner.user_of(sock)) if is_local else people.owner()
             stream = reader, writer
             await requests.serve(self.state, self.upkeep, who, fields, stream)
+        except handshake.Unproven:
+            pass  # it has been told so
         except (errors.NebulaError, OSError, ValueError, KeyError) as error:
             kinds: dict[type, str] = {inner.Absent: "absent", inner.Lost: "lost"}
             kind = kinds.get(type(error), "error")

@@ -1,6 +1,7 @@
 """Trainers of two labs over two switches: what they exchange, and what stops them."""
 
 import asyncio
+import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
@@ -25,7 +26,7 @@ from two_labs import wait_until
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import frames, json_lines
 from nebula_jax.federation import (
     inner,
     joining,
@@ -36,7 +37,7 @@ from nebula_jax.federation import (
     switch_client,
     upkeep,
 )
-from nebula_jax.security import accounts, incarnations, policy, seal
+from nebula_jax.security import accounts, handshake, incarnations, policy, seal
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.audit import log as audit_log
@@ -775,12 +776,65 @@ def test_a_lab_has_one_switch_at_a_time(labs):
 
 
 def test_nobody_without_the_token_of_the_switch_is_served(labs):
-    for token in ("", "x" * 43):
-        found = inner.read(labs.s.folder)
-        with socket.create_connection(found[:2]) as sock:
-            line_ = json.dumps({"token": token, "op": "status"})
-            sock.sendall(line_.encode() + b"\n")
-            assert b"not the token" in sock.recv(1000)
+    found = inner.read(labs.s.folder)
+    with socket.create_connection(found[:2], 20) as sock:
+        asked = json_lines.read(sock)
+        _, message = handshake.claim(b"x" * 43, repr(found), 1, "status", asked)
+        sock.sendall(json_lines.encode(message))
+        assert json_lines.read(sock) == handshake.REFUSED
+        assert sock.recv(1) == b""
+
+
+def test_who_is_silent_inside_keeps_no_trainer_out(labs, monkeypatch):
+    monkeypatch.setattr(server, "MOST_UNPROVEN", 8)
+    monkeypatch.setattr(inner, "REQUEST_SECONDS", 60.0)
+    found = inner.read(labs.s.folder)
+    with contextlib.ExitStack() as stack:
+        for _ in range(100):
+            stack.enter_context(socket.create_connection(found[:2], 20))
+        sock, answer = inner.request(labs.s.folder, 20.0, "status")
+        sock.close()
+        assert answer["lab"] == "lab-s"
+        assert labs.s.call(lambda: len(labs.s.switch._unproven)) <= 8
+
+
+def test_a_proof_is_for_one_request(labs):
+    found = inner.read(labs.s.folder)
+    secret = found.token.encode()
+    with socket.create_connection(found[:2], 20) as sock:
+        asked = json_lines.read(sock)
+        claim, message = handshake.claim(secret, repr(found), 1, "status", asked)
+        sock.sendall(json_lines.encode(message))
+        handshake.check_listener(secret, claim, json_lines.read(sock))
+        sock.sendall(json_lines.encode({"op": "rotate"}))
+        assert "something else than was proven" in json_lines.read(sock)["error"]
+
+
+def test_what_was_overheard_opens_nothing_and_no_false_switch_gets_a_token(
+    labs, tmp_path
+):
+    """Once, who read one `status` could record, rotate and dial as the owner."""
+    folder, heard = labs.s.folder, []
+    found = inner.read(folder)
+    false = site_folder.Folder(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # passes everything on
+        inner.write(false, found._replace(port=server.getsockname()[1]))
+        with concurrent.futures.ThreadPoolExecutor() as pool:
+            asking = pool.submit(inner.request, false, 20.0, "status")
+            with (
+                server.accept()[0] as sock,
+                socket.create_connection(found[:2], 20) as true,
+            ):
+                for one, other in ((true, sock), (sock, true), (true, sock)):
+                    heard.append(json_lines.read(one))
+                    other.sendall(json_lines.encode(heard[-1]))
+                with pytest.raises(inner.NoSwitch, match=r"no switch of .* is at"):
+                    asking.result(30)
+    assert found.token not in json.dumps(heard)
+    with socket.create_connection(found[:2], 20) as sock:
+        assert json_lines.read(sock) != heard[0]
+        sock.sendall(json_lines.encode(heard[1]))
+        assert json_lines.read(sock) == handshake.REFUSED
 
 
 @pytest.mark.parametrize("data", [b"\n", b"{}\n", b"[" * 70_000, b"\xff\n"])

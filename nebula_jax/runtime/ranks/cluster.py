@@ -39,8 +39,9 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints, ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.runtime.life import process
-from nebula_jax.runtime.ranks import handshake, proxy, rendezvous, run_secret
 from nebula_jax.runtime.ranks import members as members_lib
+from nebula_jax.runtime.ranks import proxy, rendezvous, run_secret
+from nebula_jax.security import handshake
 
 AUTO = "auto"
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)

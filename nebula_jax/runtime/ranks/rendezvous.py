@@ -21,7 +21,8 @@ from typing import Any
 from nebula_jax import errors, printable
 from nebula_jax.communication import endpoints, pending_connections
 from nebula_jax.communication.wire import greeting, json_lines
-from nebula_jax.runtime.ranks import handshake, proxy, run_secret
+from nebula_jax.runtime.ranks import proxy, run_secret
+from nebula_jax.security import handshake
 
 RETRY_SECONDS = 0.2
 HELLO_SECONDS = 20.0  # for who has connected to prove and describe itself
@@ -161,7 +162,7 @@ class Door:
         yield from greeting.send(sock, json_lines.encode(asked))
         message = yield from _line(sock, handshake.MOST_BYTES)
         try:
-            claim, reply = handshake.check_process(
+            claim, reply = handshake.check_caller(
                 self._secret, self._address, asked, message
             )
         except handshake.Unproven:
@@ -184,7 +185,7 @@ class Door:
             described = yield from _line(sock, json_lines.MOST_BYTES)
             pending.is_taken = True
             sock.setblocking(True)
-            self.came.put((claim.rank, Line(sock), described))
+            self.came.put((claim.number, Line(sock), described))
 
 
 def _line(sock: socket.socket, most: int) -> greeting.Steps[Message]:
@@ -379,7 +380,7 @@ def knock(
         claim, message = handshake.claim(secret, where, rank, purpose, asked)
         yield from greeting.send(sock, json_lines.encode(message))
         reply = yield from _line(sock, handshake.MOST_BYTES)
-        handshake.check_root(secret, claim, reply)
+        handshake.check_listener(secret, claim, reply)
         if reply.get("is_late"):
             raise ConnectionRefusedError("all of its processes are there already")
 

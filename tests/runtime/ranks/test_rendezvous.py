@@ -14,11 +14,12 @@ from two_labs import wait_until
 from nebula_jax import errors
 from nebula_jax.communication import endpoints, pending_connections
 from nebula_jax.communication.wire import json_lines
-from nebula_jax.runtime.ranks import handshake, rendezvous
+from nebula_jax.runtime.ranks import rendezvous
+from nebula_jax.security import handshake
 
 SECRET = b"s" * 32
 SEED = {"--seed": 0}
-PROOF = {"rank": 1, "purpose": "rendezvous", "challenge": "0" * 64, "proof": "0" * 64}
+PROOF = {"number": 1, "purpose": "rendezvous", "challenge": "0" * 64, "proof": "0" * 64}
 
 
 @pytest.fixture

@@ -1,28 +1,28 @@
-"""The proof of the run's secret, without a socket."""
+"""The proof of a secret in common, without a socket."""
 
 import pytest
 
-from nebula_jax.runtime.ranks import handshake
+from nebula_jax.security import handshake
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 WHERE = "10.0.0.1:7071"
 
 
-def claim(asked, secret=SECRET, where=WHERE, rank=1, purpose=handshake.RENDEZVOUS):
-    return handshake.claim(secret, where, rank, purpose, asked)
+def claim(asked, secret=SECRET, where=WHERE, number=1, purpose=handshake.RENDEZVOUS):
+    return handshake.claim(secret, where, number, purpose, asked)
 
 
 def check(asked, message, secret=SECRET, where=WHERE):
-    return handshake.check_process(secret, where, asked, message)
+    return handshake.check_caller(secret, where, asked, message)
 
 
 def test_both_know_each_other_and_what_it_is_about():
     asked = handshake.challenge()
-    claimed, message = claim(asked, rank=3, purpose=handshake.SERVICE)
+    claimed, message = claim(asked, number=3, purpose=handshake.SERVICE)
     proven, reply = check(asked, message)
-    handshake.check_root(SECRET, claimed, reply)
+    handshake.check_listener(SECRET, claimed, reply)
     assert proven == claimed
-    assert (proven.rank, proven.purpose) == (3, "service")
+    assert (proven.number, proven.purpose) == (3, "service")
 
 
 def test_no_message_shows_the_secret_or_repeats():
@@ -42,18 +42,18 @@ def test_no_message_shows_the_secret_or_repeats():
 def test_another_secret_or_cluster_proves_nothing_to_either(changed):
     asked = handshake.challenge()
     claimed, message = claim(asked, **changed)
-    with pytest.raises(handshake.Unproven, match="no proof of a process"):
+    with pytest.raises(handshake.Unproven, match="no proof of a caller"):
         check(asked, message)
     other, reply = check(asked, message, **changed)
     assert other == claimed
-    with pytest.raises(handshake.Unproven, match="no proof of a root"):
-        handshake.check_root(SECRET, claimed._replace(address=WHERE), reply)
+    with pytest.raises(handshake.Unproven, match="no proof of a listener"):
+        handshake.check_listener(SECRET, claimed._replace(address=WHERE), reply)
 
 
 @pytest.mark.parametrize(
-    "changed", [{"rank": 2}, {"purpose": "service"}, {"challenge": "0" * 64}]
+    "changed", [{"number": 2}, {"purpose": "service"}, {"challenge": "0" * 64}]
 )
-def test_a_proof_is_of_one_rank_one_purpose_and_one_challenge(changed):
+def test_a_proof_is_of_one_number_one_purpose_and_one_challenge(changed):
     asked = handshake.challenge()
     _, message = claim(asked)
     with pytest.raises(handshake.Unproven):
@@ -68,17 +68,17 @@ def test_what_was_said_on_another_connection_proves_nothing():
         check(handshake.challenge(), message)
     again, _ = claim(asked)
     with pytest.raises(handshake.Unproven):
-        handshake.check_root(SECRET, again, reply)
-    handshake.check_root(SECRET, claimed, reply)
+        handshake.check_listener(SECRET, again, reply)
+    handshake.check_listener(SECRET, claimed, reply)
 
 
 def test_what_a_side_has_said_itself_proves_nothing_to_it():
     """A stranger lets each side answer its own challenge."""
     asked = handshake.challenge()
     claimed, message = claim(asked)
-    with pytest.raises(handshake.Unproven):  # a process's own proof, sent back
-        handshake.check_root(SECRET, claimed, message)
-    # The root's proof for another connection, in the place of a process's.
+    with pytest.raises(handshake.Unproven):  # a caller's own proof, sent back
+        handshake.check_listener(SECRET, claimed, message)
+    # The listener's proof for another connection, in the place of a caller's.
     first = handshake.challenge()
     _, reply = check(first, claim(first)[1])
     for own in (asked["challenge"], message["challenge"]):
@@ -90,8 +90,8 @@ def test_what_a_side_has_said_itself_proves_nothing_to_it():
 @pytest.mark.parametrize(
     "changed",
     [
-        {"rank": "1"},
-        {"rank": True},
+        {"number": "1"},
+        {"number": True},
         {"purpose": None},
         {"challenge": "0" * 63},
         {"challenge": ["0" * 64]},
@@ -107,13 +107,15 @@ def test_what_is_no_claim_is_refused(changed):
         check(asked, message | changed)
 
 
-def test_a_process_answers_no_other_challenge():
+def test_a_caller_answers_no_other_challenge():
     for asked in ({}, {"challenge": 7}, {"challenge": "x" * 64}):
         with pytest.raises(handshake.Unproven, match="no challenge of 32 bytes"):
             claim(asked)
 
 
-def test_a_root_with_another_secret_says_so():
+def test_a_listener_with_another_secret_says_so():
     claimed, _ = claim(handshake.challenge())
-    with pytest.raises(handshake.OtherSecret, match="another secret, or another coord"):
-        handshake.check_root(SECRET, claimed, dict(handshake.REFUSED))
+    with pytest.raises(
+        handshake.OtherSecret, match="another secret, or another address"
+    ):
+        handshake.check_listener(SECRET, claimed, dict(handshake.REFUSED))
