@@ -210,4 +210,4 @@ def test_a_longest_bucket_that_fills_no_batch_is_trained_on_too(counts):
         visits[seen] += 1
     longest = visits[buckets == buckets.max()]
     assert longest.mean() > 0.75 * epochs
-    assert longest.min() > 0
+    assert visits.min() > 0  # others are left out in each epoch
