@@ -427,7 +427,9 @@ def spec(
 
     def made(inputs: Any) -> Any:
         key = jax.random.key(0)
-        params = init(key) if callable(init) else init
+        # A module of Equinox is a pytree of parameters that can be called.
+        is_function = callable(init) and jax.tree_util.all_leaves([init])
+        params = init(key) if is_function else init
         if aux is None:
             out = fn(params, *inputs, key)
         else:

@@ -39,9 +39,9 @@ def arrays(values: Any) -> dict[str, Any]:
             leaf = np.asarray(leaf)
         elif not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             raise ValueUnsaved(
-                f"{name} is of type {type(leaf).__name__}: run.restore and run.done"
-                " take arrays, keys of jax.random, numbers, and trees of them; leave"
-                " it out of what you pass, or mark it as static"
+                f"value {name} is of type {type(leaf).__name__}: run.restore and"
+                " run.done take arrays, keys of jax.random, numbers, and trees of them;"
+                " leave it out of what you pass, or mark it as static"
             )
         # A slash would be a folder to what writes checkpoints.
         found[f"{number:04d} {name.replace('/', '.')}"] = leaf
