@@ -133,6 +133,9 @@ def run(
 @contextlib.contextmanager
 def _folder_of_service(members: members_lib.Members) -> Iterator[pathlib.Path]:
     """Makes a folder, of this user alone, for the socket of JAX's service."""
+    if members.rank:  # the root has the service
+        yield pathlib.Path()
+        return
     # The path of a socket has at most 107 bytes.
     where = "/tmp" if len(tempfile.gettempdir()) > 60 else None
     made = tempfile.TemporaryDirectory(
