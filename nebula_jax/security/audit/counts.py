@@ -12,7 +12,7 @@ left out.
 """
 
 import pathlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from nebula_jax import printable
@@ -48,21 +48,12 @@ class Difference(NamedTuple):
     stream: Stream
     ours: Count
     peers: Count
-    entry: int | None
-    """The index of the first entry of ours that nothing of the peer's matches."""
-    peers_entry: int | None
-    """That of the peer's log."""
 
     def __str__(self) -> str:
         job, stream, kind, direction = (printable.line(each) for each in self.stream)
-        where = [
-            f"entry {index} of {whose} log"
-            for index, whose in ((self.entry, "our"), (self.peers_entry, "the peer's"))
-            if index is not None
-        ]
         return (
             f"job {job}, stream {stream}, {kind} {direction}: {self.ours} here,"
-            f" {self.peers} there; they part at {' and '.join(where)}"
+            f" {self.peers} there"
         )
 
 
@@ -74,7 +65,7 @@ def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[Difference]:
       peers: `audit` of the other lab, or a copy.
 
     Returns:
-      The differences, the earliest in our log first; [] if all counts agree.
+      The differences, by the names of streams; [] if all counts agree.
 
     Raises:
       AuditError: if a log cannot be read, or an entry of kind `stream` counts nothing.
@@ -98,36 +89,25 @@ def compare(
         stream._replace(direction=_TURNED.get(stream.direction, stream.direction)): sums
         for stream, sums in there.items()
     }
-    differences = []
-    for stream in here.keys() | there.keys():
-        a, b = here.get(stream, {}), there.get(stream, {})
-        end, peers_end = max(a, default=Count()), max(b, default=Count())
-        if end != peers_end:
-            parted = _part(a, b), _part(b, a)
-            differences.append(Difference(stream, end, peers_end, *parted))
+    both = ((each, here.get(each), there.get(each)) for each in here.keys() | there)
     return sorted(
-        differences,
-        key=lambda each: (each.entry is None, each.entry, each.peers_entry),
+        Difference(stream, a or Count(), b or Count())
+        for stream, a, b in both
+        if (a or Count()) != (b or Count())
     )
-
-
-def _part(sums: Mapping[Count, int], others: Mapping[Count, int]) -> int | None:
-    """Returns the first entry after which the other side never had the same sum."""
-    return next((entry for sum_, entry in sums.items() if sum_ not in others), None)
 
 
 def _counts(
     entries: Iterable[audit_entries.Entry], other: str, whose: str
-) -> dict[Stream, dict[Count, int]]:
-    """Returns stream -> sum so far -> the first entry after which it was so much.
+) -> dict[Stream, Count]:
+    """Returns the sum of each stream.
 
     Args:
       entries: of a log.
       other: the lab at the other end of the line.
       whose: log this is, for the error.
     """
-    found: dict[Stream, dict[Count, int]] = {}
-    ends: dict[Stream, Count] = {}
+    found: dict[Stream, Count] = {}
     for entry in entries:
         what = entry.what
         if entry.kind != "stream" or what.get("peer", other) != other:
@@ -141,8 +121,7 @@ def _counts(
                 f"entry {entry.number} of {whose} log counts no stream: it needs"
                 f" {', '.join(Stream._fields)} as texts, bytes and frames as numbers"
             )
-        stream = Stream(*names)
-        before = ends.get(stream, Count())
-        ends[stream] = Count(before.bytes + counts[0], before.frames + counts[1])
-        found.setdefault(stream, {}).setdefault(ends[stream], entry.number)
+        before = found.get(Stream(*names), Count())
+        sums = Count(before.bytes + counts[0], before.frames + counts[1])
+        found[Stream(*names)] = sums
     return found

@@ -23,8 +23,7 @@ MESSAGES = {
     "|from {host}",
     "certificate": "issued|the certificate of {lab}|for its {role}|number {serial}"
     "|until {until}|revocation list {number}",
-    "account": "changed|account {name}|as {role}|from {before}|to {after}",
-    "login": "logged in|as {name}",
+    "account": "changed|account {name}|of user {uid}|from {before}|to {after}",
     "grant": "gave|grant {number}|to {subject}|on {handle}"
     "|up to {rows} rows|up to {nbytes}|until {until}",
     "data": "used|data {handle}|with {rows} rows|of {nbytes}|in job {job}",
@@ -48,14 +47,11 @@ VERBS = {
     "account.suspend": "suspended",
     "account.resume": "resumed",
     "account.remove": "removed",
-    "account.role": "changed the role of",
     "account.limits": "changed the limits of",
-    "account.password": "changed the password of",
     "data.register": "registered",
     "data.withdraw": "withdrew",
     "grant.give": "gave",
     "grant.revoke": "revoked",
-    "login.refused": "was refused a login",
 }
 """A kind with a point -> its verb; of another, what stands after the point serves."""
 _FIELD_RE = re.compile(r"\{(\w+)\}")
