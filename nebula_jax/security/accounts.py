@@ -38,48 +38,6 @@ MOST_BYTES = 2**50
 MOST_SHARE = 1000.0
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
-TABLES = store_lib.Kind(
-    "accounts",
-    application=0x6E62616A,  # "nbaj"
-    version=3,
-    tables="""
-CREATE TABLE accounts (
-  name TEXT PRIMARY KEY,
-  uid INTEGER,
-  state TEXT NOT NULL CHECK (state IN ('active', 'suspended', 'removed')),
-  share REAL NOT NULL CHECK (share > 0),
-  quota_bytes INTEGER CHECK (quota_bytes >= 0),
-  charged_bytes INTEGER NOT NULL DEFAULT 0 CHECK (charged_bytes >= 0)
-) STRICT;
-CREATE UNIQUE INDEX one_owner ON accounts (uid IS NULL) WHERE uid IS NULL;
-CREATE UNIQUE INDEX one_account_of_a_user ON accounts (uid) WHERE state != 'removed';
-CREATE TABLE handles (
-  name TEXT PRIMARY KEY,
-  row_count INTEGER NOT NULL,
-  vocabulary TEXT NOT NULL,
-  about TEXT NOT NULL,
-  state TEXT NOT NULL CHECK (state IN ('open', 'withdrawn')),
-  provider TEXT NOT NULL
-) STRICT;
-CREATE TABLE grants (
-  number INTEGER PRIMARY KEY AUTOINCREMENT,
-  subject TEXT NOT NULL,
-  handle TEXT NOT NULL REFERENCES handles (name),
-  row_budget INTEGER CHECK (row_budget > 0),
-  byte_budget INTEGER CHECK (byte_budget > 0),
-  until REAL,
-  rows_used INTEGER NOT NULL DEFAULT 0,
-  bytes_used INTEGER NOT NULL DEFAULT 0,
-  state TEXT NOT NULL CHECK (state IN ('active', 'revoked', 'replaced')),
-  CHECK (row_budget IS NULL OR rows_used <= row_budget),
-  CHECK (byte_budget IS NULL OR bytes_used <= byte_budget)
-) STRICT;
-CREATE UNIQUE INDEX one_active_grant ON grants (subject, handle)
-  WHERE state = 'active';
-CREATE INDEX grants_of_subject ON grants (subject, handle, number);
-""",
-)
-
 
 class AccountError(errors.NebulaError):
     """An account that is not there, or that cannot be what it was to become."""
@@ -136,7 +94,7 @@ class Accounts:
         """
         check_name(owner)
         folder = private_files.folder(folder.resolve())
-        store_lib.create(folder / FILE, TABLES)
+        store_lib.create(folder / FILE)
         with cls.open(folder) as made, made.store.writing() as connection:
             query = "SELECT name FROM accounts WHERE uid IS NULL"
             before = connection.execute(query).fetchone()
@@ -161,7 +119,7 @@ class Accounts:
           store.StoreError, private_files.PrivateFileError: as `begin`.
         """
         folder = private_files.folder(folder.resolve())
-        return cls(store_lib.Store(folder / FILE, TABLES, record))
+        return cls(store_lib.Store(folder / FILE, record))
 
     def close(self) -> None:
         """Closes the file."""

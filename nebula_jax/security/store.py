@@ -1,4 +1,4 @@
-"""The files of a lab's accounts and grants, and of an authority: transactions on them.
+"""The file of a lab's accounts, handles and grants: transactions on it.
 
 One SQLite file, which several processes use at once. A transaction that writes begins
 as one (BEGIN IMMEDIATE), so that what it reads stays so until it commits; a commit is
@@ -12,7 +12,7 @@ import pathlib
 import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nebula_jax import errors, files, printable
 from nebula_jax.security import private_files
@@ -25,16 +25,43 @@ Record = Callable[..., object]
 commit: a change that cannot be recorded is not made. No secret is among the values."""
 
 
-class Kind(NamedTuple):
-    """A kind of file."""
-
-    what: str
-    """It is a file of, for errors."""
-    application: int
-    """Marks a file as ours; see PRAGMA application_id."""
-    version: int
-    tables: str
-
+APPLICATION, VERSION = 0x6E62616A, 3  # "nbaj"; see PRAGMA application_id
+_TABLES = """
+CREATE TABLE accounts (
+  name TEXT PRIMARY KEY,
+  uid INTEGER,
+  state TEXT NOT NULL CHECK (state IN ('active', 'suspended', 'removed')),
+  share REAL NOT NULL CHECK (share > 0),
+  quota_bytes INTEGER CHECK (quota_bytes >= 0),
+  charged_bytes INTEGER NOT NULL DEFAULT 0 CHECK (charged_bytes >= 0)
+) STRICT;
+CREATE UNIQUE INDEX one_owner ON accounts (uid IS NULL) WHERE uid IS NULL;
+CREATE UNIQUE INDEX one_account_of_a_user ON accounts (uid) WHERE state != 'removed';
+CREATE TABLE handles (
+  name TEXT PRIMARY KEY,
+  row_count INTEGER NOT NULL,
+  vocabulary TEXT NOT NULL,
+  about TEXT NOT NULL,
+  state TEXT NOT NULL CHECK (state IN ('open', 'withdrawn')),
+  provider TEXT NOT NULL
+) STRICT;
+CREATE TABLE grants (
+  number INTEGER PRIMARY KEY AUTOINCREMENT,
+  subject TEXT NOT NULL,
+  handle TEXT NOT NULL REFERENCES handles (name),
+  row_budget INTEGER CHECK (row_budget > 0),
+  byte_budget INTEGER CHECK (byte_budget > 0),
+  until REAL,
+  rows_used INTEGER NOT NULL DEFAULT 0,
+  bytes_used INTEGER NOT NULL DEFAULT 0,
+  state TEXT NOT NULL CHECK (state IN ('active', 'revoked', 'replaced')),
+  CHECK (row_budget IS NULL OR rows_used <= row_budget),
+  CHECK (byte_budget IS NULL OR bytes_used <= byte_budget)
+) STRICT;
+CREATE UNIQUE INDEX one_active_grant ON grants (subject, handle)
+  WHERE state = 'active';
+CREATE INDEX grants_of_subject ON grants (subject, handle, number);
+"""
 
 _DAMAGED = "the file is damaged: put a copy of it back"
 _ADVICE = {
@@ -57,7 +84,7 @@ def unrecorded(kind: str, who: str, **what: Any) -> None:
     """Records nothing: a `Record` for those who keep no audit log."""
 
 
-def create(path: pathlib.Path, kind: Kind) -> None:
+def create(path: pathlib.Path) -> None:
     """Makes a file without rows, in a private folder, unless it is there.
 
     Raises:
@@ -71,9 +98,9 @@ def create(path: pathlib.Path, kind: Kind) -> None:
             os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
             with contextlib.closing(_connect(partial)) as connection:
                 connection.execute("PRAGMA journal_mode = WAL")
-                connection.execute(f"PRAGMA application_id = {kind.application}")
-                connection.execute(f"PRAGMA user_version = {kind.version}")
-                connection.executescript(kind.tables)
+                connection.execute(f"PRAGMA application_id = {APPLICATION}")
+                connection.execute(f"PRAGMA user_version = {VERSION}")
+                connection.executescript(_TABLES)
     except OSError as error:
         raise StoreError(f"{path}: cannot be made: {error.strerror}") from None
 
@@ -89,7 +116,6 @@ class Store:
     def __init__(
         self,
         path: pathlib.Path,
-        kind: Kind,
         record: Record = unrecorded,
     ) -> None:
         """Opens a file that `create` has made.
@@ -108,7 +134,7 @@ class Store:
         with _translated(path):
             self._connection = _connect(path)
             try:
-                _check_version(self._connection, path, kind)
+                _check_version(self._connection, path)
             except BaseException:
                 self._connection.close()
                 raise
@@ -171,16 +197,14 @@ def _number(connection: sqlite3.Connection, pragma: str) -> int:
     return int(connection.execute(f"PRAGMA {pragma}").fetchone()[0])
 
 
-def _check_version(
-    connection: sqlite3.Connection, path: pathlib.Path, kind: Kind
-) -> None:
+def _check_version(connection: sqlite3.Connection, path: pathlib.Path) -> None:
     version = _number(connection, "user_version")
-    if _number(connection, "application_id") != kind.application:
-        raise StoreError(f"{path}: is no file of {kind.what}: put a copy of it back")
-    if version != kind.version:
+    if _number(connection, "application_id") != APPLICATION:
+        raise StoreError(f"{path}: is no file of accounts: put a copy of it back")
+    if version != VERSION:
         raise StoreError(
-            f"{path}: has version {version}, and this Nebula reads {kind.version}: use"
-            " the one that wrote it, or found the federation anew"
+            f"{path}: has version {version}, and this Nebula reads {VERSION}: use the"
+            " one that wrote it, or found the federation anew"
         )
 
 

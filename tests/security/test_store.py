@@ -14,21 +14,17 @@ import pytest
 import tiny_accounts
 
 from nebula_jax import errors
-from nebula_jax.security import accounts, grants, private_files
+from nebula_jax.security import grants, private_files
 from nebula_jax.security import store as store_lib
-from nebula_jax.security.store import StoreError
+from nebula_jax.security.store import Store, StoreError
 
 ROOT = pathlib.Path(__file__).parents[2]
 INSERT = "INSERT INTO accounts VALUES ('a', 7, 'active', 1, NULL, 0)"
 
 
-def Store(path):
-    return store_lib.Store(path, accounts.TABLES)
-
-
 @pytest.fixture
 def path(tmp_path):
-    store_lib.create(tmp_path / "identity.sqlite", accounts.TABLES)
+    store_lib.create(tmp_path / "identity.sqlite")
     return tmp_path / "identity.sqlite"
 
 
@@ -128,7 +124,7 @@ def test_what_fails_half_way_is_undone(path):
 
 def test_a_second_creation_changes_nothing(path):
     before = path.read_bytes()
-    store_lib.create(path, accounts.TABLES)
+    store_lib.create(path)
     assert path.read_bytes() == before
     assert [each.name for each in path.parent.iterdir()] == ["identity.sqlite"]
 
@@ -137,7 +133,7 @@ def test_a_missing_file_names_the_command(tmp_path):
     refused(tmp_path / "identity.sqlite", "not there: nebula init or nebula join")
     (tmp_path / "file").touch()
     with pytest.raises(StoreError, match="cannot be made"):
-        store_lib.create(tmp_path / "file" / "identity.sqlite", accounts.TABLES)
+        store_lib.create(tmp_path / "file" / "identity.sqlite")
 
 
 def test_another_version_is_refused_and_stays_as_it_is(path):

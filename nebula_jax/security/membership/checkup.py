@@ -11,7 +11,6 @@ from typing import NamedTuple
 from cryptography import x509
 
 from nebula_jax import errors, printable
-from nebula_jax.security import accounts as accounts_lib
 from nebula_jax.security import policy, private_files
 from nebula_jax.security import store as store_lib
 from nebula_jax.security.audit import verify as audit_verify
@@ -168,7 +167,7 @@ def rules(found: site_folder.Folder) -> Found:
 
 def accounts(found: site_folder.Folder) -> Found:
     """Checks the store of accounts."""
-    store = store_lib.Store(found.identity, accounts_lib.TABLES)
+    store = store_lib.Store(found.identity)
     try:
         findings = store.findings()
         count = store.rows("SELECT COUNT(*) FROM accounts")[0][0]
