@@ -78,7 +78,8 @@ def test_all_clusters_come_to_the_same_bits(codec):
 
 
 def test_a_round_is_the_outer_step_on_what_was_received():
-    group = members(codecs.int8("row"))
+    config = diloco.Config(inner_steps=4, fragments=2, delay=1, momentum=0.9)
+    group = members(codecs.int8("row"), config)
     copies = [moved(1), moved(2), moved(3)]
     anchor = parts(params())[0]
     received = []
@@ -87,12 +88,12 @@ def test_a_round_is_the_outer_step_on_what_was_received():
         payload, _ = codecs.int8("row").encode(delta, ())
         received.append(codecs.int8("row").decode(payload, ())[0])
     expected = diloco.outer_step(
-        CONFIG, diloco.begin(CONFIG, anchor), received, [1 / 3] * 3, True
+        config, diloco.begin(config, anchor), received, [1 / 3] * 3, True
     )
     after = a_round(group, copies)
     for name, leaf in expected.anchor.items():
         assert np.array_equal(group[1].outers[0].anchor[name], leaf)
-    mixed = diloco.mix(CONFIG, parts(copies[1])[0], expected.anchor)
+    mixed = diloco.mix(config, parts(copies[1])[0], expected.anchor)
     table = after[1]["embeddings"]["table"]
     assert np.array_equal(table, mixed["embeddings/table"])
     # The other fragment is as it was.
