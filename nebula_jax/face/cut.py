@@ -270,7 +270,7 @@ class Front(Part):
       fn: (params, batch, rng) -> h, pure; with `has_loss`, -> (h, a loss of its own),
         which is added to the last part's.
       has_loss: see `fn`.
-      others: as of Part.
+      others: see help(nebula.cut.Part).
     """
 
     has_loss: bool = dataclasses.field(default=False, kw_only=True)
@@ -320,7 +320,7 @@ class Middle(Front):
 
     Args:
       fn: (params, h, batch, rng) -> h2, pure; with `has_loss` as of Front.
-      others: as of Part.
+      others: see help(nebula.cut.Part).
     """
 
     _has_h: ClassVar[bool] = True
@@ -352,7 +352,7 @@ class Back(Part):
     Args:
       fn: (params, h, batch, rng) -> the loss, a scalar, or (loss, dict of metrics),
         pure.
-      others: as of Part.
+      others: see help(nebula.cut.Part).
     """
 
     def open(self, link: Link, h: codec_lib.Spec, aux: Any = None) -> Line:
