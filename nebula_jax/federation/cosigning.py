@@ -2,7 +2,7 @@
 
 import time
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from nebula_jax import errors, printable
 from nebula_jax.communication import pending_connections
@@ -11,20 +11,8 @@ from nebula_jax.federation import line
 from nebula_jax.federation.state import State
 from nebula_jax.security.audit import checkpoint_note, entries, witness
 
-ANSWER_SECONDS = 20.0  # for a peer to cosign
-MOST_RETRY_SECONDS = 3600.0  # until a head that was not cosigned is sent once more
+ANSWER_SECONDS = 20.0  # for a peer to cosign, before a head is sent once more
 SHOWN = 200
-
-
-class _Sent(NamedTuple):
-    """The head that a peer is to cosign and has not yet."""
-
-    fields: dict[str, Any]
-    """The fields of the message that has it."""
-    again: float
-    """The time at which it is sent once more; monotonic."""
-    wait: float
-    """The seconds until then, from when it was sent last."""
 
 
 class Cosigning:
@@ -34,7 +22,8 @@ class Cosigning:
         """Opens what this lab has witnessed."""
         self._state = state
         self._witness = witness.Witness(state.folder.audit, state.lab)
-        self._sent: dict[str, _Sent] = {}  # by lab
+        self._sent: dict[str, tuple[dict[str, Any], float]] = {}
+        """Lab -> the message with the head that it has not cosigned yet, sent when."""
         self._due: set[str] = set()  # labs that get a newer one after their answer
         self._refusals: dict[str, pending_connections.RejectedLog] = {}  # by lab
         self._seen: dict[str, int] = {}  # lab -> size of this log that it has witnessed
@@ -79,9 +68,6 @@ class Cosigning:
         log, lab = self._state.audit, made.lab
         if lab in self._sent:
             self._due.add(lab)
-            _, again, wait = self._sent[lab]
-            if time.monotonic() >= again - wait + ANSWER_SECONDS:
-                self._send_once_more(made)
             return
         self._due.discard(lab)
         text = log.sign_head()
@@ -98,24 +84,19 @@ class Cosigning:
             "proof": [each.hex() for each in proof],
             "verifier": log.verifier,
         }
-        self._sent[lab] = _Sent(
-            fields, time.monotonic() + ANSWER_SECONDS, ANSWER_SECONDS
-        )
+        self._sent[lab] = fields, time.monotonic()
         made.send(op="cosign", **fields)
 
     async def send_again(self) -> None:
         """Sends heads again to peers that could not answer, as with a full disk."""
         now = time.monotonic()
-        for lab, sent in list(self._sent.items()):
+        for lab, (fields, since) in list(self._sent.items()):
             made = self._state.lines.get(lab)
-            if made is not None and not made.is_closed and now >= sent.again:
-                self._send_once_more(made)
-
-    def _send_once_more(self, made: line.Line) -> None:
-        fields, _, wait = self._sent[made.lab]
-        wait = min(2 * wait, MOST_RETRY_SECONDS)
-        self._sent[made.lab] = _Sent(fields, time.monotonic() + wait, wait)
-        made.send(op="cosign", **fields)
+            if made is None or made.is_closed:
+                continue
+            if now >= since + ANSWER_SECONDS:
+                self._sent[lab] = fields, now
+                made.send(op="cosign", **fields)
 
     def cosign_for(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Cosigns the head of a peer's log, if it continues what was seen of it."""
@@ -140,7 +121,7 @@ class Cosigning:
         """Takes a peer's signature under a head, if that was sent to it."""
         text = json_lines.field(fields, "checkpoint", str)
         sent = self._sent.get(made.lab)
-        if sent is None or sent.fields["checkpoint"] != text:
+        if sent is None or sent[0]["checkpoint"] != text:
             return  # a repeat, or to what a former line has sent: nothing waits for it
         del self._sent[made.lab]
         self._seen[made.lab] = checkpoint_note.read(text).checkpoint.size

@@ -31,7 +31,7 @@ MOST_PENDING = 128  # each may cost 256 KiB of TLS
 PENDING_SECONDS = 15.0  # for handshake, request and end of one
 PAUSE = 0.1  # seconds, where the system has no more sockets
 REFUSAL_BURST = 20  # entries that need not wait
-REFUSAL_SECONDS = 1.0  # between the others
+REFUSAL_SECONDS = 60.0  # between the others: 80 MB a year, which nothing prunes
 
 
 async def accepted(
@@ -63,6 +63,7 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
     """
     loop = asyncio.get_running_loop()
     try:
+        await _client_hello(sock)
         floor = policy.load(folder.path / policy.FILE).tls
         context = between_labs.server_context(
             folder, "switch", floor, allows_joining=True
@@ -81,6 +82,30 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
         raise
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
     return _checked(folder, reader, writer, allows_none=True)
+
+
+async def _client_hello(sock: socket.socket) -> None:
+    """Waits for the first record of TLS: before, who has come costs no more than this.
+
+    Raises:
+      between_labs.PeerRefused: if something else comes.
+      ConnectionError: if nothing does.
+    """
+    loop, ready = asyncio.get_running_loop(), asyncio.Event()
+    steps = greeting.client_hello(sock)
+    while True:
+        try:
+            next(steps)
+        except StopIteration:
+            return
+        except greeting.NoTls as error:
+            raise between_labs.PeerRefused("plaintext", str(error)) from None
+        loop.add_reader(sock, ready.set)
+        try:
+            await ready.wait()
+        finally:
+            loop.remove_reader(sock)
+            ready.clear()
 
 
 async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Connection:

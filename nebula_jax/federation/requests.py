@@ -18,6 +18,7 @@ from nebula_jax.security.membership import member
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NAME = re.compile(r"[0-9a-f]{16}")
 _ACCOUNT = re.compile(r"[a-z][a-z0-9-]{0,31}@[a-z0-9-]{1,63}")
+WAITING_SECONDS = 30.0  # after its last attempt a trainer is no longer shown
 RECORDED = ("job", "checkpoint", "data", "fault")
 """The kinds of entries that a trainer may put into the audit log."""
 
@@ -173,7 +174,13 @@ class _Request(NamedTuple):
             raise inner.Lost("; ".join(switch.no_line.values()))
         for where, text in switch.no_line.items():
             reasons.append(f"no line to {where}: {text}")
+        if not lab and switch.lines:
+            reasons.append(
+                f"this switch has lines to {', '.join(sorted(switch.lines))} alone, and"
+                " none relays: another lab's needs its address as --peer, or it theirs"
+            )
         why = "; ".join(reasons) or "no other lab is connected"
+        switch.waiting[job, connector] = time.monotonic(), f"{listener}: {why}"
         raise inner.Absent(f"{listener} of job {job} is at no lab at present ({why})")
 
     async def _carry_here(self, about: streams.About, served: Served) -> None:
@@ -248,6 +255,11 @@ def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:
         "streams": [
             {**about._asdict(), "seconds": now - since}
             for about, since in switch.in_flight.values()
+        ],
+        "waiting": [
+            {"job": job, "cluster": cluster, "why": why}
+            for (job, cluster), (since, why) in sorted(switch.waiting.items())
+            if time.monotonic() < since + WAITING_SECONDS
         ],
         "refusals": [
             {"job": job, "cluster": cluster, "why": why}

@@ -80,6 +80,8 @@ class State:
         """(job, cluster) -> the trainer here that is it."""
         self.refusals: dict[tuple[str, str], str] = {}
         """(job, cluster) -> why its stream was ended, for its next attempt."""
+        self.waiting: dict[tuple[str, str], tuple[float, str]] = {}
+        """(job, cluster) -> when it last dialed who is nowhere, and who that is."""
         self.in_flight: dict[int, tuple[streams.About, float]] = {}
         """Number -> a stream, and since when; another switch may give two one name."""
         self._numbers = itertools.count()
@@ -240,6 +242,7 @@ class State:
         """
         number = next(self._numbers)
         self.in_flight[number] = (about, time.time())
+        self.waiting.pop((about.job, about.connector), None)
         job, counts = about.job, not is_listener or about.lab != self.lab
 
         def admit(kind: str, count: int) -> None:

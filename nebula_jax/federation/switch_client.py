@@ -19,7 +19,7 @@ from nebula_jax import errors, printable
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import greeting, json_lines, sealing, states
 from nebula_jax.federation import inner, trainer_keys
-from nebula_jax.security import incarnations, policy, seal
+from nebula_jax.security import incarnations, names, policy, seal
 from nebula_jax.security.membership import revocation, site_folder
 from nebula_jax.security.tls import between_labs
 
@@ -197,6 +197,8 @@ class Trainer:
         listed = revocation.RevocationList(self.folder, "trainer")
         peer = between_labs.check_peer(certificate, self.folder, revoked=listed)
         name = f"{printable.line(offer.cluster)} of {peer.lab}"
+        if not names.is_cluster(offer.cluster):
+            raise PeerRefused(f"{name}: that is no cluster's name")
         if peer.role != "trainer" or offer.job != self.job:
             job = printable.line(offer.job)
             raise PeerRefused(f"{name} ({peer.role}) takes part in job {job}")

@@ -5,7 +5,6 @@ which are signed. It can drop both, and gets no key and no certificate for one o
 own: a request is signed with the key of the certificate before (`member.Renewal`).
 """
 
-from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
@@ -45,7 +44,7 @@ def refresh(folder: site_folder.Folder) -> None:
     sock.close()
     if pem := answer.get("list"):
         listed.accept(str(pem).encode())
-    own = x509.load_pem_x509_certificate((folder.trainer / "cert.pem").read_bytes())
+    own = member.own_certificate(folder, "trainer")
     if member.renewal_due(own, site_folder.utc_now()):
         renew(folder)
 

@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
@@ -183,8 +182,7 @@ class Upkeep:
     @property
     def is_revoked(self) -> bool:
         """True if the certificate of this switch is revoked."""
-        pem = (self.state.folder.switch / "cert.pem").read_bytes()
-        own = x509.load_pem_x509_certificate(pem)
+        own = member.own_certificate(self.state.folder, "switch")
         return self.revocations.is_revoked(own.serial_number)
 
     # Renewal.
@@ -210,8 +208,8 @@ class Upkeep:
         if time.monotonic() < self._tried + RETRY_SECONDS:
             return
         self._tried, now = time.monotonic(), site_folder.utc_now()
-        pem = (self.state.folder.switch / "cert.pem").read_bytes()
-        if member.renewal_due(x509.load_pem_x509_certificate(pem), now):
+        own = member.own_certificate(self.state.folder, "switch")
+        if member.renewal_due(own, now):
             await self.rotate()
 
     async def _end_expired(self) -> None:

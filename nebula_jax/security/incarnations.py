@@ -4,22 +4,34 @@ Both sides of a connection exchange their numbers. A number that goes back means
 machine was restored from an older copy, or that there are two of one trainer: either
 could send frames of a state that its peer has left behind. So numbers are kept on disk,
 and one that goes back is refused. Who has lost them begins at the seconds of a clock,
-which are more than any count of starts; no clock has another part in it.
+which are more than any count of starts; no clock has another part in it. A number is
+shown with random bits of the start: of two clones with one number, one is refused.
 """
 
 import fcntl
 import json
 import os
 import pathlib
+import secrets
 import time
 from typing import Any
 
 from nebula_jax import errors, files, printable, strict_json
 from nebula_jax.security import names
 
+SALT_BITS = 31
+"""Random bits of a start, below its number, in the 63 that are shown."""
+MOST_OF_LAB = 256
+"""Clusters of one lab whose numbers are kept: it can make up names without end."""
+
 
 class IncarnationError(errors.NebulaError):
     """An incarnation that went back, or that is here twice."""
+
+
+def shown(number: int) -> int:
+    """Returns what a start with a number shows."""
+    return number << SALT_BITS | secrets.randbits(SALT_BITS)
 
 
 class Incarnations:
@@ -53,8 +65,9 @@ class Incarnations:
             os.close(self._lock)
             raise
         self._peers: dict[str, int] = kept["peers"]
-        self.own: int = kept["own"] + 1
-        """The number of this incarnation, from 1."""
+        self._number: int = kept["own"] + 1
+        self.own = shown(self._number)
+        """What this incarnation shows its peers: its number, and what is random."""
         self._write()
 
     def admit(self, peer: str, incarnation: int) -> None:
@@ -62,20 +75,30 @@ class Incarnations:
 
         Args:
           peer: its name, such as `generator:0 of lab-s`.
-          incarnation: its number.
+          incarnation: what it shows, see `shown`.
 
         Raises:
-          IncarnationError: if it has shown a higher one.
+          IncarnationError: if it has shown a higher number, or another start has shown
+            this one; or its lab has more names than any has clusters.
         """
         seen = self._peers.get(peer, 0)
-        if incarnation < seen:
+        if incarnation == seen:
+            return
+        number, last = incarnation >> SALT_BITS, seen >> SALT_BITS
+        if number <= last:
             raise IncarnationError(
-                f"{printable.line(peer)} shows incarnation {incarnation} after {seen}:"
+                f"{printable.line(peer)} shows incarnation {number} after {last}:"
                 " it was restored from an older copy, or runs twice"
             )
-        if incarnation > seen:
-            self._peers[peer] = incarnation
-            self._write()
+        lab = peer.rpartition(" of ")[2]
+        of_lab = sum(each.rpartition(" of ")[2] == lab for each in self._peers)
+        if peer not in self._peers and of_lab >= MOST_OF_LAB:
+            raise IncarnationError(
+                f"{printable.line(lab)} has shown {of_lab} clusters, and no more are"
+                f" taken: remove those from {self._path} that are none"
+            )
+        self._peers[peer] = incarnation
+        self._write()
 
     def close(self) -> None:
         """Lets another process begin the next one."""
@@ -101,4 +124,4 @@ class Incarnations:
 
     def _write(self) -> None:
         with files.writing(self._path) as path:
-            path.write_text(json.dumps({"own": self.own, "peers": self._peers}))
+            path.write_text(json.dumps({"own": self._number, "peers": self._peers}))

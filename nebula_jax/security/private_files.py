@@ -6,6 +6,7 @@ may put a link there would otherwise choose what is read or written.
 
 import os
 import pathlib
+import resource
 import stat
 
 from nebula_jax import errors, files
@@ -92,6 +93,11 @@ def write(path: pathlib.Path, text: str) -> None:
                 stream.write(text.encode("utf-8"))
     except OSError as error:
         raise PrivateFileError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def keep_out_of_core_dumps() -> None:
+    """Lets a crash of this process, which has keys in its memory, write none."""
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 def _status(path: pathlib.Path) -> os.stat_result:

@@ -58,8 +58,9 @@ def data_add(given: argparse.Namespace) -> int:
         )
         made = access.register(given.name, settings, len(text), text.digest, about)
     print(f"{made.name}: {made.rows:,} rows; {made.about}")
-    print(f"next: nebula grant SUBJECT {made.name} --rows 1e6 --until DAY")
-    print(f"      nebula data serve {made.name}")
+    grant = f"grant SUBJECT {made.name} --rows 1e6 --until DAY"
+    print(f"next: {arguments.again(given, grant)}")
+    print(f"      {arguments.again(given, f'data serve {made.name}')}")
     return 0
 
 

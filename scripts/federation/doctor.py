@@ -5,7 +5,6 @@ certificate, as a lab does that joins.
 """
 
 import argparse
-import datetime
 import socket
 import sys
 import time
@@ -74,7 +73,7 @@ def running(folder: site_folder.Folder) -> list[Check]:
     number = status["revocations"]
     checks = [Check("switch", FINE, f"runs, with revocation list {number}")]
     for each in status["lines"]:
-        since = checkup.duration(datetime.timedelta(seconds=each["seconds"]))
+        since = checkup.duration(each["seconds"])
         waiting = len(each["waiting"])
         text = f"for {since}, {each['streams']} streams, {waiting} of them wait"
         checks.append(Check(f"line to {each['lab']}", FINE, text))
@@ -82,6 +81,9 @@ def running(folder: site_folder.Folder) -> list[Check]:
         checks.append(Check(f"line to {where}", WRONG, f"none: {why}"))
     if not status["lines"] and not status["no_lines"]:
         checks.append(_no_line(folder))
+    for each in status["waiting"]:
+        what = f"{each['cluster']} of job {each['job']}"
+        checks.append(Check(what, UNCLEAR, f"waits for {each['why']}"))
     for each in status["refusals"]:
         what = f"{each['cluster']} of job {each['job']}"
         checks.append(Check(what, WRONG, f"is refused: {each['why']}"))
@@ -122,7 +124,7 @@ def _clock(what: str) -> list[Check]:
         ahead = joining.clock_ahead(what)
     except (errors.NebulaError, OSError):
         return []  # the handshake shows what is wrong
-    span = checkup.duration(datetime.timedelta(seconds=abs(ahead)))
+    span = checkup.duration(abs(ahead))
     text = f"this machine's is {span} {'ahead of' if ahead > 0 else 'behind'} that one"
     if abs(ahead) <= checkup.MOST_CLOCK_SECONDS:
         return [Check("clocks", FINE, text)]

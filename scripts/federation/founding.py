@@ -7,6 +7,7 @@ import sys
 
 from nebula_jax.federation import issuer as issuer_lib
 from nebula_jax.federation import joining
+from nebula_jax.runtime.life import process
 from nebula_jax.security import accounts, private_files
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, invitations, revocation
@@ -50,6 +51,11 @@ def invite(given: argparse.Namespace) -> int:
     address = given.address or f"{socket.getfqdn()}:{PORT}"
     issuer = authority.LocalAuthority(folder)
     text = issuer.invite(given.lab, address)
+    if given.lab in issuer.members():
+        process.message(
+            f"{given.lab} is a member: who uses this takes its place, and its present"
+            " certificates are revoked"
+        )
     _record(folder, "federation", event="invited", lab=given.lab)
     if given.out is None:
         print(text)
@@ -78,12 +84,17 @@ def join(given: argparse.Namespace) -> int:
     _begin(folder, given.name, "joined", authority=given.address)
     print(f"{folder.path}: {given.name} has joined the federation.")
     print(f"next: {arguments.again(given, f'switch --peer {given.address}')}")
+    print(
+        "      for each further lab with which this one trains: one of both switches"
+        " has --listen, the other that address as one more --peer"
+    )
     return 0
 
 
 @arguments.command("authority")
 def serve_authority(given: argparse.Namespace) -> int:
     """Answers the requests of a switch on standard input, as `nebula switch` has it."""
+    private_files.keep_out_of_core_dumps()
     made = authority.LocalAuthority(arguments.folder(given))
     issuer_lib.serve(made, sys.stdin.buffer, sys.stdout.buffer)
     return 0

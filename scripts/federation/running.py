@@ -13,6 +13,8 @@ from typing import Any
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner, issuer, server, trainer_keys
 from nebula_jax.runtime.life import process
+from nebula_jax.security import private_files
+from nebula_jax.security.membership import checkup
 from scripts.federation import arguments
 
 REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer
@@ -55,6 +57,7 @@ def switch(given: argparse.Namespace) -> int:
         raise arguments.InputError(
             "nebula switch needs --listen HOST:PORT, or --peer HOST:PORT, or both"
         )
+    private_files.keep_out_of_core_dumps()
     folder = arguments.folder(given)
     authority = None
     if not folder.load().authority:
@@ -109,7 +112,7 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     lines = [f"{found['lab']}: revocation list {found['revocations']}"]
     for each in found["lines"]:
         lines.append(
-            f"  line to {each['lab']} for {_duration(each['seconds'])}:"
+            f"  line to {each['lab']} for {checkup.duration(each['seconds'])}:"
             f" {each['streams']} streams, {_size(each['sent'])} sent,"
             f" {_size(each['received'])} received"
         )
@@ -136,7 +139,11 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
         lines.append(
             f"  {each['connector']} to {each['listener']} of job {each['job']}"
             f" ({each['account']}), with {each['lab']}, for"
-            f" {_duration(each['seconds'])}"
+            f" {checkup.duration(each['seconds'])}"
+        )
+    for each in found["waiting"]:
+        lines.append(
+            f"  {each['cluster']} of job {each['job']} waits for {each['why']}"
         )
     for each in found["refusals"]:
         lines.append(
@@ -167,13 +174,6 @@ def _request(given: argparse.Namespace, op: str) -> Mapping[str, Any]:
         return arguments.request(arguments.folder(given), REQUEST_SECONDS, op)
     except OSError as error:
         raise inner.NoSwitch(f"the switch does not answer: {error}") from None
-
-
-def _duration(seconds: float) -> str:
-    for unit, length in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= length:
-            return f"{seconds / length:.1f} {unit}"
-    return f"{seconds:.0f} s"
 
 
 def _size(count: float) -> str:

@@ -14,6 +14,7 @@ import threading
 import nebula_command
 import pytest
 import two_labs
+from cryptography.hazmat.primitives import serialization
 from lab_exchange import (
     discriminate,
     exchange,
@@ -107,11 +108,11 @@ def pairs(labs):
 
 def test_no_switch_has_a_key_of_trainers_or_authority(labs):
     for lab in labs.values():
-        keys = [each.read_bytes() for each in lab.stolen.path.rglob("key.pem")]
+        keys = [each.read_bytes() for each in lab.stolen.path.rglob("*.pem")]
         assert keys
         for folder in (lab.folder, lab.folder.path.parent / "ca"):
             path = getattr(folder, "path", folder)
-            for each in path.rglob("key.pem"):
+            for each in (*path.rglob("key.pem"), *path.rglob("trainer.pem")):
                 assert each.read_bytes() not in keys
         assert not lab.stolen.trainers.exists()
         assert not lab.stolen.authority.exists()
@@ -210,7 +211,8 @@ def test_it_is_certified_as_no_trainer(labs):
     """It has a line to the authority, and the certificates of trainers, with no key."""
     for lab in labs.values():
         ours = member.renewal_request(lab.stolen, "switch")[1]
-        former = (lab.folder.trainer / "cert.pem").read_bytes()
+        found = member.own_certificate(lab.folder, "trainer")
+        former = found.public_bytes(serialization.Encoding.PEM)
         with pytest.raises(errors.NebulaError, match=r"not signed|no certificate"):
             lab.run(lab.switch.upkeep.certified(ours._replace(certificate=former)))
         theirs = member.renewal_request(lab.folder, "trainer")[1]

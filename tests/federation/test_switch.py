@@ -837,6 +837,22 @@ def test_what_was_overheard_opens_nothing_and_no_false_switch_gets_a_token(
         assert json_lines.read(sock) == handshake.REFUSED
 
 
+def test_a_stranger_who_sends_nothing_costs_no_tls(labs, monkeypatch):
+    """Neither keys nor lists are read before TLS begins."""
+    made, context = [], between_labs.server_context
+    monkeypatch.setattr(
+        between_labs,
+        "server_context",
+        lambda *values, **more: made.append(1) or context(*values, **more),
+    )
+    with contextlib.ExitStack() as stack:
+        for data in (b"", b"", b"GET / HTTP/1.0\r\n\r\n"):
+            sock = stack.enter_context(socket.create_connection(labs.s.address, 10))
+            sock.sendall(data)
+        wait_until(lambda: any("begins no TLS" in each for each in labs.s.lines))
+        assert not made
+
+
 @pytest.mark.parametrize("data", [b"\n", b"{}\n", b"[" * 70_000, b"\xff\n"])
 def test_what_is_no_request_is_answered_or_dropped(labs, data):
     found = inner.read(labs.s.folder)

@@ -5,15 +5,18 @@ import datetime
 
 import pytest
 import two_labs
-from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
 from nebula_jax.federation import switch_client
-from nebula_jax.security import policy, seal
+from nebula_jax.security import incarnations, policy, seal
+from nebula_jax.security.membership import member
 from nebula_jax.security.tls import between_labs
 
 OTHER_LABS = '{"jobs": {"m3": {"labs": {"generator:0": ["lab-u"]}}}}'
+
+
+SHOWN = [incarnations.shown(number) for number in range(6)]
 
 
 @pytest.fixture(scope="module")
@@ -23,13 +26,12 @@ def labs(tmp_path_factory):
 
 
 def certificate(lab, role):
-    path = lab.folder.credentials(role) / "cert.pem"
-    found = x509.load_pem_x509_certificate(path.read_bytes())
+    found = member.own_certificate(lab.folder, role)
     return found.public_bytes(serialization.Encoding.DER)
 
 
 def offer(incarnation=5, job="m3"):
-    return seal.offer(incarnation, "generator:0", job)
+    return seal.offer(SHOWN[incarnation], "generator:0", job)
 
 
 def test_a_peer_is_admitted_by_certificate_role_job_lab_policy_and_number(

@@ -46,6 +46,10 @@ class Connected(NamedTuple):
     """The labels of the clusters that the peer may be; None for any."""
 
 
+class NoTls(ConnectionError):
+    """A peer whose first bytes begin no TLS."""
+
+
 class PlainPeer(errors.NebulaError):
     """A peer that sends a frame where TLS has to begin."""
 
@@ -104,7 +108,7 @@ def client_hello(sock: socket.socket) -> Steps[bytes]:
             "it sent a frame without TLS: that is on here, and off there (tls)"
         )
     if not head.startswith(TLS_HANDSHAKE):
-        raise ConnectionError(f"it sent {head!r}, which begins no TLS")
+        raise NoTls(f"it sent {head!r}, which begins no TLS")
     length = int.from_bytes(head[3:])
     if length > MAX_CLIENT_HELLO:
         raise ConnectionError(f"it began TLS with a record of {length} bytes")

@@ -469,9 +469,7 @@ def requested_key(csr_pem: bytes) -> Any:
     except site_folder.UNREADABLE:
         raise RequestRefused("malformed", "this is no certificate request") from None
     if not strong:
-        raise RequestRefused(
-            "weak_key", "the key of a request must be P-256, a longer one, or Ed25519"
-        )
+        raise RequestRefused("weak_key", "the key of a request must be P-256")
     if not valid:
         raise RequestRefused(
             "bad_signature", "the request was not signed with its own key"

@@ -4,7 +4,6 @@ Nothing is changed, and nothing but the folder is looked at.
 """
 
 import datetime
-import shutil
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -12,23 +11,20 @@ from cryptography import x509
 
 from nebula_jax import errors, printable
 from nebula_jax.security import policy, private_files
-from nebula_jax.security import store as store_lib
 from nebula_jax.security.audit import verify as audit_verify
 from nebula_jax.security.membership import member, revocation, site_folder
 
-LITTLE_BYTES = 1 << 30
-"""A disk with less is nearly full: a log that finds no room stops what it records."""
 MOST_CLOCK_SECONDS = member.BACKDATED.total_seconds() / 2
 """A larger difference is wrong: with twice that, new certificates are not valid yet."""
-TRUSTED_FILE_TIME = datetime.timedelta(minutes=5)
-"""A certificate is installed within seconds of its issue; a file whose time is further
-off was copied, or the clock is that wrong: both are reported."""
 LATE = 2 / 5
 """The part of a certificate's life after which its renewal has failed for a day."""
 OLD_LIST = datetime.timedelta(days=2)
 """The authority signs a new list every day."""
 
-SECRETS = ("key.pem", "ledger.json", "identity.sqlite", "switch.json")
+SECRETS = (
+    *("key.pem", "switch.pem", "trainer.pem", "ledger.json"),
+    *("identity.sqlite", "switch.json"),
+)
 """The names of files that nobody else may read."""
 
 FINE, WRONG, UNCLEAR = "ok", "wrong", "note"
@@ -71,12 +67,9 @@ def folder(
         "folder": lambda: private(found),
         "certificate of the switch": lambda: certificate(found, "switch", now),
         "certificate of the trainer": lambda: certificate(found, "trainer", now),
-        "clock": lambda: clock(found),
         "revocation list": lambda: revocation_list(found, now),
         "policy": lambda: rules(found),
-        "accounts": lambda: accounts(found),
         "audit log": lambda: audit_log(found),
-        "disk": lambda: disk(found),
     }
     if not found.trainers.exists():  # they are elsewhere
         del parts["certificate of the trainer"]
@@ -115,34 +108,6 @@ def certificate(found: site_folder.Folder, role: str, now: datetime.datetime) ->
     )
 
 
-def clock(found: site_folder.Folder) -> Found:
-    """Compares this machine's clock with the authority's.
-
-    The authority's is in a certificate that it has issued; this machine's, in the time
-    of the file that was written when it came.
-    """
-    if not found.load().authority:
-        return FINE, "this lab has the authority, whose clock counts"
-    path = found.switch / "cert.pem"
-    own = x509.load_pem_x509_certificate(path.read_bytes())
-    issued = own.not_valid_before_utc + member.BACKDATED
-    written = datetime.datetime.fromtimestamp(path.stat().st_mtime, datetime.UTC)
-    ahead = written - issued
-    when = f"at {issued:%Y-%m-%d %H:%M} UTC, when the certificate was issued"
-    if abs(ahead) > TRUSTED_FILE_TIME:
-        return UNCLEAR, (
-            f"the files of the certificate are {duration(abs(ahead))} off its issue"
-            f" {when}: they were copied, or this clock is wrong; compare it with a time"
-            " server"
-        )
-    seconds = ahead.total_seconds()
-    text = f"{abs(seconds):.0f} s {'ahead of' if seconds >= 0 else 'behind'}"
-    text = f"this machine's was {text} the authority's {when}"
-    if abs(seconds) > MOST_CLOCK_SECONDS:
-        return WRONG, f"{text}: set it by a time server (NTP)"
-    return FINE, text
-
-
 def revocation_list(found: site_folder.Folder, now: datetime.datetime) -> Found:
     """Checks the revocation list, and that it is not old."""
     listed = revocation.RevocationList(found)
@@ -165,20 +130,6 @@ def rules(found: site_folder.Folder) -> Found:
     return FINE, f"{path} serves" if path.exists() else "none: every job may cross"
 
 
-def accounts(found: site_folder.Folder) -> Found:
-    """Checks the store of accounts."""
-    store = store_lib.Store(found.identity)
-    try:
-        findings = store.findings()
-        count = store.rows("SELECT COUNT(*) FROM accounts")[0][0]
-    finally:
-        store.close()
-    if findings:
-        text = f"{findings[0]} ({len(findings)} findings): put a copy of it back"
-        return WRONG, f"{found.identity}: {text}"
-    return FINE, f"{count}, in a store that is sound"
-
-
 def audit_log(found: site_folder.Folder) -> Found:
     """Verifies the audit log, by what this lab itself has signed."""
     findings = audit_verify.verify(found.audit)
@@ -187,22 +138,13 @@ def audit_log(found: site_folder.Folder) -> Found:
     return WRONG, f"{findings[0]}; see nebula audit verify"
 
 
-def disk(found: site_folder.Folder) -> Found:
-    """Checks that the disk has room."""
-    free = shutil.disk_usage(found.path).free
-    text = f"{free / 1e9:.1f} GB are free"
-    if free < LITTLE_BYTES:
-        return WRONG, f"{text}: make room, or the audit log will stop"
-    return FINE, text
+def duration(span: datetime.timedelta | float) -> str:
+    """Returns a span of time, or of seconds, in words.
 
-
-def duration(span: datetime.timedelta) -> str:
-    """Returns a span of time in words.
-
-    >>> duration(datetime.timedelta(minutes=90))
-    '1.5 h'
+    >>> duration(datetime.timedelta(minutes=90)), duration(7)
+    ('1.5 h', '7 s')
     """
-    seconds = span.total_seconds()
+    seconds = span.total_seconds() if isinstance(span, datetime.timedelta) else span
     for unit, length in (("d", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if abs(seconds) >= length:
             return f"{seconds / length:.1f} {unit}"

@@ -1,8 +1,8 @@
 """The credentials of a lab: keys that never leave, and certificates that are replaced.
 
 A lab makes a key, sends a request with its public half, and installs the certificate
-that comes back. Key, certificate and authority lie in a folder `switch.7`, and `switch`
-is a link to it: a reader that follows the link once has files that belong together.
+that comes back. Key, certificate and authority lie in one file, `switch.pem`, which is
+replaced whole: a reader that reads it once has parts that belong together.
 
 Whoever renews a certificate shows the one before, and signs the request with its key
 too. So it does not matter who carries the request: a switch that carries those of its
@@ -11,38 +11,26 @@ trainers, or other labs' to the authority, gets no certificate for a key of its 
 
 import contextlib
 import datetime
-import itertools
-import os
-import pathlib
-import re
-import secrets
-import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from nebula_jax import disk, files
+from nebula_jax.security import private_files
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import certificates, credentials
 
-PrivateKey = ec.EllipticCurvePrivateKey | ed25519.Ed25519PrivateKey
-STRONG_CURVES = (ec.SECP256R1, ec.SECP384R1, ec.SECP521R1)
-
+_DIGEST = ec.ECDSA(hashes.SHA256())
 RENEWAL = 1 / 5
 """The part of its life after which a certificate is renewed: of five days, four are
 left for an authority that is away."""
 BACKDATED = datetime.timedelta(seconds=60)
 """Clocks of labs may be this far behind the authority's."""
-KEPT = 2
-"""Folders of credentials that stay: the newest and the one before."""
+_BEGIN = b"-----BEGIN CERTIFICATE-----"
 _PURPOSE = b"nebula renewal 1\0"
-KEPT_SECONDS = 60.0
-"""Older folders stay for so long after they were replaced: somebody who has followed
-the link may still be reading one."""
 
 
 class CredentialsRefused(site_folder.Refusal):
@@ -52,7 +40,7 @@ class CredentialsRefused(site_folder.Refusal):
 class Request(NamedTuple):
     """A new key, which stays here, and the request for its certificate (PEM)."""
 
-    key: PrivateKey
+    key: ec.EllipticCurvePrivateKey
     csr: bytes
 
 
@@ -95,21 +83,20 @@ class Credentials(NamedTuple):
     """A set of credentials that are in order.
 
     Attributes:
-      folder: with ca.pem, cert.pem and key.pem; it is no link.
+      pem: the bytes of the file: key, certificate and authority.
       certificate: of this lab.
       authority: the pinned one, which issued it.
     """
 
-    folder: pathlib.Path
+    pem: bytes
     certificate: x509.Certificate
     authority: x509.Certificate
 
 
 def is_strong(key: Any) -> bool:
-    """Returns True if a public key is on a curve of NIST from P-256 on, or Ed25519."""
-    if isinstance(key, ec.EllipticCurvePublicKey):
-        return isinstance(key.curve, STRONG_CURVES)
-    return isinstance(key, ed25519.Ed25519PublicKey)
+    """Returns True if a public key is on the curve P-256, as all of a federation."""
+    is_curve = isinstance(key, ec.EllipticCurvePublicKey)
+    return is_curve and isinstance(key.curve, ec.SECP256R1)
 
 
 def new_request() -> Request:
@@ -127,12 +114,12 @@ def new_request() -> Request:
 def install(
     folder: site_folder.Folder,
     role: str,
-    key: PrivateKey,
+    key: ec.EllipticCurvePrivateKey,
     certificate_pem: bytes,
     ca_pem: bytes,
     now: datetime.datetime | None = None,
 ) -> x509.Certificate:
-    """Replaces the credentials of a role, all three files as one.
+    """Replaces the credentials of a role, key and certificates at once.
 
     Args:
       folder: of this lab.
@@ -147,10 +134,9 @@ def install(
 
     Raises:
       CredentialsRefused: if they do not fit; what was there stays.
-      site_folder.FederationError: if the folder does not serve.
+      errors.NebulaError: if the folder does not serve.
     """
     settings = folder.load()
-    link = folder.credentials(role)
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
         authority = x509.load_pem_x509_certificate(ca_pem)
@@ -161,23 +147,9 @@ def install(
     what = "the certificate from the authority"
     _check(settings, role, key.public_key(), certificate, authority, what, now)
     pem = serialization.Encoding.PEM
-    contents = certificates.Credentials(
-        authority.public_bytes(pem),
-        certificate.public_bytes(pem),
-        certificates.key_pem(key),
-    )
-    with folder.locked():
-        number = 1 + max(_numbers(folder, role), default=0)
-        try:
-            with files.writing(link.with_name(f"{role}.{number}")) as partial:
-                certificates.write(partial, contents)
-            partial_link = link.with_name(f".{role}.{secrets.token_hex(8)}")
-            partial_link.symlink_to(f"{role}.{number}")
-            os.replace(partial_link, link)
-            disk.sync(link.parent)
-        except OSError as error:
-            raise site_folder.FederationError(f"{link}: {error.strerror}") from None
-        _remove_former(folder, role)
+    parts = [each.public_bytes(pem).decode() for each in (certificate, authority)]
+    text = "".join([certificates.key_pem(key).decode(), *parts])
+    private_files.write(folder.credentials(role), text)
     return certificate
 
 
@@ -197,30 +169,37 @@ def load(
     """
     settings = folder.load()  # which checks the modes
     found, key = _read(folder, role)
-    what = str(found.folder / "cert.pem")
+    what = f"{folder.credentials(role)}: the certificate"
     _check(
         settings, role, key.public_key(), found.certificate, found.authority, what, now
     )
     return found
 
 
+def own_certificate(folder: site_folder.Folder, role: str) -> x509.Certificate:
+    """Reads the newest certificate of a role, which may have expired.
+
+    Raises:
+      site_folder.FederationError: if there is none.
+    """
+    return _read(folder, role)[0].certificate
+
+
 def _read(folder: site_folder.Folder, role: str) -> tuple[Credentials, Any]:
     """Reads the newest credentials of a role and their key, and checks nothing."""
-    link = folder.credentials(role)
+    path = folder.credentials(role)
     try:
-        found = credentials.files(link.resolve(strict=True))
-        certificate = x509.load_pem_x509_certificate(found.certificate.read_bytes())
-        authority = x509.load_pem_x509_certificate(found.authority.read_bytes())
-        key = serialization.load_pem_private_key(found.key.read_bytes(), None)
+        pem = path.read_bytes()
+        key = serialization.load_pem_private_key(pem, None)
+        certificate, authority = x509.load_pem_x509_certificates(pem)
     except FileNotFoundError:
         raise site_folder.FederationError(
-            f"{link}: needs ca.pem, cert.pem and key.pem; `nebula init` and"
-            " `nebula join` make them"
+            f"{path}: is missing; `nebula init` and `nebula join` make it"
         ) from None
     except (OSError, *site_folder.UNREADABLE) as error:
         text = " ".join(str(error).split())[:200]
-        raise site_folder.FederationError(f"{link}: cannot be read: {text}") from None
-    return Credentials(found.key.parent, certificate, authority), key
+        raise site_folder.FederationError(f"{path}: cannot be read: {text}") from None
+    return Credentials(pem, certificate, authority), key
 
 
 def renewal_request(folder: site_folder.Folder, role: str) -> tuple[Request, Renewal]:
@@ -238,28 +217,18 @@ def renewal_request(folder: site_folder.Folder, role: str) -> tuple[Request, Ren
     folder.check()
     found, key = _read(folder, role)
     made, pem = new_request(), serialization.Encoding.PEM
-    proof = _sign(key, _PURPOSE + made.csr)
+    proof = key.sign(_PURPOSE + made.csr, _DIGEST)
     return made, Renewal(made.csr, found.certificate.public_bytes(pem), proof)
 
 
 def is_proof(certificate: x509.Certificate, renewal: Renewal) -> bool:
     """Returns True if a request was signed with the key of a certificate."""
     key: Any = certificate.public_key()
-    data = _PURPOSE + renewal.csr
     try:
-        if isinstance(key, ed25519.Ed25519PublicKey):
-            key.verify(renewal.proof, data)
-        else:
-            key.verify(renewal.proof, data, ec.ECDSA(hashes.SHA256()))
+        key.verify(renewal.proof, _PURPOSE + renewal.csr, _DIGEST)
     except exceptions.InvalidSignature:
         return False
     return True
-
-
-def _sign(key: Any, data: bytes) -> bytes:
-    if isinstance(key, ed25519.Ed25519PrivateKey):
-        return key.sign(data)
-    return bytes(key.sign(data, ec.ECDSA(hashes.SHA256())))
 
 
 def pinned_authority(folder: site_folder.Folder) -> x509.Certificate:
@@ -270,10 +239,10 @@ def pinned_authority(folder: site_folder.Folder) -> x509.Certificate:
       site_folder.FederationError: if there is none.
     """
     settings = folder.load()
-    parts = (folder.switch, folder.trainer, folder.authority)
-    for path in (each / "ca.pem" for each in parts):
+    for path in (folder.switch, folder.trainer, folder.authority_certificate):
         with contextlib.suppress(FileNotFoundError):
-            return trusted_authority(path.read_bytes(), settings.fingerprint)
+            *_, last = path.read_bytes().rpartition(_BEGIN)  # the authority's is last
+            return trusted_authority(_BEGIN + last, settings.fingerprint)
     raise site_folder.FederationError(
         f"{folder.path}: this lab has no credentials; `nebula init` and `nebula join`"
         " make them"
@@ -369,19 +338,3 @@ def _check(
         if reason == "expired":
             text += "; a running `nebula switch` that reaches the authority replaces it"
         raise CredentialsRefused(reason, f"{what} {text}")
-
-
-def _numbers(folder: site_folder.Folder, role: str) -> list[int]:
-    pattern = re.compile(rf"{role}\.([0-9]{{1,18}})")
-    found = map(pattern.fullmatch, disk.names(folder.of(role)))
-    return sorted(int(each[1]) for each in found if each)
-
-
-def _remove_former(folder: site_folder.Folder, role: str) -> None:
-    """Removes what was replaced long ago."""
-    where, numbers = folder.of(role), _numbers(folder, role)
-    paths = [where / f"{role}.{each}" for each in numbers]
-    for path, successor in itertools.pairwise(paths[: 1 - KEPT]):
-        with contextlib.suppress(OSError):  # the next installation tries again
-            if time.time() - successor.stat().st_mtime > KEPT_SECONDS:
-                disk.remove(path)

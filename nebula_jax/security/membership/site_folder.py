@@ -7,13 +7,13 @@ or on another host, have a folder of their own with trainers/, federation.json,
 policy.json and a link switch.sock to the socket that the switch has for them.
 
     federation.json   name of this lab, address and fingerprint of the authority
-    switch            a link to the newest credentials: ca.pem, cert.pem, key.pem
+    switch.pem        the newest credentials: key, certificate, that of the authority
     crl.pem           the newest revocation list; crl.number is its number
     identity.sqlite   accounts, handles, grants
     audit/            the log of this lab, and what it has witnessed of its peers
     switch.json       of the running switch
     prepared/         tokenized text that is served
-    trainers/         a link `trainer` to credentials; a list; epochs/: incarnations
+    trainers/         trainer.pem, likewise; a list; epochs/: incarnations
     authority/        only at the lab that issues certificates
 """
 
@@ -98,7 +98,7 @@ class Folder:
         self.authority_certificate = self.authority / "ca.pem"
         self.authority_key = self.authority / "key.pem"
         self.authority_ledger = self.authority / "ledger.json"
-        # Links to the newest credentials.
+        # The newest credentials.
         self.trainers = path / "trainers"
         self.switch = self.credentials("switch")
         self.trainer = self.credentials("trainer")
@@ -114,7 +114,7 @@ class Folder:
 
     def credentials(self, role: str) -> pathlib.Path:
         """Returns the path of the credentials of a role, one of ROLES."""
-        return self.of(role) / role
+        return self.of(role) / f"{role}.pem"
 
     def of(self, role: str) -> pathlib.Path:
         """Returns the folder of a role, one of ROLES."""
@@ -222,8 +222,8 @@ class Folder:
                 )
 
     def _secrets(self) -> Sequence[pathlib.Path]:
-        keys = (self.credentials(role) / "key.pem" for role in ROLES)
-        folders = (self.path, self.authority, self.switch, self.trainers, self.audit)
+        keys = (self.credentials(role) for role in ROLES)
+        folders = (self.path, self.authority, self.trainers, self.audit)
         kept = (self.authority_key, self.authority_ledger, self.identity)
         written = (self.audit / "key.pem", self.running_switch, self.epochs)
         return (*folders, *keys, *kept, *written)

@@ -7,6 +7,7 @@ first that it was refused, and not always why: the reason is the server's, `reas
 """
 
 import datetime
+import os
 import ssl
 from typing import NamedTuple
 
@@ -248,14 +249,17 @@ def _context(
     context.certificate = _der(own.certificate)
     context.verify_mode = ssl.CERT_REQUIRED
     context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
+    descriptor = credentials.in_memory(own.pem)  # as it was checked: it is replaced
     try:
         context.load_verify_locations(cadata=_der(own.authority))
         context.load_verify_locations(cafile=folder.list_of(role))
-        context.load_cert_chain(own.folder / "cert.pem", own.folder / "key.pem")
+        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     except (OSError, ssl.SSLError) as error:
         raise site_folder.FederationError(
-            f"{folder.path}: OpenSSL does not take {role}/ and crl.pem: {error}"
+            f"{folder.path}: OpenSSL does not take {role}.pem and crl.pem: {error}"
         ) from None
+    finally:
+        os.close(descriptor)
     return context
 
 
@@ -305,7 +309,7 @@ def _check_kind(certificate: x509.Certificate) -> None:
     if any(each not in usages for each in credentials.USAGES):
         raise PeerRefused("wrong_usage", f"{what} is not for both ends of a connection")
     if not member.is_strong(certificate.public_key()):
-        raise PeerRefused("weak_key", f"the key of {what} is neither P-256 nor Ed25519")
+        raise PeerRefused("weak_key", f"the key of {what} is not on P-256")
     digest = certificate.signature_hash_algorithm
     if digest is not None and not isinstance(digest, revocation.HASHES):
         raise PeerRefused("weak_digest", f"{what} is signed with {digest.name}")

@@ -1,11 +1,9 @@
 """A lab's own credentials: keys stay, three files change as one, bad ones stay out."""
 
 import datetime
-import os
 import re
 import stat
 import threading
-import time
 
 import lab_folders
 import pytest
@@ -13,8 +11,8 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import disk
+from nebula_jax.security import private_files
 from nebula_jax.security.membership import authority, member, site_folder
-from nebula_jax.security.tls import certificates
 
 HOUR = datetime.timedelta(hours=1)
 DAY = 24 * HOUR
@@ -63,48 +61,10 @@ def test_what_was_installed_is_loaded(labs):
     assert loaded.certificate == installed
     assert installed.public_bytes(serialization.Encoding.PEM) == pem
     assert site_folder.fingerprint(loaded.authority) == labs.authority.fingerprint
-    kept = serialization.load_pem_private_key(
-        (loaded.folder / "key.pem").read_bytes(), None
-    )
+    kept = serialization.load_pem_private_key(labs.t.switch.read_bytes(), None)
     assert kept.private_numbers() == key.private_numbers()
     trainers = member.load(labs.t, "trainer").certificate
     assert trainers.public_key() != installed.public_key()
-
-
-def test_new_credentials_are_another_folder_and_the_last_two_stay(labs):
-    assert os.readlink(labs.t.switch) == "switch.1"
-    for number in (2, 3, 4):
-        for each in labs.t.path.glob("switch.*"):
-            os.utime(each, (0, time.time() - member.KEPT_SECONDS - 1))
-        lab_folders.renew(labs.authority, labs.t, "switch")
-        assert os.readlink(labs.t.switch) == f"switch.{number}"
-        assert folders(labs.t) == [f"switch.{number - 1}", f"switch.{number}"]
-    assert folders(labs.t, "trainer") == ["trainer.1"]
-    assert stat.S_IMODE((labs.t.path / "switch.4").stat().st_mode) == 0o700
-    key = labs.t.path / "switch.4" / "key.pem"
-    assert stat.S_IMODE(key.stat().st_mode) == 0o600
-
-
-def test_what_was_replaced_a_moment_ago_can_still_be_read(labs):
-    """However often: a process that is slow has followed the link before."""
-    former = member.load(labs.t, "switch").folder
-    os.utime(former, (0, 0))  # it was in use for long
-    for _ in range(4):
-        lab_folders.renew(labs.authority, labs.t, "switch")
-    assert len(list(former.iterdir())) == 3
-    os.utime(labs.t.path / "switch.2", (0, 0))  # which replaced it
-    lab_folders.renew(labs.authority, labs.t, "switch")
-    assert folders(labs.t) == [f"switch.{number}" for number in (2, 3, 4, 5, 6)]
-
-
-def test_the_hundredth_folder_follows_the_ninety_ninth(labs):
-    (labs.t.path / "switch.99").mkdir(mode=0o700)
-    (labs.t.path / "switch.9.old").mkdir(mode=0o700)  # somebody else's
-    lab_folders.renew(labs.authority, labs.t, "switch")
-    assert os.readlink(labs.t.switch) == "switch.100"
-    lab_folders.renew(labs.authority, labs.t, "switch")
-    assert os.readlink(labs.t.switch) == "switch.101"
-    assert "switch.9.old" in folders(labs.t)
 
 
 def test_a_reader_never_sees_a_key_with_another_certificate(labs):
@@ -134,31 +94,23 @@ def test_a_reader_never_sees_a_key_with_another_certificate(labs):
         each.join()
     assert not problems
     assert len(loaded) > 2
-    assert os.readlink(labs.t.switch) == "switch.21"
+    assert stat.S_IMODE(labs.t.switch.stat().st_mode) == 0o600
 
 
-@pytest.mark.parametrize("call", ["replace", "symlink"])
-def test_a_failure_on_the_way_leaves_the_old_credentials(labs, monkeypatch, call):
+def test_a_failure_on_the_way_leaves_the_old_credentials(labs, monkeypatch):
     before = member.load(labs.t, "switch")
     key, pem = request_and_certificate(labs)
 
     def fail(*args, **kwargs):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(os, call, fail)
-    with pytest.raises(site_folder.FederationError, match="No space left"):
+    monkeypatch.setattr(disk, "rename", fail)
+    with pytest.raises(private_files.PrivateFileError, match="No space left"):
         member.install(labs.t, "switch", key, pem, labs.authority.certificate())
     monkeypatch.undo()
     assert member.load(labs.t, "switch") == before
     lab_folders.renew(labs.authority, labs.t, "switch")
     assert member.load(labs.t, "switch") != before
-
-
-def test_a_folder_in_place_of_the_link_is_not_replaced(labs):
-    labs.t.switch.rename(labs.t.path / "gone")
-    certificates.write(labs.t.switch, certificates.Credentials(b"", b"", b""))
-    with pytest.raises(site_folder.FederationError, match="switch: "):
-        lab_folders.renew(labs.authority, labs.t, "switch")
 
 
 def test_bad_credentials_are_not_installed(labs, tmp_path):
@@ -190,7 +142,7 @@ def test_own_credentials_that_have_expired_are_refused_when_they_are_loaded(labs
         with pytest.raises(member.CredentialsRefused) as error:
             member.load(labs.t, "switch", now + later)
         assert error.value.reason == reason
-        assert "switch.1/cert.pem" in str(error.value)
+        assert "switch.pem: the certificate" in str(error.value)
     for folder in (labs.s, labs.t):
         with pytest.raises(
             member.CredentialsRefused, match="a running `nebula switch`"
@@ -200,7 +152,7 @@ def test_own_credentials_that_have_expired_are_refused_when_they_are_loaded(labs
 
 def test_a_key_that_others_can_read_is_refused(labs):
     """Input 80 of the reference."""
-    key = labs.t.path / "switch" / "key.pem"
+    key = labs.t.path / "switch.pem"
     key.chmod(0o644)
     with pytest.raises(site_folder.FederationError, match=re.escape(f"600 {key}")):
         member.load(labs.t, "switch")
@@ -208,23 +160,29 @@ def test_a_key_that_others_can_read_is_refused(labs):
 
 def test_a_swapped_pair_is_refused(labs):
     """The other half of input 80."""
-    keys = [labs.t.credentials(role) / "key.pem" for role in site_folder.ROLES]
-    contents = [key.read_bytes() for key in keys]
-    for key, content in zip(keys, reversed(contents), strict=True):
-        key.write_bytes(content)
+    begin = b"-----BEGIN CERTIFICATE-----"
+    paths = [labs.t.credentials(role) for role in site_folder.ROLES]
+    keys, others = zip(
+        *(each.read_bytes().split(begin, 1) for each in paths), strict=True
+    )
+    for path, key, other in zip(paths, reversed(keys), others, strict=True):
+        path.write_bytes(key + begin + other)
     for role in site_folder.ROLES:
         with pytest.raises(member.CredentialsRefused, match="is for another key"):
             member.load(labs.t, role)
 
 
-@pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
-def test_files_that_are_missing_or_damaged(labs, name):
-    path = labs.t.switch / name
-    path.write_bytes(b"no PEM")
-    with pytest.raises(site_folder.FederationError, match="switch: cannot be read"):
-        member.load(labs.t, "switch")
-    path.rename(labs.t.path / "gone")
-    with pytest.raises(site_folder.FederationError, match=r"needs ca\.pem"):
+def test_a_file_that_is_missing_or_damaged(labs):
+    path = labs.t.switch
+    whole = path.read_bytes()
+    for damaged in (b"no PEM", b"", whole[:-40], whole[40:], whole + whole):
+        path.write_bytes(damaged)
+        with pytest.raises(
+            site_folder.FederationError, match=r"switch\.pem: cannot be"
+        ):
+            member.load(labs.t, "switch")
+    path.unlink()
+    with pytest.raises(site_folder.FederationError, match=r"switch\.pem: is missing"):
         member.load(labs.t, "switch")
 
 
@@ -243,7 +201,7 @@ def test_the_authority_is_pinned_by_its_fingerprint(labs, tmp_path):
     found = member.pinned_authority(labs.t)
     assert site_folder.fingerprint(found) == labs.authority.fingerprint
     another = lab_folders.make(tmp_path / "another").authority
-    (labs.t.switch / "ca.pem").write_bytes(another.certificate())
+    labs.t.switch.write_bytes(labs.t.switch.read_bytes() + another.certificate())
     with pytest.raises(member.CredentialsRefused) as error:
         member.pinned_authority(labs.t)
     assert error.value.reason == "unknown_authority"

@@ -86,8 +86,7 @@ def test_a_list_that_the_authority_has_not_signed_is_refused(labs, tmp_path):
     other = lab_folders.make(tmp_path / "other")
     refused(listed, signed(other, 9), "revocation_list_forged")
     # A lab signs with its own key, in the authority's name or its own.
-    folder = member.load(labs.t, "switch").folder
-    key = serialization.load_pem_private_key((folder / "key.pem").read_bytes(), None)
+    key = serialization.load_pem_private_key(labs.t.switch.read_bytes(), None)
     certificate = member.load(labs.t, "switch").certificate
     for named in (own.certificate, certificate):
         pem = signed(labs, 9, signer=certificates.Authority(named, key))
@@ -309,7 +308,7 @@ def test_no_list_is_accepted_of_an_authority_that_is_not_pinned(labs, tmp_path):
     other = authority.LocalAuthority.create(
         site_folder.Folder(tmp_path / "other"), "lab-s"
     )
-    (labs.s.switch / "ca.pem").write_bytes(other.certificate())
+    labs.s.switch.write_bytes(labs.s.switch.read_bytes() + other.certificate())
     listed = revocation.RevocationList(labs.t)
     with pytest.raises(member.CredentialsRefused):
         revocation.RevocationList(labs.s)

@@ -47,6 +47,7 @@ def test_no_path_of_a_lab_can_be_read_by_others(tmp_path):
     labs = lab_folders.copy(tmp_path)
     for path in (labs.s.path, labs.t.path):
         secret = [path / "federation.json", *path.rglob("key.pem")]
+        secret += [*path.rglob("switch.pem"), *path.rglob("trainer.pem")]
         secret += path.rglob("*.sqlite*")
         assert len(secret) > 2
         for each in path.rglob("*"):
@@ -64,9 +65,8 @@ def test_no_path_of_a_lab_can_be_read_by_others(tmp_path):
         ("authority", 0o755, "700"),
         ("authority/key.pem", 0o640, "600"),
         ("authority/ledger.json", 0o644, "600"),
-        ("switch", 0o710, "700"),
-        ("switch/key.pem", 0o604, "600"),
-        ("trainers/trainer/key.pem", 0o620, "600"),
+        ("switch.pem", 0o604, "600"),
+        ("trainers/trainer.pem", 0o620, "600"),
         ("identity.sqlite", 0o644, "600"),
         ("audit", 0o755, "700"),
         ("audit/key.pem", 0o644, "600"),
