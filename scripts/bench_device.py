@@ -32,7 +32,7 @@ DEFAULTS = {"rounds": 5}
 """Shared flags that have another default in this benchmark."""
 flags.DEFINE_bool("tiny", False, "A tiny model and few rounds: to try the parts.")
 flags.DEFINE_float("seconds", 540.0, "For all parts together.", lower_bound=10)
-flags.DEFINE_string("commit", "", "Of a copy of this checkout that has no repository.")
+flags.DEFINE_string("commit", "", "Commit to record, for a copy of the files alone.")
 
 PEAK = {"H100": 989.4, "H200": 989.4}
 """Tera operations a second of bfloat16 products, dense, as NVIDIA's data sheets say."""
