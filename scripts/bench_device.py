@@ -8,6 +8,7 @@ takes too long costs only itself, and the record says so. They compile together,
 takes minutes, and are measured one after the other.
 """
 
+import contextlib
 import json
 import os
 import subprocess
@@ -107,11 +108,11 @@ class Child:
             self.found["failed"] = "not compiled in time"
         elif "failed" not in self.found:
             assert self.process.stdin is not None  # it is a pipe
+            with contextlib.suppress(BrokenPipeError):  # it has ended
+                self.process.stdin.write("go\n")
+                self.process.stdin.close()
             try:
-                print("go", file=self.process.stdin, flush=True)
                 self.process.wait(seconds)
-            except BrokenPipeError:
-                pass  # it has ended
             except subprocess.TimeoutExpired:
                 self.found["failed"] = f"not measured in {seconds:.0f} s"
             self.process.kill()

@@ -35,6 +35,7 @@ from cryptography.hazmat.primitives import hashes
 from nebula_jax import errors, files, strict_json
 from nebula_jax.security import names
 
+VERSION = 2  # of the files of a folder
 ROLES = ("switch", "trainer")
 """The parts of a lab that have a certificate of their own."""
 
@@ -76,11 +77,13 @@ class Settings:
       name: of this lab.
       authority: host:port of the lab that issues certificates; "" at that lab.
       fingerprint: SHA-256 of the authority's certificate (DER), in hexadecimal.
+      version: of the files of the folder.
     """
 
     name: str
     authority: str
     fingerprint: str
+    version: int = VERSION
 
 
 class Folder:
@@ -195,6 +198,12 @@ class Folder:
             ) from None
         except (OSError, ValueError) as error:
             raise FederationError(f"{self.settings}: {error}") from None
+        if isinstance(found, dict) and found.get("version") != VERSION:
+            raise FederationError(
+                f"{self.path}: is of another version of Nebula-JAX, whose keys and"
+                " logs this one cannot read: go on with that version, or begin anew"
+                " in another folder by `nebula init` or `nebula join`"
+            )
         fields = {each.name for each in dataclasses.fields(Settings)}
         if not isinstance(found, dict) or set(found) != fields:
             raise FederationError(f"{self.settings}: must have {sorted(fields)}")
@@ -326,7 +335,7 @@ def _checked(settings: Settings, path: pathlib.Path) -> Settings:
     Raises:
       FederationError: if they cannot.
     """
-    values = dataclasses.astuple(settings)
+    values = settings.name, settings.authority, settings.fingerprint
     if not all(isinstance(each, str) for each in values):
         raise FederationError(f"{path}: its values must be texts")
     check_lab(settings.name)

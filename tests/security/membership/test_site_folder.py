@@ -18,6 +18,7 @@ ADDRESS = "lab-s.example:7070"
 
 def settings_text(**changes):
     right = {"name": "a", "authority": "", "fingerprint": FINGERPRINT}
+    right["version"] = site_folder.VERSION
     return json.dumps(right | changes)
 
 
@@ -35,6 +36,20 @@ def test_settings_are_read_as_they_were_written(folder):
     assert folder.load() == written
     assert written == site_folder.Settings("lab-t", ADDRESS, FINGERPRINT)
     assert json.loads(folder.settings.read_text()) == dataclasses.asdict(written)
+
+
+@pytest.mark.parametrize("version", [None, 1, 3])
+def test_a_folder_of_another_version_is_refused_before_anything_is_written(
+    folder, version
+):
+    folder.create("lab-s", fingerprint=FINGERPRINT)
+    found = json.loads(folder.settings.read_text())
+    del found["version"]
+    if version:
+        found["version"] = version
+    folder.settings.write_text(json.dumps(found))
+    with pytest.raises(site_folder.FederationError, match="another version of Nebula"):
+        folder.load()
 
 
 def test_folders_are_for_this_user_alone(folder):
