@@ -1,15 +1,13 @@
 """The processes of a cluster, as one of them watches over the others.
 
 A process whose connection closes is gone. One that does not beat is stopped, or its
-host is. If all of them beat and none moves, somebody hangs: every beat has the step and
-the line of our code at which its process is.
+host is. If all of them beat and none moves, somebody hangs: every beat has the step at
+which its process is, and if that has not moved for a while also the line of our code.
 """
 
 import contextlib
-import faulthandler
-import os
 import pathlib
-import re
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -23,6 +21,8 @@ from nebula_jax.runtime.ranks import rendezvous
 ROOT = pathlib.Path(nebula_jax.__file__).parents[1]
 BEAT_SECONDS = 0.5
 STANDSTILL_SECONDS = 2.0  # that a beat is late
+LOOK_SECONDS = 10.0  # between two looks at the line of code, at most
+LOOKS = 10  # of them until a cluster that does not move is ended
 LAST_WORDS_SECONDS = 5.0  # until it is clear why a collective has failed
 
 
@@ -44,6 +44,7 @@ class Members:
         self._left: set[int] = set()
         self._since = time.monotonic()
         self._has_ended = threading.Event()
+        self._is_leaving = False
 
     def watch(self, lines: dict[int, rendezvous.Line]) -> None:
         """Watches over the processes at the other ends of `lines` from now on."""
@@ -55,6 +56,7 @@ class Members:
 
     def leave(self) -> None:
         """Waits until all processes have done their work."""
+        self._is_leaving = True
         if self.rank:
             self._send({"leave": True})
         while not self.reason and self._left != self._lines.keys():
@@ -101,19 +103,25 @@ class Members:
 
     def _beat(self) -> None:
         main = threading.main_thread().ident or 0
-        memory = os.memfd_create("place")
-        before = time.monotonic()
+        before = looked = time.monotonic()
+        done, place = -1, "its beginning"
         while not self._has_ended.wait(BEAT_SECONDS):
             self._forgive(time.monotonic() - before - BEAT_SECONDS)
             report = self.work.report(is_waited_for=False)
-            beat = {"done": report.done, "at": _place(main, memory)}
+            if report.done != done:
+                done, looked = report.done, time.monotonic()
+            # Seldom, since Python has crashed where a thread read the frames of one
+            # that ran on; who has not moved for a while is mostly not running Python.
+            pause = min(LOOK_SECONDS, self.work.stuck_timeout / LOOKS)
+            if time.monotonic() - looked >= pause and not self._is_leaving:
+                place, looked = _place(main), time.monotonic()
+            beat = {"done": report.done, "at": place}
             self._note(self.rank, beat)
             if self.rank and (number := self.interrupt.number) is not None:
                 beat["stop"] = number
             self._send(beat)
             self._check(report)
             before = time.monotonic()
-        os.close(memory)
 
     def _forgive(self, late: float) -> None:
         """Leaves out seconds for which this process itself stood still, as if paused.
@@ -173,24 +181,12 @@ class Members:
         process.exit_now(process.ENDED_BY_PEER)
 
 
-def _place(thread: int, memory: int) -> str:
-    """Returns where a thread is in our code, such as experiments/m3/whole.py:90.
-
-    Args:
-      thread: its number.
-      memory: descriptor of a file in memory, which is overwritten.
-    """
-    # Python 3.11 may crash where one thread reads the frames of another that runs
-    # (python/cpython#111363): this looks at them all at once, and lets nobody run.
-    os.ftruncate(memory, 0)
-    os.lseek(memory, 0, os.SEEK_SET)
-    faulthandler.dump_traceback(memory, all_threads=True)
-    text = os.pread(memory, os.fstat(memory).st_size, 0).decode("utf-8", "replace")
-    _, _, stack = text.partition(f"hread 0x{thread:016x}")
-    for file, line in re.findall(
-        '^  File "(.*)", line ([0-9]+) in', stack.partition("\n\n")[0], re.M
-    ):
-        path = pathlib.Path(file)
+def _place(thread: int) -> str:
+    """Returns where a thread is in our code, such as experiments/m3/whole.py:90."""
+    frame = sys._current_frames().get(thread)
+    while frame is not None:
+        path = pathlib.Path(frame.f_code.co_filename)
         if path.is_relative_to(ROOT) and ".venv" not in path.parts:
-            return f"{path.relative_to(ROOT)}:{line}"
+            return f"{path.relative_to(ROOT)}:{frame.f_lineno}"
+        frame = frame.f_back
     return "its beginning"
