@@ -123,7 +123,6 @@ def jit_step(
     *states: Any,
     inputs: Sequence[Any] = (BATCH,),
     outputs: Sequence[Any] = (REPLICATED,),
-    donate: bool = True,
 ) -> Callable[..., Any]:
     """Compiles a training step with explicit shardings, its states updated in place.
 

@@ -1,4 +1,4 @@
-"""Masked language modeling as BERT's: the step, and each optimization of it as a field.
+"""Masked language modeling as BERT's: its settings, its step, its evaluation.
 
 Every row draws its masks from its number in the whole batch. So a batch that is split
 over devices, processes and clusters is masked as if it were in one place, and whatever

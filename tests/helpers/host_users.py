@@ -23,7 +23,12 @@ def folder_of(monkeypatch, running, path, name):
     home = running.folder.path
     path.mkdir(mode=0o700)
     shutil.copy(home / "federation.json", path)
-    shutil.copytree(home / "trainers", path / "trainers", symlinks=True)
+    shutil.copytree(
+        home / "trainers",
+        path / "trainers",
+        symlinks=True,
+        ignore=lambda at, names: names if at.endswith("epochs") else [],
+    )
     made = site_folder.Folder(path)
     made.socket.symlink_to(running.switch.socket)
     _become(monkeypatch, made, tiny_accounts.USERS[name])

@@ -95,21 +95,21 @@ def train(config, devices=1, steps=STEPS):
 trained = functools.cache(train)
 
 MICRO = {"micro_batches": 2}
-RUNGS = {
+WAYS = {
     "each": (2, MICRO),
     "once": (2, {"all_reduce": "once", **MICRO}),
 }
 
 
-def changed(rung):
-    """A rung's configuration, and its number of devices."""
-    devices, fields = RUNGS[rung]
+def changed(way):
+    """The configuration of a way to add up gradients, and its number of devices."""
+    devices, fields = WAYS[way]
     return dataclasses.replace(PLAIN, **fields), devices
 
 
-@pytest.mark.parametrize("rung", RUNGS)
-def test_a_rung_of_the_ladder_has_the_same_loss_curve(rung):
-    losses, metrics, params = train(*changed(rung))
+@pytest.mark.parametrize("way", WAYS)
+def test_whenever_gradients_are_added_up_the_loss_curve_is_the_same(way):
+    losses, metrics, params = train(*changed(way))
     want, wanted, wanted_params = trained(PLAIN)
     assert want[-1] < want[0] - 0.5  # there is a curve
     # Sums in another order, and what 8 steps make of their rounding.
@@ -124,12 +124,12 @@ def test_a_rung_of_the_ladder_has_the_same_loss_curve(rung):
 
 
 @pytest.mark.parametrize(
-    ("rung", "inside", "outside"),
+    ("way", "inside", "outside"),
     [("each", 1, 0), ("once", 0, 1)],
 )
-def test_gradients_are_added_up_as_often_as_is_promised(rung, inside, outside):
+def test_gradients_are_added_up_as_often_as_is_promised(way, inside, outside):
     """In the loop over micro-batches, or after it; no token leaves its device."""
-    text = trainer(*changed(rung)).compiled.as_text()
+    text = trainer(*changed(way)).compiled.as_text()
     entry = text[text.index("\nENTRY ") :]
     found = re.findall(r"= (.*) all-reduce(?:-start)?\(", entry)
     scalars = [shape for shape in found if re.fullmatch(r"\w+\[\]", shape)]
@@ -228,7 +228,7 @@ def test_clusters_with_parts_of_a_batch_have_its_gradient():
     )
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])  # for sgd see the rungs
+@pytest.mark.parametrize("name", ["adamw", "muon"])  # for sgd see the ways
 def test_every_optimizer_descends(name):
     config = bert.Config(ENCODER, 30, optimizer=name, learning_rate=0.02)
     losses, _, _ = train(config, steps=30)

@@ -99,12 +99,12 @@ def test_nothing_is_lost_doubled_or_reordered_when_the_line_breaks(
 
     def break_it():
         rng = random.Random(0)
-        while not is_done.wait(rng.uniform(0.02, 0.3)):
+        while not is_done.wait(rng.uniform(0.1, 0.5)):
             line.proxy.cut()
 
     breaking = pool.submit(break_it)
     try:
-        line.talk(pool, 40, lambda step: time.sleep(0.03))
+        line.talk(pool, 40, lambda step: time.sleep(0.06))
     finally:
         is_done.set()
         breaking.result()

@@ -17,10 +17,6 @@ LONG = 4 * STUCK
 PATIENT = 60.0
 
 
-class Exited(Exception):
-    """Raised in a thread in the place of the end of the process."""
-
-
 @pytest.fixture
 def ended(monkeypatch):
     """The exit statuses of this process, which goes on."""

@@ -23,11 +23,6 @@ def labs(tmp_path):
     return lab_folders.copy(tmp_path)
 
 
-def folders(folder, role="switch"):
-    names = disk.names(folder.of(role))
-    return [name for name in names if name.startswith(f"{role}.")]
-
-
 def request_and_certificate(labs, lab="lab-t", role="switch", now=None):
     key, csr = member.new_request()
     return key, labs.authority.certify(csr, lab, role, now)
