@@ -49,7 +49,8 @@ class Incarnations:
           IncarnationError: if the trainer runs already, or its numbers cannot be read.
         """
         where = folder / job.replace("/", "-")
-        where.mkdir(parents=True, exist_ok=True, mode=0o700)
+        for each in (folder, where):  # the mode of parents is not asked for
+            each.mkdir(exist_ok=True, mode=0o700)
         self._path = where / f"{names.label(cluster)}.json"
         self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
         try:

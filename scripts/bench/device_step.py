@@ -22,7 +22,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 from unittest import mock
 
 import jax
@@ -32,12 +32,45 @@ import numpy as np
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import mixed_precision, transformer
 from nebula_jax.training import bert, masking
-from scripts.bench.shapes import MASK_RATE, RATE, Shape
 
-BASE = Shape("masked LM", 12, 768, 12, 3072, 30_522, 64, 512)
-TINY = Shape("masked LM", 1, 32, 2, 64, 200, 4, 32)
+RATE, MASK_RATE = 1e-4, 0.15
 WARM = 3  # steps before those that are timed
 STEPS = 5  # of a round
+
+
+class Shape(NamedTuple):
+    """A model and a batch."""
+
+    layers: int
+    width: int
+    heads: int
+    feed_forward: int
+    vocab_size: int
+    batch: int
+    length: int
+
+    def config(self, dtype: str) -> transformer.Config:
+        """Returns the encoder's configuration."""
+        return transformer.Config(
+            vocab_size=self.vocab_size,
+            layers=self.layers,
+            width=self.width,
+            heads=self.heads,
+            feed_forward=self.feed_forward,
+            max_length=self.length,
+            dtype=dtype,
+        )
+
+    def ids(self) -> np.ndarray:
+        """Draws ids: [B, L] int32, no padding."""
+        random, size = np.random.RandomState(0), (self.batch, self.length)
+        ids = random.randint(vocabularies.NUM_SPECIAL, self.vocab_size, size)
+        ids[:, 0], ids[:, -1] = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
+        return ids.astype(np.int32)
+
+
+BASE = Shape(12, 768, 12, 3072, 30_522, 64, 512)
+TINY = Shape(1, 32, 2, 64, 200, 4, 32)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,9 +163,8 @@ class Step:
     """A step of ours, compiled, and the state that it trains."""
 
     def __init__(self, rung: Rung, shape: Shape) -> None:
-        encoder = dataclasses.replace(shape.config(rung.dtype), token_types=0)
         config = bert.Config(
-            encoder,
+            shape.config(rung.dtype),
             steps=10_000,
             mask_rate=MASK_RATE,
             learning_rate=RATE,

@@ -27,7 +27,7 @@ def folder_of(monkeypatch, running, path, name):
         home / "trainers",
         path / "trainers",
         symlinks=True,
-        ignore=lambda at, names: names if at.endswith("epochs") else [],
+        ignore=shutil.ignore_patterns("epochs"),
     )
     made = site_folder.Folder(path)
     made.socket.symlink_to(running.switch.socket)

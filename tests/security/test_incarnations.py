@@ -1,6 +1,7 @@
 import json
 import os
 import shutil
+import stat
 
 import pytest
 
@@ -100,3 +101,10 @@ def test_a_lab_that_makes_up_names_fills_no_disk(tmp_path):
     made.admit("c1 of lab-t", SHOWN[2])
     made.admit("other of lab-u", SHOWN[1])
     made.close()
+
+
+def test_folders_that_are_missing_are_made_for_this_user_alone(tmp_path):
+    incarnations.Incarnations(tmp_path / "epochs", "m3/a", "generator:0").close()
+    made = [each for each in (tmp_path / "epochs").glob("**") if each.is_dir()]
+    assert len(made) == 2
+    assert {stat.S_IMODE(each.stat().st_mode) for each in made} == {0o700}
