@@ -57,7 +57,7 @@ class Relay:
         while not self._is_closed:
             if not self._is_up and not self._is_refusing:
                 time.sleep(POLL_SECONDS)
-            elif select.select([self._listening], [], [], POLL_SECONDS)[0]:
+            elif _is_ready(self._listening):
                 here, _ = self._listening.accept()
                 if not self._is_up:
                     here.close()
@@ -82,7 +82,7 @@ class Relay:
                     if self._is_refusing:
                         break
                     time.sleep(POLL_SECONDS)
-                elif select.select([source], [], [], POLL_SECONDS)[0]:
+                elif _is_ready(source):
                     data = source.recv(PIECE)
                     if not data:
                         break
@@ -91,3 +91,10 @@ class Relay:
         for each in (source, sink):
             with contextlib.suppress(OSError):  # the other direction ended first
                 each.shutdown(socket.SHUT_RDWR)
+
+
+def _is_ready(sock: socket.socket) -> bool:
+    """Waits for a moment; returns True if there is something to read."""
+    poll = select.poll()  # not select, which knows no descriptor above 1,023
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(1000 * POLL_SECONDS))

@@ -12,6 +12,7 @@ Anybody on this host can connect to its loopback. Only this process is served.
 import contextlib
 import os
 import socket
+import stat
 import threading
 import time
 from collections.abc import Callable
@@ -70,15 +71,16 @@ def _serve(server: socket.socket, connect: Callable[[], socket.socket]) -> None:
 def _is_own(sock: socket.socket) -> bool:
     """Returns True if this process itself has the other end of a connection."""
     here, there = _address(sock.getsockname()), _address(sock.getpeername())
-    for fd in os.listdir("/dev/fd"):
-        with (
-            contextlib.suppress(OSError),  # no socket, or closed meanwhile
+    for fd in map(int, os.listdir("/dev/fd")):
+        with contextlib.suppress(OSError):  # closed meanwhile, or not connected
+            # `fromfd` leaves its copy of what is no socket open.
+            if not stat.S_ISSOCK(os.fstat(fd).st_mode):
+                continue
             # Addresses of either kind: JAX connects by a socket for both.
-            socket.fromfd(int(fd), socket.AF_INET6, sock.type) as each,
-        ):
-            name = each.getsockname()
-            if _address(name) == there and _address(each.getpeername()) == here:
-                return True
+            with socket.fromfd(fd, socket.AF_INET6, sock.type) as each:
+                name = each.getsockname()
+                if _address(name) == there and _address(each.getpeername()) == here:
+                    return True
     return False
 
 

@@ -2,9 +2,11 @@
 
 import contextlib
 import functools
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 
 import pytest
 
@@ -109,4 +111,10 @@ def test_a_socket_of_either_kind_is_this_processs_own(family):
             pytest.skip("this host has no IPv6")
         host = "127.0.0.1" if family == socket.AF_INET else "::ffff:127.0.0.1"
         sock.connect((host, server.getsockname()[1]))
-        assert proxy._is_own(stack.enter_context(server.accept()[0]))
+        accepted = stack.enter_context(server.accept()[0])
+        stack.enter_context(tempfile.TemporaryFile())  # what is no socket
+        before = len(os.listdir("/dev/fd"))
+        assert proxy._is_own(accepted)
+        sock.close()
+        assert not proxy._is_own(accepted)
+        assert len(os.listdir("/dev/fd")) == before - 1  # no copy stays open
