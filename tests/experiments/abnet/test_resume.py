@@ -196,8 +196,10 @@ def test_files_of_another_run_or_of_the_other_side_are_refused(runs, undisturbed
 
 @pytest.mark.slow
 def test_either_side_can_ask_to_stop_and_damage_is_left_aside(runs, undisturbed):
-    for step, asked in ((EVERY, "source"), (2 * EVERY, "target")):
-        process, family = start_and_wait(runs, "asked", step)
+    step = 0
+    for asked in SIDES:  # over a line on which a step takes long enough to be stopped
+        following = (step // EVERY + 1) * EVERY
+        process, family = start_and_wait(runs, "asked", following, wan="10mbit,50ms")
         family[asked].terminate()
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGTERM, output
