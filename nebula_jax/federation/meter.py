@@ -27,6 +27,7 @@ _HEAD_BYTES = frames.head_bytes(seal.Seal(bytes(seal.KEY_BYTES)))
 _CHANNEL = struct.Struct("!H")
 _SESSION_BYTES = 16  # the first of an Open's header
 _LONGEST_NAME = 64  # characters of a channel's
+_LONGEST_CODEC = 500  # as a codec string's
 MOST_PAYLOAD = 1 << 40
 """Bytes of a tensor: more than any has, and so few that sums stay numbers that an entry
 of the audit log takes."""
@@ -40,8 +41,10 @@ class Unreadable(errors.NebulaError):
     """A stream that is neither a handshake nor sealed frames."""
 
 
-Known = dict[str, list[list[str]]]
-"""Session -> the channels that its listener sends on, and those of its connector."""
+Channels = list[list[str]]
+"""Name and codec of each channel that a side sends on."""
+Known = dict[str, list[Channels]]
+"""Session -> the channels of its listener, and those of its connector."""
 
 Admit = Callable[[str, int], None]
 """(Kind of a frame, its bytes) -> nothing; see `Meter`."""
@@ -55,20 +58,34 @@ class Names:
     A session has a Welcome once, and may go on over many streams.
     """
 
-    def __init__(self, known: Known | None = None) -> None:
-        """Starts before the first frame; `known` is changed in place."""
+    def __init__(
+        self,
+        known: Known | None = None,
+        check: Callable[[list[Channels]], None] = lambda sides: None,
+    ) -> None:
+        """Starts before the first frame.
+
+        Args:
+          known: is changed in place.
+          check: given the channels of both sides when they are known, before a tensor
+            crosses; raises errors.NebulaError if they may not.
+        """
         self._known: Known = {} if known is None else known
+        self._check = check
         self._session = ""
 
     def begin(self, session_id: bytes) -> None:
         """Takes the session that a stream belongs to."""
         self._session = session_id.hex()
+        if self._session in self._known:
+            self._check(self._known[self._session])
 
     def learn(self, welcome: bytes) -> None:
         """Takes the names from the payload of a listener's Welcome."""
         try:
             sides = [
-                [each["name"] for each in side] for side in strict_json.loads(welcome)
+                [(each["name"], each["codec"]) for each in side]
+                for side in strict_json.loads(welcome)
             ]
             sent, received = sides
         except (ValueError, KeyError, TypeError):
@@ -78,11 +95,15 @@ class Names:
             del self._known[next(iter(self._known))]
         self._known[self._session] = [
             [
-                entries.without_secret(printable.line(str(each), _LONGEST_NAME))
-                for each in side
+                [
+                    entries.without_secret(printable.line(str(name), _LONGEST_NAME)),
+                    printable.line(str(codec), _LONGEST_CODEC),
+                ]
+                for name, codec in side
             ]
             for side in (sent, received)
         ]
+        self._check(self._known[self._session])
 
     def of(self, is_listener: bool) -> list[str]:
         """Returns the names of the channels on which a side sends."""
@@ -90,7 +111,7 @@ class Names:
         if found is None:
             return []
         self._known[self._session] = found  # the last of all to be forgotten
-        return found[0] if is_listener else found[1]
+        return [name for name, _ in found[0 if is_listener else 1]]
 
 
 def read_sessions(folder: pathlib.Path) -> Known:
@@ -102,13 +123,20 @@ def read_sessions(folder: pathlib.Path) -> Known:
     if not isinstance(found, dict):
         return {}
 
-    def is_names(value: object) -> bool:
-        return isinstance(value, list) and all(isinstance(each, str) for each in value)
+    def is_channel(value: object) -> bool:
+        return (
+            isinstance(value, list)
+            and len(value) == 2
+            and all(isinstance(each, str) for each in value)
+        )
+
+    def is_side(value: object) -> bool:
+        return isinstance(value, list) and all(map(is_channel, value))
 
     return {
         session: sides
         for session, sides in found.items()
-        if isinstance(sides, list) and len(sides) == 2 and all(map(is_names, sides))
+        if isinstance(sides, list) and len(sides) == 2 and all(map(is_side, sides))
     }
 
 

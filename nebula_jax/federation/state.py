@@ -258,7 +258,11 @@ class State:
             if counts:
                 self.uncharged[account] += count
 
-        names = meter.Names(self.sessions)
+        def check(sides: list[meter.Channels]) -> None:
+            for kind, codec in sides[0 if is_listener else 1]:  # of the trainer here
+                self.rules.check_codec(job, kind, codec)
+
+        names = meter.Names(self.sessions, check)
         carried = streams.Carried(
             sent=meter.Meter(names, is_listener, admit, passed),
             received=meter.Meter(names, not is_listener, admit, passed),

@@ -4,16 +4,19 @@ It is policy.json in the federation's folder, which a person writes; without it,
 job of every account may cross. A job is looked up by its name, then as `*`:
 
     {"jobs": {"m3": {"kinds": ["tokens", "held_out"], "bytes": 5e9,
-                     "labs": {"discriminator": ["lab-t"]}}}}
+                     "labs": {"discriminator": ["lab-t"]}},
+              "bert": {"kinds": ["delta"], "codecs": {"delta": "private(1, 0.5)"}}}}
 
 `kinds` are the channels whose tensors may cross (all if missing; the frames that steer
-a session always may), `bytes` all that may cross in the job's life, and `labs` those
-that may be a cluster (any lab if missing). Beside `jobs` there may be `tls`, the oldest
-version of TLS that this lab takes: "1.3" if missing, or "1.2".
+a session always may), by their names or the first words of these; `bytes` all that may
+cross in the job's life, `labs` those that may be a cluster (any lab if missing), and
+`codecs` what this lab's own tensors of a kind must be encoded with first. Beside `jobs`
+there may be `tls`, the oldest version of TLS that this lab takes: "1.3" if missing, or
+"1.2".
 """
 
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from nebula_jax import errors, strict_json
@@ -25,7 +28,7 @@ STEERING = frozenset(
 """The kinds of frames that carry nothing of a text or a model."""
 VERSIONS = ("1.3", "1.2")
 """The oldest version of TLS that a lab may take; the first is the default."""
-_FIELDS = {"kinds", "bytes", "labs"}
+_FIELDS = {"kinds", "bytes", "labs", "codecs"}
 
 
 class PolicyError(errors.NebulaError):
@@ -44,10 +47,25 @@ class Policy:
     def check_kind(self, job: str, kind: str) -> None:
         """Raises PolicyError unless frames of a kind may cross for a job."""
         kinds = self._rules(job).get("kinds")
-        if kinds is not None and kind not in STEERING and kind not in kinds:
+        if kinds is not None and kind not in STEERING and not _names(kinds, kind):
             allowed = ", ".join(sorted(kinds)) or "nothing"
             raise PolicyError(
                 f"{kind} may not cross for job {job}: policy.json allows {allowed}"
+            )
+
+    def check_codec(self, job: str, kind: str, codec: str) -> None:
+        """Raises PolicyError unless the codec of a channel begins as it must.
+
+        Args:
+          kind: the channel's name.
+          codec: its codec's, as two clusters compare it.
+        """
+        for name, first in self._rules(job).get("codecs", {}).items():
+            if not _names([name], kind) or f"{codec}|".startswith(f"{first}|"):
+                continue
+            raise PolicyError(
+                f"{kind} may not leave for job {job} as {codec}: policy.json asks for a"
+                f" codec that begins with {first}, such as {first}|{codec}"
             )
 
     def check_bytes(self, job: str, count: int) -> None:
@@ -110,9 +128,17 @@ def _check_rules(rules: Any, where: str) -> None:
         raise PolicyError(f"{where}: bytes must be a number from 0")
     if not _is_names(rules.get("kinds", [])):
         raise PolicyError(f"{where}: kinds must be a list of names")
+    codecs = rules.get("codecs", {})
+    if not isinstance(codecs, dict) or not _is_names(list(codecs.values())):
+        raise PolicyError(f"{where}: codecs must be the beginning of one for each kind")
     labs = rules.get("labs", {})
     if not isinstance(labs, dict) or not all(map(_is_names, labs.values())):
         raise PolicyError(f"{where}: labs must be a list of labs for each cluster")
+
+
+def _names(kinds: Iterable[str], channel: str) -> bool:
+    """Returns True if some kind is a channel's name, or its first word."""
+    return any(channel == each or channel.startswith(f"{each} ") for each in kinds)
 
 
 def _is_names(value: Any) -> bool:

@@ -21,6 +21,7 @@ R clusters, P fragments.
 
 import dataclasses
 import hashlib
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -66,6 +67,9 @@ class Config:
     keeps_unsent: bool = False
     """True if a cluster's own parameters keep what it has not sent, in place of mixing:
     for a codec that sends a part of the values, and remembers none of the rest."""
+    is_robust: bool = False
+    """True to scale each delta down to the median norm of its round before the mean: no
+    cluster alone moves the anchor far. With two clusters that is the mean of both."""
 
     def __post_init__(self) -> None:
         """Raises errors.SettingsError, which begins with a field's name."""
@@ -340,6 +344,32 @@ def weights_of(tokens: Sequence[int]) -> list[float]:
     return [each / total if total else 1 / len(tokens) for each in tokens]
 
 
+def norm(delta: Mapping[str, Any]) -> float:
+    """Returns the L2 norm of a delta, of arrays on the host."""
+    squares = [np.sum(np.square(leaf, dtype=np.float64)) for leaf in delta.values()]
+    return math.sqrt(sum(map(float, squares)))
+
+
+def robust_weights(weights: Sequence[float], norms: Sequence[float]) -> list[float]:
+    """Returns weights with which no delta counts for more than the median norm.
+
+    The factors have 12 bits: the last bits of a norm depend on the machine.
+
+    >>> robust_weights([0.25, 0.5, 0.25], [1.0, 2.0, 8.0])
+    [0.25, 0.5, 0.0625]
+
+    Args:
+      weights, norms: R, of the deltas.
+    """
+    most = float(np.median(norms))
+
+    def factor(size: float) -> float:
+        mantissa, exponent = math.frexp(most / size if size > most else 1.0)
+        return math.ldexp(round(mantissa * 4096) / 4096, exponent)
+
+    return [weight * factor(size) for weight, size in zip(weights, norms, strict=True)]
+
+
 def outer_step(
     config: Config,
     outer: Outer,
@@ -352,7 +382,7 @@ def outer_step(
     Args:
       outer: of the fragment, before.
       deltas: R, what every cluster has sent, decoded, in the order of the clusters.
-      weights: R, of the clusters; their sum is 1.
+      weights: R, of the clusters; their sum is 1, or less if they are robust.
       is_first: True in the first round of the fragment. Nesterov's first step would be
         1 + momentum times a plain one; this one is plain.
     """

@@ -8,7 +8,12 @@ from nebula_jax.federation import meter
 from nebula_jax.security import policy, seal
 
 RECORD = b"\x16\x03\x03\x00\x05hello"
-NAMES = json.dumps([[{"name": "grads"}], [{"name": "tokens"}, {"name": "held_out"}]])
+NAMES = json.dumps(
+    [
+        [{"name": name, "codec": "fp16"} for name in names]
+        for names in (["grads"], ["tokens", "held_out"])
+    ]
+)
 WELCOME = frames.Welcome(4, NAMES.encode())
 
 
@@ -197,8 +202,8 @@ def test_no_tensor_passes_as_a_message_that_steers(name):
     """The listener names the channels, and such messages pass every policy."""
     admitted = []
     connector, listener = meters(lambda kind, count: admitted.append(kind))
-    names = json.dumps([[], [{"name": "tokens"}, {"name": name}]])
-    listener.feed(OPEN + frame(frames.Welcome(4, names.encode())))
+    names = [{"name": each, "codec": ""} for each in ("tokens", name)]
+    listener.feed(OPEN + frame(frames.Welcome(4, json.dumps([[], names]).encode())))
     with pytest.raises(meter.Unreadable, match=f"a channel named {name}"):
         connector.feed(OPEN + TENSOR)
     assert admitted == ["Open", "Welcome", "Open"]
@@ -214,5 +219,7 @@ def test_a_channel_cannot_have_a_name_that_no_entry_takes():
     wicked = [f"nebula1.{'a' * 16}", "-----BEGIN PRIVATE KEY-----", "tokens"]
     names = meter.Names()
     names.begin(bytes(16))
-    names.learn(json.dumps([[{"name": each} for each in wicked], []]).encode())
+    names.learn(
+        json.dumps([[{"name": each, "codec": ""} for each in wicked], []]).encode()
+    )
     assert names.of(is_listener=True) == [*["(may be a secret)"] * 2, "tokens"]

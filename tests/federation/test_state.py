@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import json
 import socket
 import struct
 
@@ -31,7 +32,7 @@ TENSOR = frame(frames.Tensor(0, 1, 0, [bytes(300)]), 1)
 @pytest.fixture
 def switch(tmp_path):
     made = state.State(two_labs.found(tmp_path), print)
-    made.sessions[bytes(16).hex()] = [[], ["tokens"]]
+    made.sessions[bytes(16).hex()] = [[], [["tokens", "pack_ids(4000)"]]]
     yield made
     made.audit.close()
     made.people.close()
@@ -65,7 +66,7 @@ async def taken(far, count):
 
 def test_no_text_of_a_peer_keeps_a_stream_out_of_the_log(switch):
     """Names that are refused elsewhere, or were not by an earlier switch."""
-    switch.sessions[bytes(16).hex()] = [[], [SECRET]]
+    switch.sessions[bytes(16).hex()] = [[], [[SECRET, "fp16"]]]
 
     async def carry():
         async with carrying(switch, ABOUT._replace(job=SECRET)) as (task, trainer, _):
@@ -76,6 +77,35 @@ def test_no_text_of_a_peer_keeps_a_stream_out_of_the_log(switch):
     asyncio.run(carry())
     hidden = "(may be a secret)"
     assert counted(switch) == {("sent", "Open"): 1, ("sent", hidden): 1}
+
+
+def test_what_leaves_must_be_encoded_as_the_policy_says(switch):
+    """The session's Welcome tells the codecs: before a tensor has come, it is over."""
+    rules = {"codecs": {"tokens": "private(1, 0.5)"}}
+    switch.rules = policy.Policy({"m3": rules})
+    welcome = [[], [{"name": "tokens", "codec": "private(1, 0.25)|int8(64)"}]]
+    message = frames.Welcome(4, json.dumps(welcome).encode())
+
+    async def carry(is_known):
+        async with carrying(switch) as (task, trainer, far):
+            if is_known:  # of a stream before, under another policy
+                trainer.sendall(OPEN + TENSOR)
+            else:
+                switch.sessions.clear()
+                trainer.sendall(OPEN)
+                await taken(far, len(OPEN))
+                await far.send(OPEN + frame(message, 0))
+            await asyncio.wait_for(task, 20)
+
+    switch.sessions[bytes(16).hex()] = [[], [["tokens", "int8(64)"]]]
+    for is_known in (True, False):
+        asyncio.run(carry(is_known))
+        refusal = switch.refusals.pop(("m3", "generator:0"))
+        assert "tokens may not leave for job m3 as" in refusal
+        assert (
+            "policy.json asks for a codec that begins with private(1, 0.5)" in refusal
+        )
+    assert ("sent", "tokens") not in counted(switch)
 
 
 def test_a_stream_that_ends_with_its_switch_is_counted_as_far_as_it_came(switch):

@@ -136,13 +136,13 @@ def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
     used.used, used.uncharged, kept.state.sessions = guarded(), guarded(), guarded()
     count(kept, "m3", "ana", 2000)
     count(kept, "m3", "nobody", 7)
-    kept.state.sessions["session"] = [["tokens"], []]
+    kept.state.sessions["session"] = [[["tokens", "fp16"]], []]
     asyncio.run(kept._save())
     assert charged(kept) == 2000
     assert used.uncharged == {"nobody": 7}
     path = kept.state.folder.path
     assert state.read_usage(path) == {"m3": 2007}
-    assert meter.read_sessions(path) == {"session": [["tokens"], []]}
+    assert meter.read_sessions(path) == {"session": [[["tokens", "fp16"]], []]}
 
 
 def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatch):

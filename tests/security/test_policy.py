@@ -38,11 +38,44 @@ def test_bytes_and_labs_are_bounded_by_job(tmp_path):
         rules.check_lab("m3", "discriminator", "lab-s")
 
 
+def test_a_kind_is_a_channels_name_or_its_first_word(tmp_path):
+    rules = load(tmp_path, {"bert": {"kinds": ["delta", "held out"]}})
+    for channel in ("delta", "delta 3 of cluster:1", "held out"):
+        rules.check_kind("bert", channel)
+    for channel in ("deltas", "held", "undelta 3"):
+        with pytest.raises(policy.PolicyError, match="allows delta, held out"):
+            rules.check_kind("bert", channel)
+
+
+def test_what_leaves_must_be_encoded_first_as_the_lab_says(tmp_path):
+    rules = load(tmp_path, {"bert": {"codecs": {"delta": "private(1, 0.5)"}}})
+    for codec in ("private(1, 0.5)", "private(1, 0.5)|int8(64)"):
+        rules.check_codec("bert", "delta 0 of cluster:1", codec)
+    rules.check_codec("bert", "held out", "identity")
+    rules.check_codec("m3", "delta", "identity")
+    for codec in (
+        "identity",
+        "private(1, 0.25)|int8(64)",
+        "private(1, 0.5), x",
+        "int8(64)|private(1, 0.5)",
+        "error_feedback(private(1, 0.5)|int8(64))",
+    ):
+        words = r"delta 2 of a may not leave .* begins with private\(1, 0.5\), such as"
+        with pytest.raises(policy.PolicyError, match=words):
+            rules.check_codec("bert", "delta 2 of a", codec)
+
+
 @pytest.mark.parametrize(
     "jobs",
     [
         *({"m3": {"kind": []}}, {"m3": {"bytes": "1"}}, {"m3": {"bytes": -1}}),
-        *({"m3": {"kinds": "tokens"}}, {"m3": {"labs": ["lab-s"]}}, {"m3": []}, []),
+        *(
+            {"m3": {"kinds": "tokens"}},
+            {"m3": {"labs": ["lab-s"]}},
+            {"m3": {"codecs": {"delta": 1}}},
+            {"m3": []},
+            [],
+        ),
     ],
 )
 def test_rules_that_cannot_be_meant_are_refused(tmp_path, jobs):

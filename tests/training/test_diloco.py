@@ -55,6 +55,19 @@ def test_weights_by_tokens():
     assert diloco.weights_of([0, 0]) == [0.5, 0.5]
 
 
+def test_a_median_norm_bounds_what_one_cluster_does():
+    usual = [{"w": jnp.full(4, each)} for each in (0.5, 1.0)]
+    deltas = [*usual, {"w": jnp.full(4, -1e6)}]
+    norms = [diloco.norm(jax.device_get(each)) for each in deltas]
+    assert norms == [1.0, 2.0, 2e6]
+    config = diloco.Config(1, learning_rate=1.0, momentum=0.0, is_robust=True)
+    outer = diloco.begin(config, {"w": jnp.zeros(4)})
+    weights = diloco.robust_weights([1 / 3] * 3, norms)
+    moved = diloco.outer_step(config, outer, deltas, weights, is_first=True)
+    # (0.5 + 1 - 1) / 3: the third counts as one of the median norm, 2.
+    np.testing.assert_allclose(moved.anchor["w"], -0.5 / 3, rtol=1e-3)
+
+
 def test_a_sparse_average_is_over_all_clusters():
     settings = config(learning_rate=1.0, momentum=0.0)
     outer = diloco.begin(settings, fragment(0.0, 0.0, 0.0))

@@ -27,6 +27,7 @@ from nebula_jax.communication.codecs.leaves import per_leaf
 from nebula_jax.communication.codecs.low_rank import subspace, svd
 from nebula_jax.communication.codecs.packing import pack_ids, pack_tokens
 from nebula_jax.communication.codecs.parser import NAMES, CodecError, from_string
+from nebula_jax.communication.codecs.private import epsilon, private
 from nebula_jax.communication.codecs.rotations import hadamard
 from nebula_jax.communication.codecs.sparse import top_k
 from nebula_jax.communication.codecs.wrappers import error_feedback, from_step
@@ -46,6 +47,7 @@ __all__ = [
     "check",
     "delta",
     "e3m0",
+    "epsilon",
     "error_feedback",
     "fp8",
     "fp16",
@@ -58,6 +60,7 @@ __all__ = [
     "pack_ids",
     "pack_tokens",
     "per_leaf",
+    "private",
     "ratio",
     "sparse_loco",
     "stateless",

@@ -175,8 +175,8 @@ class Member:
 
     def digest(self, fragment: int) -> np.ndarray:
         """Returns the digest of a fragment's anchor, [32] uint8."""
-        anchor = ranks.everywhere(self.outers[fragment].anchor)
-        return np.frombuffer(diloco.digest(jax.device_get(anchor)), np.uint8)
+        anchor = _on_host(self.outers[fragment].anchor)
+        return np.frombuffer(diloco.digest(anchor), np.uint8)
 
     def incoming(
         self,
@@ -207,13 +207,13 @@ class Member:
         found = self._checked(expected, self.digest(fragment), payloads)
         heads = [head for head, _ in found.values()]
         self.asking += [name for name, (head, _) in found.items() if head.is_stopping]
-        tokens = [head.tokens if self._by_tokens else 1 for head in heads]
         # Deltas are added in the clusters' order: everywhere to the same bits.
+        deltas = [delta for _, delta in found.values()]
         outer = diloco.outer_step(
             self.config,
             self.outers[fragment],
-            [delta for _, delta in found.values()],
-            diloco.weights_of(tokens),
+            deltas,
+            self._weights(heads, deltas),
             is_first=version == 0,
         )
         if not diloco.is_finite(outer):
@@ -235,6 +235,16 @@ class Member:
         else:
             after = diloco.mix(self.config, own, outer.anchor)
         return diloco.replace(params, after), heads
+
+    def _weights(
+        self, heads: Sequence[messages.Head], deltas: Sequence[diloco.Fragment]
+    ) -> list[float]:
+        tokens = [head.tokens if self._by_tokens else 1 for head in heads]
+        weights = diloco.weights_of(tokens)
+        if not self.config.is_robust:
+            return weights
+        norms = [diloco.norm(_on_host(delta)) for delta in deltas]
+        return diloco.robust_weights(weights, norms)
 
     def _checked(
         self,
@@ -308,6 +318,10 @@ class Member:
     def _digest_of_all(self) -> np.ndarray:
         parts = {str(f): self.digest(f) for f in range(len(self.outers))}
         return np.frombuffer(diloco.digest(parts), np.uint8)
+
+
+def _on_host(arrays: diloco.Fragment) -> Any:
+    return jax.device_get(ranks.everywhere(arrays))
 
 
 class _Tokens:

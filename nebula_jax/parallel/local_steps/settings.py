@@ -86,6 +86,9 @@ class Settings:
     weights: str = "tokens"
     """Of what the clusters send: by the `tokens` that each has trained on since (see
     `Rounds.after`), or `equal`."""
+    is_robust: bool = False
+    """True to scale what a cluster sends down to the median norm of all before the
+    mean, so that no cluster alone moves the others far."""
     quorum: int = 0
     """Clusters with which a round goes on without those that are late, the hub
     included; 0 to wait for all."""
@@ -109,6 +112,7 @@ class Settings:
             self.learning_rate,
             self.momentum,
             self.keeps_unsent,
+            self.is_robust,
         )
 
     def compression(self) -> codec_lib.Codec:

@@ -73,6 +73,7 @@ CASES = [
     ),
     Case("e3m0", 0.21, lambda i: N // 2 + 4 * (N // 256) + BESIDE, 256),
     Case("e3m0(64)", 0.21, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64, None),
+    Case("private(1e4)", 0.0, lambda i: 4 * N + BESIDE, N),
     Case("int8(row)|fp16", 0.006, lambda i: N + 2 * ROWS + BESIDE, D, None),
     Case("hadamard", 5e-7, lambda i: 4 * N + BESIDE, 8, SUMS, SUMS),
     Case(

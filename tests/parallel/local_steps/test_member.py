@@ -1,5 +1,7 @@
 """Rounds of local steps: clusters stay alike, and refuse what is of another anchor."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -75,6 +77,21 @@ def test_all_clusters_come_to_the_same_bits(codec):
         each.close(8, own, closing) for each, own in zip(group, copies, strict=True)
     ]
     assert all(jax.tree.leaves(jax.tree.map(np.array_equal, ends[0], ends[1])))
+
+
+def test_one_cluster_cannot_move_the_others_far():
+    """Its delta counts as one of the median norm; everywhere to the same bits."""
+    config = dataclasses.replace(CONFIG, learning_rate=1.0, momentum=0.0)
+    moves = {}
+    for is_robust in (False, True):
+        group = members(config=dataclasses.replace(config, is_robust=is_robust))
+        before = diloco.norm(group[0].outers[0].anchor)
+        wild = jax.tree.map(lambda leaf: leaf + 1e4, params())
+        a_round(group, [moved(1), moved(2), wild])
+        assert len({each.digest(0).tobytes() for each in group}) == 1
+        moves[is_robust] = diloco.norm(group[0].outers[0].anchor) / before
+    assert moves[False] > 1000
+    assert moves[True] < 1.2
 
 
 def test_a_round_is_the_outer_step_on_what_was_received():

@@ -1,0 +1,112 @@
+"""What a site lets leave: tensors of a bounded norm, with noise.
+
+A site asks for it in its `policy.json`, and its switch refuses a run whose codecs begin
+otherwise (`security.policy`).
+"""
+
+import os
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication.codecs import leaves
+
+
+def private(clip: float, noise: float = 0.0) -> codec_lib.Codec:
+    """Scales a tensor down to an L2 norm of at most C, and adds Gaussian noise.
+
+    The Gaussian mechanism of DP-SGD (Abadi et al. 2016, algorithm 1), with all that a
+    cluster sends at once in the place of one example's gradient: x / max(1, |x| / C) +
+    C z N(0, I), where |x| is of all floating-point leaves together. The first of its
+    chain, since what follows then sees nothing else: `private(1, 0.5)|int8(64)`. Error
+    feedback around it would send later what it took away.
+    Payload and wire: the arrays. NaN and Inf make all values NaN.
+    The noise is drawn from 64 random bits of the operating system's and a count, in the
+    sender's state: no peer can draw it again, and a run that resumes adds the same. As
+    all noise of floating-point numbers it leaves traces in their last bits.
+
+    >>> codec = private(5)
+    >>> codec.encode(jnp.array([30.0, 40.0]), ())[0].tolist()
+    [3.0, 4.0]
+
+    Args:
+      clip: C, above 0, in the tensor's unit.
+      noise: z, the noise multiplier: standard deviation over C; 0 for none.
+
+    Raises:
+      ValueError: if an argument is out of its range.
+    """
+    for name, value in (("clip", clip), ("noise", noise)):
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ValueError(f"{name} must be a number, not {value!r}")
+    if not 0 < clip < float("inf"):
+        raise ValueError(f"clip must be above 0, not {clip!r}")
+    if not 0 <= noise < float("inf"):
+        raise ValueError(f"noise must not be negative, not {noise!r}")
+
+    def init(spec: codec_lib.Spec) -> codec_lib.State:
+        if not noise:
+            return ()
+        if jax.process_count() > 1:
+            raise errors.SettingsError(
+                f"codec private({clip:g}, {noise:g}): noise is drawn by one process;"
+                " this cluster has several"
+            )
+        seed = np.frombuffer(os.urandom(8), np.uint32)
+        return {"key": jnp.asarray(seed), "count": jnp.uint32(0)}
+
+    def encode(
+        arrays: codec_lib.Arrays, state: codec_lib.State
+    ) -> tuple[codec_lib.Payload, codec_lib.State]:
+        found = _clipped(leaves.floats(arrays), clip)
+        if noise:
+            key = jax.random.wrap_key_data(state["key"], impl="threefry2x32")
+            keys = jax.random.split(jax.random.fold_in(key, state["count"]), len(found))
+            found = [
+                leaf + clip * noise * jax.random.normal(each, leaf.shape)
+                for leaf, each in zip(found, keys, strict=True)
+            ]
+            state = {"key": state["key"], "count": state["count"] + 1}
+        return leaves.with_floats(arrays, found), state
+
+    made = codec_lib.identity()._replace(init=init, encode=encode)
+    return made._replace(name=f"private({clip:g}, {noise:g})")
+
+
+def _clipped(found: list[jax.Array], clip: float) -> list[jax.Array]:
+    """Scales arrays, in float32, to a norm of all together of at most `clip`."""
+    found = [leaf.astype(jnp.float32) for leaf in found]
+    norm = jnp.sqrt(sum((jnp.sum(leaf**2) for leaf in found), start=jnp.float32(0)))
+    # 0 * Inf is NaN: a value that is not finite is not hidden by one that is.
+    scale = jnp.where(norm > clip, clip / norm, 1) + 0 * norm
+    return [leaf * scale for leaf in found]
+
+
+def epsilon(noise: float, messages: int, delta: float = 1e-5) -> float:
+    """Returns ε of (ε, δ)-differential privacy after so many messages of `private`.
+
+    Two data sets are neighbors if they differ in all that this cluster has: nobody who
+    reads every message can tell, but for (ε, δ), whether it took part. By the Rényi
+    accountant of `dp-accounting`, without subsampling.
+
+    Args:
+      noise: z, the noise multiplier.
+      messages: that were sent; of local steps one a round and fragment.
+      delta: δ.
+
+    Raises:
+      errors.SettingsError: if dp-accounting is not installed.
+    """
+    try:
+        import dp_accounting
+        from dp_accounting import rdp
+    except ImportError:
+        raise errors.SettingsError(
+            "dp-accounting is not installed: pip install nebula_jax[privacy]"
+        ) from None
+    accountant = rdp.RdpAccountant()
+    accountant.compose(dp_accounting.GaussianDpEvent(noise), messages)
+    return float(accountant.get_epsilon(delta))

@@ -1,0 +1,82 @@
+"""What a site lets leave: bounded norms, and noise that nobody can draw again."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import optimize, stats
+
+from nebula_jax.communication import codecs
+
+
+def test_a_norm_of_all_leaves_is_clipped_and_a_smaller_one_is_not():
+    arrays = {"a": jnp.full((2, 8), 3.0), "b": jnp.full(9, -4.0), "ids": jnp.arange(3)}
+    norm = math.sqrt(16 * 9 + 9 * 16)
+    for clip in (0.5, 2 * norm):
+        codec = codecs.from_string(f"private({clip})")
+        payload, _ = codec.encode(arrays, codec.init(arrays))
+        for name in "ab":
+            wanted = np.asarray(arrays[name]) * min(1, clip / norm)
+            np.testing.assert_allclose(payload[name], wanted, rtol=1e-6)
+        assert payload["ids"].tolist() == [0, 1, 2]
+
+
+def test_noise_is_as_large_as_it_says_and_another_each_time():
+    codec = codecs.private(2.0, 0.5)
+    zeros = {"a": jnp.zeros((100, 200)), "b": jnp.zeros(20_000)}
+    state, found = codec.init(zeros), []
+    for _ in range(2):
+        payload, state = jax.jit(codec.encode)(zeros, state)
+        found += [np.ravel(payload["a"]), np.ravel(payload["b"])]
+    other, _ = codec.encode(zeros, codec.init(zeros))
+    found.append(np.ravel(other["a"]))  # a second start draws from other bits
+    for noise in found:
+        assert stats.kstest(noise, stats.norm(scale=1.0).cdf).pvalue > 1e-6
+    assert np.abs(np.corrcoef(found) - np.eye(5)).max() < 0.05
+
+
+def test_a_run_that_resumes_adds_the_same_noise():
+    codec = codecs.private(1.0, 1.0)
+    x = jnp.ones((4, 4))
+    _, saved = codec.encode(x, codec.init(x))
+    restored = jax.tree.map(np.array, saved)
+    np.testing.assert_array_equal(
+        codec.encode(x, saved)[0], codec.encode(x, restored)[0]
+    )
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("codec", [codecs.private(1.0), codecs.private(1.0, 0.1)])
+def test_a_value_that_is_not_finite_is_not_hidden(codec, bad):
+    x = {"a": jnp.ones(3), "b": jnp.ones(2).at[0].set(bad)}
+    payload, _ = codec.encode(x, codec.init(x))
+    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(payload))
+
+
+@pytest.mark.parametrize(
+    "arguments", ["0", "-1", "1e999", "true", "1,-0.1", "1,1e999", "one"]
+)
+def test_arguments_that_cannot_be(arguments):
+    with pytest.raises(codecs.CodecError, match=r"clip|noise"):
+        codecs.from_string(f"private({arguments})")
+
+
+def test_its_name_is_that_of_a_policy():
+    found = codecs.from_string("private(1.0, 0.50)|fp16")
+    assert found.name == "private(1, 0.5)|fp16"
+
+
+@pytest.mark.parametrize(("noise", "messages"), [(1.0, 1), (4.0, 30), (20.0, 1000)])
+def test_epsilon_is_an_upper_bound_that_is_not_far(noise, messages):
+    """So many messages are as one with less noise (Balle and Wang 2018, theorem 8)."""
+    ratio, delta = math.sqrt(messages) / noise, 1e-5
+
+    def excess(epsilon):
+        one = stats.norm.cdf(ratio / 2 - epsilon / ratio)
+        two = stats.norm.cdf(-ratio / 2 - epsilon / ratio)
+        return one - math.exp(epsilon) * two - delta
+
+    exact = optimize.brentq(excess, 1e-6, 100)
+    assert exact <= codecs.epsilon(noise, messages, delta) <= 1.2 * exact
