@@ -6,27 +6,151 @@
         --wan=60mbit,15ms
 
 Nothing is started, and no weights are made: both models are traced, the codecs give the
-bytes on the line, and `parallel/planner.py` runs the clusters' pace in virtual time.
-Devices are as fast as --device_tflops, or as this machine. Settings that the run would
-refuse are refused, and so are --pipeline and --emulate_compute, of which a plan has
-nothing. ABNet is not planned, as a plan knows neither what a micro-batch costs nor the
-lengths of the text: a short run with --trace says where the time goes.
+bytes on the line, and `parallel/planner.py` the time. Devices are as fast as
+--device_tflops, or as this machine. Settings that the run would refuse are refused, and
+so are --pipeline and --emulate_compute, of which a plan has nothing. ABNet is not
+planned, as a plan knows neither what a micro-batch costs nor the lengths of the text: a
+short run with --trace says where the time goes.
 """
 
+import dataclasses
+import math
 import os
 import pathlib
 import time
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from absl import flags
+
 from experiments import shared_flags
+from experiments.m3 import config as m3_config
+from nebula_jax import errors
+from nebula_jax.communication import wan
 from nebula_jax.parallel import planner
 from nebula_jax.runtime.life import process
+from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import report
-from scripts.plans import advice, count, m3, settings, speed
-from scripts.plans import text as plan_text
+from scripts.plans import traced
+
+flags.DEFINE_list(
+    "cluster_devices",
+    ["1", "1"],
+    "Devices of each cluster: those of each generator and of the discriminator.",
+)
+flags.DEFINE_list(
+    "device_tflops",
+    [],
+    "Sustained TFLOP/s of one device: one number, or one for each side as in"
+    " --cluster_devices. If empty, measured on this machine, for a few seconds.",
+)
+flags.DEFINE_bool(
+    "shared_machine",
+    False,
+    "All clusters compute on this machine, as with --cluster=all; else each has its"
+    " own devices.",
+)
+NAMES = ("cluster_devices", "device_tflops", "shared_machine", "wan", "out")
+
+WORTH = 0.02  # of a step's time: what gains less is not recommended
+BALANCED = 0.05  # what twice the speed of one part saves, if others are as busy
+WINDOWS = (*range(17), 24, 32)
 
 
-def plan(given: settings.Settings) -> dict[str, Any]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The configuration of a plan."""
+
+    run: m3_config.Run
+    devices: tuple[int, int]
+    """Devices of a generator, and of the discriminator."""
+    tflops: tuple[float, float] | None
+    """TFLOP/s of a device of each side; None to measure."""
+    cores: float | None
+    """Cores of this machine, if all clusters compute on it."""
+    wan: str
+    """As given."""
+
+
+def from_flags() -> Settings:
+    """Returns the flags as values; for `main`.
+
+    Raises:
+      errors.SettingsError: at what cannot work.
+    """
+    for name, value in m3_config.DEFAULTS.items():
+        flags.FLAGS.set_default(name, value)
+    given = {name: flags.FLAGS[name].value for name in NAMES}
+    tflops = given["device_tflops"]
+    return Settings(
+        run=m3_config.from_flags(),
+        devices=_two("cluster_devices", given["cluster_devices"], int),
+        tflops=_two("device_tflops", tflops, float) if tflops else None,
+        cores=float(os.cpu_count() or 1) if given["shared_machine"] else None,
+        wan=given["wan"],
+    )
+
+
+def _two(flag: str, parts: list[str], read: type) -> tuple[Any, Any]:
+    """Returns the two numbers of a flag; one counts for both sides."""
+    try:
+        numbers = [read(part) for part in parts]
+    except ValueError:
+        numbers = []
+    if len(numbers) not in (1, 2) or not all(0 < each < math.inf for each in numbers):
+        raise errors.SettingsError(
+            f"--{flag}={','.join(parts)}: expected two numbers above 0, such as 8,64"
+        )
+    return numbers[0], numbers[-1]
+
+
+def check(given: Settings) -> None:
+    """Checks that there can be such a run, and a plan of it.
+
+    Raises:
+      errors.NebulaError: at no generator, or at what a run or a plan cannot have.
+    """
+    agreed, local = given.run.agreed, given.run.local
+    if not traced.generators(given.run):
+        raise errors.SettingsError(
+            f"--generators={agreed.generators}: expected a number from 1, or their"
+            ' languages, as in "en de|hi ur"'
+        )
+    if local.pipeline:
+        raise errors.SettingsError(
+            f"--pipeline={local.pipeline}: a plan has no pipeline, in which devices"
+            " wait for each other"
+        )
+    if local.emulate_compute:
+        sleeps = ",".join(map(str, local.emulate_compute))
+        raise errors.SettingsError(
+            f"--emulate_compute={sleeps}: a plan is of the run's own models, without"
+            " sleeps"
+        )
+    # What is given to one cluster does not matter.
+    m3_config.check(
+        given.run.with_local(
+            cluster="all", coordinator="", devices_per_cluster=0, data=""
+        )
+    )
+    for number in given.devices:
+        layout = devices.Layout(number, local.fsdp, local.model_parallel)
+        devices.check(layout, agreed.batch_size, agreed.micro_batches)
+
+
+def lines(text: str) -> planner.Lines:
+    """Returns the line that --wan describes, as it begins.
+
+    Cuts and later rates are not planned for.
+
+    Raises:
+      errors.NebulaError: if it cannot be read.
+    """
+    ways = wan.from_string(text)
+    return planner.Lines(*(planner.Line(each.rate / 8, each.delay) for each in ways))
+
+
+def plan(given: Settings) -> dict[str, Any]:
     """Returns the numbers of a plan.
 
     Args:
@@ -35,151 +159,183 @@ def plan(given: settings.Settings) -> dict[str, Any]:
     Raises:
       errors.NebulaError: at settings that cannot work.
     """
-    local = given.run.local
-    m3.check(given)
-    halves = m3.halves(given)
-    sides = list(zip(halves, given.devices, strict=True))
-    parts = [
-        count.part(half, number, local.fsdp, local.model_parallel)
-        for half, number in sides
-    ]
-    speeds = _speeds(given, halves)
-    compute = {
-        part.name: each.compute(part, number)
-        for part, each, number in zip(parts, speeds, given.devices, strict=True)
-    }
-    cores = float(os.cpu_count() or 1) if given.is_shared else None
-    run = m3.pace(given, compute, given.lines)
-    found = planner.time_of(run, cores)
-    generators, discriminator = given.devices
-    counts = generators * m3.generators(given.run), discriminator
-    return {
-        "heading": _heading(given, counts, speeds),
-        "parts": [
-            _part(part, compute[part.name], number, given.run.agreed.fan_out)
-            for part, number in zip(parts, given.devices, strict=True)
-        ],
-        "lines": _lines(given, run, found),
-        "step": _step(given, found, sum(counts)),
-        "savings": advice.savings(run, cores),
-        "busy": _busy(found),
-        "advice": advice.of_m3(given, run, cores),
-        "assumptions": _assumptions(given),
-    }
-
-
-def _speeds(given: settings.Settings, halves: list[count.Half]) -> list[speed.Speed]:
+    check(given)
+    agreed, local = given.run.agreed, given.run.local
+    parts = traced.parts(given.run)
+    flops = [part.flops(part.rows) for part in parts]
     if given.tflops:
-        return [speed.Speed(1e12 * each) for each in given.tflops]
-    with process.timed("measuring this machine's speed"):
-        return [speed.measure(half) for half in halves]
+        speeds = [(1e12 * each, 1.0) for each in given.tflops]
+    else:
+        with process.timed("measuring this machine's speed"):
+            speeds = [traced.measure(part) for part in parts]
+    run = _pace(given, flops, speeds)
+    seconds = planner.seconds(run, given.cores)
+    sides = zip(parts, flops, speeds, given.devices, strict=True)
+    return {
+        "wan": given.wan,
+        "is_measured": not given.tflops,
+        "parts": [
+            {
+                "name": part.name,
+                "devices": number,
+                "tflops": speed / 1e12,
+                "trained": traced.count(part.params),
+                "flop": agreed.fan_out * count,
+                "state_bytes": traced.bytes_on_device(
+                    part.kept, number, local.fsdp, local.model_parallel
+                ),
+            }
+            for part, count, (speed, _), number in sides
+        ],
+        "busy": planner.busy(run),
+        "bytes": {
+            "line up": agreed.fan_out * run.message_bytes,
+            "line down": planner.TOKEN_BYTES,
+        },
+        "seconds": seconds,
+        "tokens": run.generators
+        * agreed.fan_out
+        * agreed.batch_size
+        * agreed.max_length,
+        "steps": agreed.steps,
+        "savings": planner.savings(run, given.cores),
+        "advice": advice(run, given.devices[1] // local.model_parallel, given.cores),
+    }
 
 
-def _heading(
-    given: settings.Settings, counts: tuple[int, int], speeds: list[speed.Speed]
-) -> list[str]:
-    tflops = ", ".join(f"{each.flops / 1e12:.3g}" for each in speeds)
-    measured = (
-        f"Speed: {tflops} TFLOP/s sustained by a device of each side, as given."
-        if given.tflops
-        else f"Speed: {tflops} TFLOP/s sustained by a device of each side, measured"
-        " here (--device_tflops gives that of others)."
+def _pace(
+    given: Settings, flops: Sequence[float], speeds: Sequence[tuple[float, float]]
+) -> planner.M3:
+    """Returns the run as the planner takes it.
+
+    Args:
+      given: settings of the plan.
+      flops: of a micro-batch, of both sides.
+      speeds: operations a second of a device of both sides, and the cores it uses.
+    """
+    generator, discriminator = (
+        # A cluster's devices share its work evenly.
+        planner.Compute(count / (speed * number), cores * number)
+        for count, (speed, cores), number in zip(
+            flops, speeds, given.devices, strict=True
+        )
     )
-    names = [
-        f"{name} on {number} device{'s' if number > 1 else ''}"
-        for name, number in zip(m3.SIDES, counts, strict=True)
+    return planner.M3(
+        generator,
+        discriminator,
+        lines(given.wan),
+        traced.message_bytes(given.run),
+        generators=traced.generators(given.run),
+        window=given.run.agreed.window,
+        fan_out=given.run.agreed.fan_out,
+    )
+
+
+def advice(run: planner.M3, replicas: int, cores: float | None = None) -> list[str]:
+    """Recommends --window and --fan_out, by what a step takes with them and as it is.
+
+    Args:
+      run: as it is now.
+      replicas: of the discriminator.
+      cores: see `planner.seconds`.
+    """
+
+    def seconds(**changes: int) -> float:
+        return planner.seconds(dataclasses.replace(run, **changes), cores)
+
+    now = seconds()
+    times = {window: seconds(window=window) for window in WINDOWS}
+    # The smallest that is nearly as good as the best.
+    enough = (1 + WORTH) * min(times.values())
+    window = next(window for window, each in times.items() if each <= enough)
+    if times[window] <= now * (1 - WORTH):
+        first = (
+            f"--window={window}: a step takes {1 - times[window] / now:.0%} less,"
+            f" {times[window]:.3g} s, because more steps are in flight."
+        )
+    else:
+        first = f"--window={run.window} is enough; needed is {window}."
+    wanted, ratio = planner.fan_out(run, replicas)
+    second = (
+        f"while one of the discriminator's {replicas} replicas trains on a micro-batch"
+        f" of each generator, a generator makes {ratio:.3g}"
+    )
+    # Seconds for as many tokens as a step has now.
+    alike = seconds(fan_out=wanted) * run.fan_out / wanted
+    if alike <= now * (1 - WORTH):
+        second = (
+            f"--fan_out={wanted}: {second}; {now / alike - 1:.0%} more tokens/s, in"
+            f" batches {wanted / run.fan_out:.3g} times as large."
+        )
+    else:
+        second = (
+            f"--fan_out={run.fan_out} is enough: {second} (t_d / t_g, section 3.3:"
+            f" n = {wanted}), but a larger batch would not make tokens faster."
+        )
+    return [first, second]
+
+
+def markdown(result: Mapping[str, Any]) -> str:
+    """Renders a plan."""
+    seconds, busy = result["seconds"], result["busy"]
+    parts = [
+        [
+            each["name"],
+            str(each["devices"]),
+            f"{each['tflops']:.3g}",
+            f"{each['trained'] / 1e6:.3g}",
+            f"{each['flop'] / 1e12:.3g}",
+            f"{busy[each['name']]:.3g}",
+            f"{each['state_bytes'] / 1e9:.3g}",
+        ]
+        for each in result["parts"]
     ]
-    line = given.wan or "no limit"
-    return [f"m3: {', '.join(names)}; line: {line}.", measured]
-
-
-def _part(
-    part: count.Part, compute: planner.Compute, devices: int, repeats: int
-) -> dict[str, Any]:
-    name = "each generator" if part.name == "generators" else part.name
-    return {
-        "name": name,
-        "devices": devices,
-        "trained": part.trained,
-        "forward_flop": repeats * part.forward,
-        "backward_flop": repeats * part.backward,
-        "forward_s": repeats * compute.forward,
-        "backward_s": repeats * compute.backward,
-        "memory_bytes": part.state_bytes + part.working_bytes,
-    }
-
-
-def _lines(
-    given: settings.Settings, run: planner.M3, found: planner.Time
-) -> list[dict[str, Any]]:
-    """Returns the bytes of a step in both directions of one line."""
-    names = "generator -> discriminator (each)", "step tokens back"
-    sent = run.fan_out * run.message_bytes, planner.TOKEN_BYTES
-    ways = given.lines.up, given.lines.down
-    return [
-        {
-            "name": name,
-            "bytes": each,
-            "seconds": way.seconds(each) if way.bytes_per_second else None,
-            "bytes_per_second": each / found.seconds,
-        }
-        for name, each, way in zip(names, sent, ways, strict=True)
+    header = ["cluster (each)", "devices", "TFLOP/s of a device", "trained, millions"]
+    header += ["TFLOP a step", "s a step", "state on a device, GB"]
+    ways = [
+        [
+            name,
+            f"{count / 1e6:.3g}",
+            f"{busy[name]:.3g}",
+            f"{count / 1e6 / seconds:.3g}",
+        ]
+        for name, count in result["bytes"].items()
     ]
-
-
-def _step(
-    given: settings.Settings, found: planner.Time, devices: int
-) -> dict[str, Any]:
-    steps = given.run.agreed.steps
-    hours = steps * found.seconds / 3600
-    return {
-        "seconds": found.seconds,
-        "per_second": 1 / found.seconds,
-        "tokens_per_second": m3.tokens_per_step(given) / found.seconds,
-        "steps": steps,
-        "hours": hours,
-        "device_hours": hours * devices,
-    }
-
-
-def _busy(found: planner.Time) -> list[dict[str, Any]]:
-    """Returns the seconds a step that each part works; of generators, the busiest."""
-    most: dict[str, float] = {}
-    for name, seconds in found.busy.items():
-        kind = name.rstrip("0123456789 ")
-        most[kind] = max(most.get(kind, 0.0), seconds)
-    return [{"name": name, "busy": seconds} for name, seconds in most.items()]
-
-
-def _assumptions(given: settings.Settings) -> list[str]:
-    found = [
+    hours = result["steps"] * seconds / 3600
+    name, share = next(iter(result["savings"].items()))
+    bottleneck = f"with the {name} twice as fast, a step would take {share:.0%} less"
+    idle = (f"{part} {1 - each / seconds:.0%}" for part, each in busy.items())
+    speed = "measured here (--device_tflops gives that of others)"
+    return report.join(
+        f"Line: {result['wan'] or 'no limit'}. Speed of devices:"
+        f" {speed if result['is_measured'] else 'as given'}.",
+        report.table(header, parts),
+        report.table(["line", "MB a step", "s at its rate", "MB/s"], ways),
+        f"A step takes {seconds:.3g} s: {1 / seconds:.3g} steps/s,"
+        f" {result['tokens'] / seconds:,.0f} tokens/s. {result['steps']:,} steps take"
+        f" {hours:.3g} h.",
+        f"No part alone is the bottleneck: {bottleneck}, because others are as busy."
+        if share < BALANCED
+        else f"The bottleneck: {name}; {bottleneck}.",
+        f"Idle in a step: {'; '.join(idle)}.",
+        "Recommended:",
+        "\n".join(f"- {each}" for each in result["advice"]),
         "Assumed: a cluster's devices share its work evenly; bytes are those of frames,"
-        " without TCP's and TLS's own; optimizers, evaluations and checkpoints are left"
-        " out."
-    ]
-    if given.run.agreed.micro_batches > 1:
-        found.append("Sequences are packed full.")
-    if given.is_shared:
-        found.append(f"All clusters share this machine's {os.cpu_count()} cores.")
-    return found
+        " without TCP's and TLS's own; sequences are packed full; optimizers,"
+        " activations, evaluations and checkpoints are left out.",
+    )
 
 
 def main() -> int:
     """Plans, prints, and writes --out."""
     begin = time.monotonic()
-    given = settings.from_flags()
-    if not given.tflops:
-        process.message(
-            "the speed of a device is measured here, for some seconds"
-            " (--device_tflops=50,50 gives it)"
-        )
-    result = plan(given)
-    print(plan_text.plan(result), flush=True)
-    if given.out:
+    result = plan(from_flags())
+    report.show(markdown(result))
+    if out := flags.FLAGS["out"].value:
         record = report.provenance(time.monotonic() - begin) | result
-        report.write(pathlib.Path(given.out), record)
+        report.write(pathlib.Path(out), record)
     return 0
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=settings.flag_names())
+    shared_flags.run(main, names=[*NAMES, *m3_config.FLAGS])
