@@ -16,35 +16,22 @@ which a token is not recovered here does not protect it.
 import json
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments import shared_flags
+from nebula_jax.evaluation import leakage
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
-from scripts.leaks import gradients, hidden, markdown, victim
-from scripts.leaks.line import Line
+from scripts.leaks import attacks, markdown, victim
 from scripts.tables import compression_rows, config
 from scripts.tables import runs as table_runs
 
 FLAGFILE = "abnet_table5_tiny"
 TABLE5 = config.RESULTS / "table5_tiny.json"
 SEEDS = 3
-
-
-class Sizes(NamedTuple):
-    """The sizes of the attacks.
-
-    attacked: sentences that each attacker attacks.
-    training: of an inverter.
-    batches: rows of the batches that the span test is applied to.
-    """
-
-    attacked: int = 400
-    training: hidden.Training = hidden.Training()
-    batches: tuple[int, ...] = (1, 8, 16, 32, 64, 96, 128)
-
-
-SIZES = Sizes()
+ATTACKED = 400  # sentences, of each attacker
+BATCHES = (1, 8, 16, 32, 64, 96, 128)
+"""Rows of the batches that the span test is applied to."""
 
 
 def chosen(settings: Mapping[str, str]) -> list[compression_rows.Row]:
@@ -68,62 +55,67 @@ def bleu(record: Mapping[str, Any], row: compression_rows.Row) -> list[float]:
     """Returns the BLEU that Table 5's record has of a row, for each of its seeds."""
     for each in record.get("rows", ()):
         if (each["name"], each["forward"]) == (row.name, row.forward):
-            return each.get("bleu", [])
+            return each["bleu"]
     return []
 
 
 def gather(
-    attacked: victim.Victim,
+    found: victim.Victim,
     rows: Sequence[compression_rows.Row],
     table5: Mapping[str, Any],
     seeds: Sequence[int],
-    sizes: Sizes = SIZES,
+    attacked: int = ATTACKED,
+    steps: int = leakage.STEPS,
+    batches: Sequence[int] = BATCHES,
 ) -> dict[str, Any]:
     """Makes all attacks.
 
     Args:
-      attacked: the run.
+      found: the run.
       rows: of Table 5, whose codecs are attacked.
       table5: its record; {} if there is none.
       seeds: of the attackers.
-      sizes: of the attacks.
+      attacked: sentences that each attacks.
+      steps: in which an inverter is trained.
+      batches: see BATCHES.
 
     Returns:
       The record without its provenance.
     """
-    text, model = attacked.rows, attacked.model
-    layers = model.config.layers
-    sides = {seed: victim.sides(text, seed, sizes.attacked) for seed in seeds}
+    text, model, agreed = found.rows, found.model, found.run.agreed
+    sides = {seed: victim.sides(text, seed, attacked) for seed in seeds}
     tables = victim.tables(model, text)
-    attacks = hidden.Attacks(text, tables, sides, sizes.training)
-    agreed = attacked.run.agreed
     shape = agreed.batch_size // agreed.micro_batches, *text.ids.shape[1:]
-    found = hidden.by_codec(
-        attacks,
-        victim.with_adapters(attacked),
-        text.mask,
-        thirds(layers),
-        {row.forward: Line(row.forward, *shape, model.config.width) for row in rows},
-        process.message,
-    )
+    lines = [attacks.line(row.forward, *shape, model.config.width) for row in rows]
+    table: list[dict[str, Any]] = [
+        {
+            "name": row.name,
+            "codec": row.forward,
+            "bleu": bleu(table5, row),
+            "depths": [],
+        }
+        for row in rows
+    ]
+    for depth in thirds(model.config.layers):
+        hidden = victim.encoded(found, depth)
+        for row, send in zip(table, lines, strict=True):
+            received = send(hidden, text.mask)
+            figures = attacks.on_hidden(received.arrays, text, tables, sides, steps)
+            row["depths"].append({"depth": depth, "ratio": received.ratio, **figures})
+            process.message(f"{row['codec']}, cut after {depth} layers")
     with process.timed("attacking gradients"):
-        span = gradients.span(model, text, tables, sizes.batches, sides)
+        span = [
+            attacks.on_gradients(model, text, tables, size, sides.values())
+            for size in batches
+        ]
     return {
         "pairs": len(text.ids),
-        "attacked": sizes.attacked,
+        "attacked": attacked,
         "candidates": len(text.candidates),
-        "training": sizes.training._asdict(),
-        "layers": layers,
-        "baseline": [hidden.baseline(text, each) for each in sides.values()],
-        "rows": [
-            {
-                "name": row.name,
-                "codec": row.forward,
-                "bleu": bleu(table5, row),
-                "depths": found[row.forward],
-            }
-            for row in rows
-        ],
+        "training": {"steps": steps, "batch": leakage.BATCH},
+        "layers": model.config.layers,
+        "baseline": [attacks.baseline(text, each) for each in sides.values()],
+        "rows": table,
         "span": span,
     }
 
@@ -138,9 +130,8 @@ def main() -> int:
     with run_folder.lock(table.workdir):
         with process.timed("training what is attacked"):
             workdir = victim.train(table, flagfile)
-        attacked = victim.load(workdir)
         seeds = list(map(int, table.seeds))
-        found = gather(attacked, chosen(settings), table5, seeds)
+        found = gather(victim.load(workdir), chosen(settings), table5, seeds)
     about = report.provenance(time.monotonic() - begin, seeds=table.seeds)
     result = {**about, "settings": settings, **found}
     table_runs.write(result, markdown.markdown(result), table.out)

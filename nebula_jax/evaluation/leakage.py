@@ -49,29 +49,23 @@ def recovery(guesses: np.ndarray, labels: np.ndarray) -> Recovery:
     return Recovery(float(hits[:, 0].mean()), float(hits.any(axis=1).mean()))
 
 
-class Chance(NamedTuple):
-    """The score of guesses that see nothing of what crosses.
-
-    most_frequent: of always naming the most frequent pieces.
-    unigram: of drawing every piece as often as it occurs: the share that is right.
-    """
-
-    most_frequent: Recovery
-    unigram: float
-
-
-def chance(own: np.ndarray, labels: np.ndarray, size: int) -> Chance:
-    """Scores guesses by the attacker's own text alone.
+def chance(own: np.ndarray, labels: np.ndarray, size: int) -> tuple[Recovery, float]:
+    """Scores guesses by the attacker's own text alone, which see nothing that crosses.
 
     Args:
       own: [M] int, pieces of the attacker's own text.
       labels: [N] int, the attacked ones.
+      size: V.
+
+    Returns:
+      The score of always naming the most frequent pieces, and the share that is right
+      of pieces that are drawn as often as they occur.
     """
     counts = np.bincount(own, minlength=size)
     best = np.argsort(-counts, kind="stable")[:GUESSES]
     guesses = np.broadcast_to(best, (len(labels), len(best)))
     unigram = (counts / max(1, int(counts.sum())))[labels].mean()
-    return Chance(recovery(guesses, labels), float(unigram))
+    return recovery(guesses, labels), float(unigram)
 
 
 @jax.jit
@@ -113,16 +107,13 @@ class Inverter(NamedTuple):
     bias: jax.Array
 
 
-@functools.partial(jax.jit, static_argnames=("steps", "batch", "rate"))
+@functools.partial(jax.jit, static_argnames="steps")
 def fit_inverter(
     hidden: jax.Array,
     labels: jax.Array,
     table: jax.Array,
     key: jax.Array,
-    *,
     steps: int = STEPS,
-    batch: int = BATCH,
-    rate: float = RATE,
 ) -> Inverter:
     """Trains an inverter on the attacker's own text.
 
@@ -134,9 +125,7 @@ def fit_inverter(
       labels: [M] int32, their pieces.
       table: [V, E] float32, public embeddings of all pieces.
       key: of the initialization and of the order.
-      steps: of Adam.
-      batch: tokens of a step.
-      rate: the first learning rate; it falls as a cosine.
+      steps: of Adam, each of BATCH tokens; its rate falls from RATE as a cosine.
     """
     draw, order = jax.random.split(key)
     mean = jnp.mean(hidden, axis=0, keepdims=True)
@@ -153,7 +142,7 @@ def fit_inverter(
         jnp.zeros((width, table.shape[-1])),
         jnp.log((counts + 0.5) / len(labels)),  # half an occurrence of what has none
     )
-    optimizer = optax.adam(optax.cosine_decay_schedule(rate, steps))
+    optimizer = optax.adam(optax.cosine_decay_schedule(RATE, steps))
     begin = fresh.linear, fresh.inner, fresh.outer, fresh.bias
 
     def of(weights: tuple[jax.Array, ...]) -> Inverter:
@@ -171,7 +160,7 @@ def fit_inverter(
         updates, moments = optimizer.update(jax.grad(loss)(weights, places), moments)
         return (optax.apply_updates(weights, updates), moments), None
 
-    drawn = jax.random.randint(order, (steps, batch), 0, len(labels))
+    drawn = jax.random.randint(order, (steps, BATCH), 0, len(labels))
     (weights, _), _ = jax.lax.scan(step, (begin, optimizer.init(begin)), drawn)
     return of(weights)
 

@@ -4,9 +4,8 @@ N training pairs, L source length, D width of PLM-S, V pieces.
 """
 
 import dataclasses
-import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,9 +25,6 @@ from scripts.tables import runs as table_runs
 
 NO_PIECE = -1
 ROWS = 256  # that are encoded at once
-
-Encode = Callable[[int], np.ndarray]
-"""Layers before the cut -> the hidden states of all source rows, [N, L, D] float32."""
 
 
 class Rows(NamedTuple):
@@ -165,39 +161,26 @@ def sides(rows: Rows, seed: int, attacked: int) -> Sides:
     return Sides(chosen, np.asarray(own))
 
 
-def with_adapters(victim: Victim) -> Encode:
-    """Returns H^E as the source cluster computes it, cut after any of its layers."""
+def encoded(victim: Victim, layers: int) -> np.ndarray:
+    """Returns H^E of all source rows, cut after so many layers: [N, L, D] float32."""
     shape = victim.both.halves[0].task.config
-    size = len(victim.rows.kept)
+    plm = dataclasses.replace(
+        shape.source, layers=layers, vocab_size=len(victim.rows.kept)
+    )
+    cut = dataclasses.replace(shape, source=plm)
 
-    @functools.partial(jax.jit, static_argnums=0)
-    def encode(layers: int, params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
-        plm = dataclasses.replace(shape.source, layers=layers, vocab_size=size)
-        cut = dataclasses.replace(shape, source=plm)
+    @jax.jit
+    def encode(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
         return abnet.encode(cut, params, ids, mask).hidden
 
-    return lambda layers: _in_parts(
-        functools.partial(encode, layers, victim.params), victim.rows
-    )
-
-
-def _in_parts(
-    encode: Callable[[jax.Array, jax.Array], jax.Array], rows: Rows
-) -> np.ndarray:
-    """Encodes all rows, ROWS at once; the last part repeats its last row."""
+    rows = victim.rows
     count = min(ROWS, len(rows.ids))
     parts = []
     for start in range(0, len(rows.ids), count):
-        ids, mask = (
-            np.pad(
-                part[start : start + count],
-                ((0, max(0, start + count - len(part))), (0, 0)),
-                mode="edge",
-            )
-            for part in (rows.ids, rows.mask)
-        )
-        parts.append(jax.device_get(encode(ids, mask)))
-    return np.concatenate(parts)[: len(rows.ids)]
+        # The last part is filled up with the first rows.
+        index = np.arange(start, start + count) % len(rows.ids)
+        parts.append(encode(victim.params, rows.ids[index], rows.mask[index]))
+    return np.concatenate(jax.device_get(parts))[: len(rows.ids)]
 
 
 class Tables(NamedTuple):

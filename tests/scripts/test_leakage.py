@@ -9,15 +9,12 @@ from experiments.abnet import data as abnet_data
 from experiments.abnet import target_model
 from nebula_jax.data import tokenizers
 from scripts import leakage
-from scripts.leaks import hidden, markdown, victim
-from scripts.leaks.line import Line
+from scripts.leaks import attacks, markdown, victim
 from scripts.tables import compression_rows
 from scripts.tables import runs as table_runs
 
 SETTINGS = {"max_pairs": "60"}
 SPECIAL = tokenizers.SpecialTokens(0, 1, 2, 3, 4, size=30)
-SIZES = leakage.Sizes(12, hidden.Training(steps=3, batch=8), (1, 12))
-
 
 trained = pytest.mark.slow  # models; the attacks: tests/evaluation/test_leakage.py
 
@@ -59,7 +56,7 @@ def found(attacked):
             {"name": "no padding", "forward": "another codec", "bleu": [1.0]},
         ]
     }
-    result = leakage.gather(attacked, codecs, table5, [0, 1], SIZES)
+    result = leakage.gather(attacked, codecs, table5, [0, 1], 12, 3, (1, 12))
     about = {
         "command": "python -m scripts.leakage",
         "commit": "abc123",
@@ -148,14 +145,14 @@ def test_a_memory_is_attacked_at_the_first_visit_and_rated_at_the_second():
     random = np.random.RandomState(0)
     values = random.randn(10, 6, 16).astype(np.float32)
     mask = np.arange(6)[None] < random.randint(2, 7, (10, 1))
-    plain = Line("identity", 4, 6, 16).send(values, mask)
+    plain = attacks.line("identity", 4, 6, 16)(values, mask)
     np.testing.assert_array_equal(plain.arrays, values)
-    line = Line("delta(pack_tokens|int8(16), 10)", 4, 6, 16)
+    send = attacks.line("delta(pack_tokens|int8(16), 10)", 4, 6, 16)
     for scale in (1.0, 2.0):  # nothing of an earlier tensor stays
-        first = line.send(scale * values, mask)
+        first = send(scale * values, mask)
         np.testing.assert_array_equal(first.arrays, scale * values)
     assert first.ratio < 0.5 < plain.ratio
-    packed = Line("pack_tokens|fp16", 4, 6, 16).send(values, mask).arrays
+    packed = attacks.line("pack_tokens|fp16", 4, 6, 16)(values, mask).arrays
     assert not packed[~mask].any()
     np.testing.assert_allclose(packed[mask], values[mask], atol=2e-3)
 

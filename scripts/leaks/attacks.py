@@ -1,0 +1,250 @@
+"""Attacks on the hidden states of a cut, and on a gradient that local steps send.
+
+An attacker gets the hidden states of all rows. Of its own ones it has the text as well,
+and with these it trains; the others it attacks. The worst case for the source cluster:
+an attacker who has the adapters too, as the other side of a finished translator does,
+can make such pairs of any text.
+
+N rows, B rows of a batch, L length, D width, V pieces.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs, loopback, selector
+from nebula_jax.evaluation import leakage
+from nebula_jax.models import pretrained, transformer
+from scripts.leaks import victim
+
+nearest_by_position = jax.jit(jax.vmap(leakage.nearest, (1, 0), 1))
+"""(hidden states [N, L, D], tables [L, V, D]) -> guesses [N, L, G]."""
+
+
+class Received(NamedTuple):
+    """The arrays of a receiver.
+
+    arrays: [N, L, D] float32, decoded.
+    ratio: bytes of the payloads over those of padded float32, as in Table 5 but for the
+      heads of frames. Of a codec that sends differences, when it sends rows again.
+    """
+
+    arrays: np.ndarray
+    ratio: float
+
+
+def line(
+    codec: str, batch_size: int, length: int, width: int
+) -> Callable[[np.ndarray, np.ndarray], Received]:
+    """Opens both ends of a channel in this process, whose programs are compiled once.
+
+    Args:
+      codec: as in a flag.
+      batch_size: B; what a codec loses may depend on what is encoded together.
+      length: L.
+      width: D.
+
+    Returns:
+      (hidden states [N, L, D] float32, mask [N, L] bool) -> Received, at the first
+      visit of every row, micro-batch by micro-batch, as a run sends them.
+    """
+    made = codecs.from_string(codec)
+    spec = {
+        "hidden": jax.ShapeDtypeStruct((batch_size, length, width), jnp.float32),
+        "mask": jax.ShapeDtypeStruct((batch_size, length), jnp.bool_),
+        "index": jax.ShapeDtypeStruct((batch_size,), jnp.int32),
+    }
+    carrier = loopback.Loopback()
+    ends = carrier.sender("hidden", spec, made), carrier.receiver("hidden", spec, made)
+    # A memory of every row: the second time, differences alone are sent.
+    visits = 2 if "delta" in codec else 1
+
+    def send(hidden: np.ndarray, mask: np.ndarray) -> Received:
+        for end in ends:
+            end.state = selector.as_selector(made).init(spec)
+        sender, receiver = ends
+        found = np.zeros(hidden.shape, np.float32)
+        starts = range(0, len(hidden), batch_size)
+        for visit in range(visits):
+            before = carrier.sent["hidden"]
+            for number, start in enumerate(starts):
+                # The last one is filled up with the first rows.
+                index = np.arange(start, start + batch_size) % len(hidden)
+                arrays = {"hidden": hidden[index], "mask": mask[index]}
+                arrays["index"] = index.astype(np.int32)
+                sender.send(1, jax.device_put(arrays), number)
+                received = receiver.recv(1, number)
+                if visit == 0:
+                    rows = found[start : start + batch_size]
+                    rows[:] = jax.device_get(received["hidden"])[: len(rows)]
+        plain = len(starts) * codec_lib.nbytes(spec["hidden"])
+        return Received(found, (carrier.sent["hidden"] - before) / plain)
+
+    return send
+
+
+def _text(rows: victim.Rows, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns where the chosen rows have text, [n, L] bool, and its pieces, [t]."""
+    pieces = rows.pieces[chosen]
+    is_text = pieces != victim.NO_PIECE
+    return is_text, pieces[is_text]
+
+
+def baseline(rows: victim.Rows, sides: victim.Sides) -> dict[str, Any]:
+    """Returns what an attacker's own text alone gives, and its size.
+
+    Returns:
+      most_frequent, unigram: of `leakage.chance`. seen: share of the attacked tokens
+      whose piece the attacker's own text has. tokens, own_tokens: how many there are.
+    """
+    _, labels = _text(rows, sides.attacked)
+    _, own = _text(rows, sides.own)
+    most_frequent, unigram = leakage.chance(own, labels, len(rows.candidates))
+    return {
+        "most_frequent": most_frequent._asdict(),
+        "unigram": unigram,
+        "seen": float(np.isin(labels, own).mean()),
+        "tokens": len(labels),
+        "own_tokens": len(own),
+    }
+
+
+def on_hidden(
+    received: np.ndarray,
+    rows: victim.Rows,
+    tables: victim.Tables,
+    attackers: Mapping[int, victim.Sides],
+    steps: int,
+) -> dict[str, list[dict[str, float]]]:
+    """Attacks hidden states, as each attacker.
+
+    Args:
+      received: [N, L, D] float32.
+      rows: of the source side.
+      tables: public embeddings.
+      attackers: seed of an inverter -> rows of the attacker that trains it.
+      steps: in which an inverter is trained.
+
+    Returns:
+      nearest, inversion: of each attacker a `leakage.Recovery` as a dict.
+    """
+    found: dict[str, list[dict[str, float]]] = {"nearest": [], "inversion": []}
+    for seed, sides in attackers.items():
+        is_text, labels = _text(rows, sides.attacked)
+        is_own_text, own_labels = _text(rows, sides.own)
+        attacked = received[sides.attacked]
+        near = nearest_by_position(attacked, tables.by_position)
+        inverter = leakage.fit_inverter(
+            received[sides.own][is_own_text],
+            own_labels,
+            tables.embeddings,
+            jax.random.key(seed),
+            steps=steps,
+        )
+        inverted = leakage.invert(inverter, attacked[is_text], tables.embeddings)
+        near, inverted = jax.device_get((near, inverted))
+        found["nearest"].append(leakage.recovery(near[is_text], labels)._asdict())
+        found["inversion"].append(leakage.recovery(inverted, labels)._asdict())
+    return found
+
+
+def on_gradients(
+    model: pretrained.Pretrained,
+    rows: victim.Rows,
+    tables: victim.Tables,
+    size: int,
+    sides: Iterable[victim.Sides],
+) -> dict[str, Any]:
+    """Applies the span test to a batch of each attacker's first attacked rows.
+
+    Args:
+      model: PLM-S, with as many layers as the run uses.
+      rows: of the source side.
+      tables: of its candidates.
+      size: B.
+      sides: of each attacker.
+
+    Returns:
+      rows, positions (B L), width, and a list for each figure of `leakage.Span`.
+    """
+    length, scores = rows.ids.shape[1], []
+    for side in sides:
+        chosen = side.attacked[:size]
+        present = np.zeros(tables.by_position.shape[:2], bool)
+        is_text, pieces = _text(rows, chosen)
+        present[np.nonzero(is_text)[1], pieces] = True
+        gradient = of_query(model, rows, chosen)
+        scores.append(leakage.span_test(gradient, tables.by_position, present))
+    return {
+        "rows": size,
+        "positions": size * length,
+        "width": model.config.width,
+        **{
+            name: [getattr(each, name) for each in scores]
+            for name in leakage.Span._fields
+        },
+    }
+
+
+def of_query(
+    model: pretrained.Pretrained, rows: victim.Rows, chosen: Sequence[int] | np.ndarray
+) -> np.ndarray:
+    """Computes the gradient of the first layer's query projection, as a local step has.
+
+    The loss is the cross-entropy of every token, predicted from the last hidden states
+    by the public table: any loss gives a gradient with the same span.
+
+    Args:
+      model: PLM-S, computed in float32: products of bfloat16 have rounded inputs, and
+        then whoever tests must round likewise.
+      rows: of the source side.
+      chosen: [B] int, the batch.
+
+    Returns:
+      [D, D] float32.
+    """
+    table = model.params["embeddings"]["word_embeddings"]["embedding"]
+    gradient = _query_gradient(
+        dataclasses.replace(model.config, dtype="float32", dropout=0.0),
+        {part: model.params[part] for part in ("embeddings", "encoder")},
+        table[rows.candidates],
+        *(each[chosen] for each in (rows.ids, rows.mask, rows.pieces)),
+    )
+    return jax.device_get(gradient).reshape(model.config.width, -1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _query_gradient(
+    shape: transformer.Config,
+    params: Any,
+    table: jax.Array,
+    ids: jax.Array,
+    mask: jax.Array,
+    pieces: jax.Array,
+) -> jax.Array:
+    first = params["encoder"]["layer_0"]
+
+    def loss(kernel: jax.Array) -> jax.Array:
+        query = first["attention"]["query"] | {"kernel": kernel}
+        layer = first | {"attention": first["attention"] | {"query": query}}
+        hidden = transformer.Embeddings(shape).apply(
+            {"params": params["embeddings"]}, ids, True
+        )
+        hidden = transformer.Encoder(shape).apply(
+            {"params": params["encoder"] | {"layer_0": layer}}, hidden, mask, True
+        )
+        logits = jnp.einsum("bld,vd->blv", hidden, table)
+        is_text = pieces != victim.NO_PIECE
+        of_each = optax.softmax_cross_entropy_with_integer_labels(
+            logits, jnp.maximum(pieces, 0)
+        )
+        return jnp.sum(of_each * is_text) / jnp.sum(is_text)
+
+    return jax.grad(loss)(first["attention"]["query"]["kernel"])
