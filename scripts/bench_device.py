@@ -1,10 +1,10 @@
-"""Measures one accelerator: a training step, codecs, local steps, determinism.
+"""Measures one accelerator: a training step, local steps, determinism.
 
     python -m scripts.bench_device --tiny              # to try the parts, anywhere
     python -m scripts.bench_device --out=device.json   # at most nine minutes
 
-Each step is a process of its own with its own flags of XLA, so that one that fails or
-takes too long costs only itself, and the record says so. They compile together, which
+Each step is a process of its own, so that one that fails or takes too long costs only
+itself, and the record says so. They compile together, which
 takes minutes, and are measured one after the other.
 """
 
@@ -17,7 +17,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 from absl import flags
@@ -39,48 +39,33 @@ PEAK = {"H100": 989.4, "H200": 989.4}
 """Tera operations a second of bfloat16 products, dense, as NVIDIA's data sheets say."""
 MFU = 0.35  # asked of the best rung
 STEP = "scripts.bench.device_step"
-FTZ = "--xla_backend_extra_options=-nvptx-allow-ftz-atomics"
-DETERMINISTIC = "--xla_gpu_deterministic_ops=true"
-NO_TRITON = "--xla_gpu_enable_triton_gemm=false"
-LADDER = ("float32", "bfloat16", "fused", "by_length", "stored", "double")
+XLA = "--xla_gpu_enable_triton_gemm=false"
+"""Triton's kernels for matrix products take minutes to be tried out."""
 LOCAL_STEPS = "experiments.local_steps_your_model"
 ROUNDS, INNER_STEPS = 10, 20
 
 
-class Rung(NamedTuple):
-    """A process that measures a step: its name here, what it runs, flags of XLA."""
-
-    name: str
-    runs: str
-    xla: str = NO_TRITON
-
-
-RUNGS = (
-    *(Rung(name, name) for name in LADDER),
-    Rung("PyTorch", "torch"),
-    Rung("triton", "stored", ""),
-    Rung("ftz", "stored", f"{NO_TRITON} {FTZ}"),
-    Rung("first", "short"),
-    Rung("second", "short"),
-    Rung("first, deterministic", "short", f"{NO_TRITON} {DETERMINISTIC}"),
-    Rung("second, deterministic", "short", f"{NO_TRITON} {DETERMINISTIC}"),
-)
-"""What is measured, in this order. Triton's kernels for matrix products take minutes to
-be tried out, and one rung tells what they are worth."""
-TINY = ("fused", "stored", "PyTorch", "first", "second")  # of --tiny, by name
+RUNGS = {
+    **{name: name for name in ("float32", "bfloat16", "fused", "double")},
+    "PyTorch": "torch",
+    "first": "short",
+    "second": "short",
+}
+"""Process -> the rung that it measures, in this order; two are there to be compared."""
+TINY = ("fused", "PyTorch", "first", "second")  # of --tiny
 
 
 class Child:
     """The process of a rung, and the lines that it has printed."""
 
-    def __init__(self, rung: Rung, options: Sequence[str], is_gpu: bool) -> None:
-        xla = f"{os.environ.get('XLA_FLAGS', '')} {rung.xla if is_gpu else ''}".strip()
+    def __init__(self, rung: str, options: Sequence[str], is_gpu: bool) -> None:
+        xla = f"{os.environ.get('XLA_FLAGS', '')} {XLA if is_gpu else ''}".strip()
         # Several are on the device at once.
         env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | (
             {"XLA_FLAGS": xla} if xla else {}
         )
         self.process = subprocess.Popen(
-            [sys.executable, "-m", STEP, *options, rung.runs],
+            [sys.executable, "-m", STEP, *options, rung],
             cwd=installed.FOLDER,
             env=os.environ | env,
             stdin=subprocess.PIPE,
@@ -124,7 +109,7 @@ class Child:
 
 
 def steps(
-    rungs: Sequence[Rung],
+    rungs: Mapping[str, str],
     options: Sequence[str],
     is_gpu: bool,
     compiling: float,
@@ -133,7 +118,7 @@ def steps(
     """Compiles rungs together, then measures them one by one.
 
     Args:
-      rungs: the processes.
+      rungs: as RUNGS.
       options: of each process.
       is_gpu: False to leave out the flags of a GPU's compiler.
       compiling: seconds for all, together.
@@ -145,8 +130,8 @@ def steps(
     end = time.monotonic() + compiling
     children = {}
     try:
-        for rung in rungs:
-            children[rung.name] = Child(rung, options, is_gpu)
+        for name, rung in rungs.items():
+            children[name] = Child(rung, options, is_gpu)
         while time.monotonic() < end:
             if not any(child.is_compiling() for child in children.values()):
                 break
@@ -161,26 +146,6 @@ def steps(
     finally:
         for child in children.values():
             child.process.kill()
-
-
-def codecs(rounds: int, seconds: float) -> dict[str, Any]:
-    """Measures codecs by `bench_codecs`; returns its record, or why there is none."""
-    with tempfile.TemporaryDirectory() as folder:
-        out = f"{folder}/codecs.json"
-        arguments = ["scripts.bench_codecs", f"--rounds={rounds}", f"--out={out}"]
-        try:
-            subprocess.run(
-                [sys.executable, "-m", *arguments],
-                cwd=installed.FOLDER,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                timeout=seconds,
-                check=True,
-            )
-        except subprocess.SubprocessError as error:
-            return {"failed": str(error)}
-        with open(out) as file:
-            return json.load(file)
 
 
 def local_steps(seconds: float) -> dict[str, Any]:
@@ -244,11 +209,6 @@ def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [report.at_least("MFU of the best rung", mfu, MFU)]
 
 
-MORE = {
-    "PyTorch": "",
-    "triton": ", and products by Triton",
-    "ftz": f", and `{FTZ}`",
-}
 COLUMNS = {
     "step": "{about}",
     "batch": "{batch} x {length}",
@@ -261,12 +221,6 @@ COLUMNS = {
     "peak memory": "{memory}",
     "last loss": "{loss:.3f}",
 }
-CODEC = {
-    "codec": "`{codec}`",
-    "encodes, GB/s": "{encode:.0f}",
-    "decodes, GB/s": "{decode:.0f}",
-    "encoding / copy": "{encode_over_copy:.2f}",
-}
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -274,9 +228,9 @@ def markdown(result: Mapping[str, Any]) -> str:
     found = result["steps"]
     pytorch = found["PyTorch"] if "ms" in found.get("PyTorch", {}) else None
     rows = [
-        _row(step, result["device"], pytorch, MORE.get(name, ""))
+        _row(step, result["device"], pytorch)
         for name, step in found.items()
-        if "ms" in step and (name in LADDER or name in MORE)
+        if "ms" in step and RUNGS.get(name) != "short"
     ]
     failed = [
         f"{name} ({each['failed']})" for name, each in found.items() if "failed" in each
@@ -287,21 +241,19 @@ def markdown(result: Mapping[str, Any]) -> str:
         table_of(rows, COLUMNS),
         report.targets(result["targets"]),
         _determinism(found),
-        _codecs(result.get("codecs", {})),
         _local_steps(result.get("local_steps", {})),
         f"Not measured: {'; '.join(failed)}." if failed else "",
     )
 
 
 def _row(
-    step: Mapping[str, Any], device: str, pytorch: Mapping[str, Any] | None, more: str
+    step: Mapping[str, Any], device: str, pytorch: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """Returns the cells of a step."""
     mfu, memory = _mfu(step["teraflops"], device), step.get("peak_gib")
     rate = step["tokens_per_second"]
     return {
         **step,
-        "about": step["about"] + more,
         "mfu": "" if mfu is None else f"{100 * mfu:.1f} %",
         "over": f"{rate / pytorch['tokens_per_second']:.2f}" if pytorch else "",
         "memory": f"{memory:.1f} GiB" if memory else "",
@@ -310,35 +262,15 @@ def _row(
 
 
 def _determinism(found: Mapping[str, Any]) -> str:
-    lines = []
-    for more, about in (("", "as it is"), (", deterministic", f"`{DETERMINISTIC}`")):
-        runs = [found.get(name + more, {}) for name in ("first", "second")]
-        if all("ms" in each for each in runs):
-            same = "equal" if runs[0]["digest"] == runs[1]["digest"] else "other"
-            times = " and ".join(f"{each['ms']:.1f}" for each in runs)
-            lines.append(
-                f"- {about}: two runs end with {same} parameters; {times} ms a step."
-            )
-    return "\n".join(["**Determinism**, four layers.", "", *lines]) if lines else ""
-
-
-def _codecs(record: Mapping[str, Any]) -> str:
-    if "codecs" not in record:
+    runs = [found.get(name, {}) for name in ("first", "second")]
+    if not all("ms" in each for each in runs):
         return ""
-    size = 4.0
-    for each in record["shape"]:
-        size *= each
-    rows = [
-        each
-        | {
-            "encode": size / each["encode_ms"] / 1e6,
-            "decode": size / each["decode_ms"] / 1e6,
-        }
-        for each in record["codecs"]
-    ]
-    copied = size / record["copy_ms"]["copy"] / 1e6
-    about = f"**Codecs**, GB/s of the float32 tensor; a copy has {copied:.0f}."
-    return report.join(about, table_of(rows, CODEC))
+    same = "equal" if runs[0]["digest"] == runs[1]["digest"] else "other"
+    times = " and ".join(f"{each['ms']:.1f}" for each in runs)
+    return report.join(
+        "**Determinism**, four layers.",
+        f"- as it is: two runs end with {same} parameters; {times} ms a step.",
+    )
 
 
 def _local_steps(record: Mapping[str, Any]) -> str:
@@ -365,10 +297,7 @@ def main() -> int:
 
     process.message("local steps: a replica here, one on the cores")
     result: dict[str, Any] = {"rounds": rounds, "local_steps": local_steps(left(90))}
-    if not tiny:
-        process.message("codecs")
-        result["codecs"] = codecs(3, left(90))
-    rungs = [each for each in RUNGS if each.name in TINY] if tiny else RUNGS
+    rungs = {name: RUNGS[name] for name in TINY} if tiny else RUNGS
     process.message(f"steps: compiling {len(rungs)} of them")
     options = [f"--rounds={rounds}", *(["--tiny"] if tiny else [])]
     measuring = 15.0  # seconds a rung, with its end

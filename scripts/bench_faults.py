@@ -8,8 +8,7 @@ the launcher the same command is given again. Then a cluster is killed every 5 m
 for 30 minutes: goodput is the steps that remain of that time, beside those of the same
 run's own rate between the faults. A line is cut between two ends of the bridge in this
 process, silently or with an end of its connections: the recovery lasts from when the
-line is back until a message has crossed. --measure=quorum measures what a cluster costs
-that dies for good. The seed draws victims and moments.
+line is back until a message has crossed. The seed draws victims and moments.
 """
 
 import contextlib
@@ -33,17 +32,9 @@ from nebula_jax.communication import bridge, endpoints, listener
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime.life import process, restarts
 from nebula_jax.runtime.records import report, run_folder
-from scripts.bench import dead_cluster, harness
+from scripts.bench import harness
 from scripts.bench import relay as relay_lib
 from scripts.bench.harness import Sample
-
-flags.DEFINE_enum(
-    "measure",
-    "faults",
-    ["faults", "quorum"],
-    "Measurement: faults that a run recovers from, or what a cluster that dies for good"
-    " costs with a quorum and without.",
-)
 
 MINUTES = 30.0  # in which goodput is measured
 KILL_EVERY = 300.0  # seconds, in that time
@@ -252,11 +243,6 @@ def targets(result: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 def markdown(result: Mapping[str, Any]) -> str:
     """Renders the record."""
-    if "dead_cluster" in result:
-        return report.join(
-            report.heading(result, f"seed {result['seed']}"),
-            dead_cluster.markdown(result["dead_cluster"]),
-        )
     measured = {f"kill of the {kind}": each for kind, each in result["kills"].items()}
     measured["cut of the line, after it is back"] = result["cuts"]
     rows = [
@@ -296,10 +282,7 @@ def main() -> int:
     if workdir.exists():
         raise errors.SettingsError(f"--workdir={workdir} is there already")
     begin = time.monotonic()
-    if given["measure"] == "quorum":
-        result = {"dead_cluster": dead_cluster.measure(workdir.absolute())}
-    else:
-        result = recoveries(workdir, given["rounds"], given["seed"])
+    result = recoveries(workdir, given["rounds"], given["seed"])
     harness.finish({"seed": given["seed"]} | result, begin, markdown)
     return 0
 

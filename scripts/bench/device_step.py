@@ -30,7 +30,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import mixed_precision, transformer
+from nebula_jax.models import transformer
 from nebula_jax.training import bert, masking
 
 RATE, MASK_RATE = 1e-4, 0.15
@@ -79,24 +79,19 @@ class Rung:
 
     about: str
     dtype: str = "bfloat16"
-    attention: str = "fused"
-    """`library` (the model's own), `fused` with a mask, or `by_length`."""
-    stored: str = "float32"
-    """In which matrix products are stored; they are summed in float32 anyway."""
+    is_fused: bool = True
+    """True for attention in one operation, False for the model's own."""
     times: int = 1
     """The batch, in multiples of the shape's."""
     layers: int = 0
     """Of the model; 0 for those of the shape."""
 
 
-_LAST = Rung("products stored in bfloat16", attention="by_length", stored="bfloat16")
 RUNGS = {
-    "float32": Rung("float32", "float32", "library"),
-    "bfloat16": Rung("operands in bfloat16", attention="library"),
+    "float32": Rung("float32", "float32", is_fused=False),
+    "bfloat16": Rung("operands in bfloat16", is_fused=False),
     "fused": Rung("attention in one operation"),
-    "by_length": Rung("attention by length, no mask", attention="by_length"),
-    "stored": _LAST,
-    "double": dataclasses.replace(_LAST, about="twice the batch", times=2),
+    "double": Rung("twice the batch", times=2),
     # Not of the ladder.
     "short": Rung("four layers", layers=4),
 }
@@ -122,39 +117,28 @@ def shape_of(rung: Rung, tiny: bool) -> Shape:
     return shape._replace(batch=shape.batch * rung.times, layers=layers)
 
 
-def _stored_in_bfloat16(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
-    """Computes a product that is rounded once to the operands' type, and widened."""
-    product = jnp.einsum(subscripts, a, b, preferred_element_type=a.dtype)
-    return product.astype(jnp.float32)
-
-
 def _fused(
     query: jax.Array,
     memory: transformer.KeyValues,
     attention_mask: jax.Array,
     config: transformer.Config,
     drop: Any,
-    *,
-    by_length: bool,
 ) -> jax.Array:
     """Computes `transformer.attend` in one operation, on a GPU by cuDNN.
 
-    Its mask is [B, L], true up to a length, which `by_length` tells cuDNN.
+    Its mask is [B, L].
     """
     del drop  # none here
     query, key, value = (each.astype(config.operands) for each in (query, *memory))
     rows, length = attention_mask.shape
-    if by_length:
-        told = {
-            "query_seq_lengths": jnp.full(rows, length, jnp.int32),
-            "key_value_seq_lengths": jnp.sum(attention_mask, -1, dtype=jnp.int32),
-        }
-    else:
-        mask = attention_mask[:, None, None, :]
-        told = {"mask": jnp.broadcast_to(mask, (rows, 1, length, length))}
+    mask = attention_mask[:, None, None, :]
     is_gpu = jax.default_backend() == "gpu"
     attended = jax.nn.dot_product_attention(
-        query, key, value, **told, implementation="cudnn" if is_gpu else "xla"
+        query,
+        key,
+        value,
+        mask=jnp.broadcast_to(mask, (rows, 1, length, length)),
+        implementation="cudnn" if is_gpu else "xla",
     )
     return attended.astype(jnp.float32)
 
@@ -175,15 +159,8 @@ class Step:
         self._rest = frozen, shape.ids(), np.zeros((), np.int32)
         step = jax.jit(functools.partial(bert.step, config), donate_argnums=0)
         with contextlib.ExitStack() as stack:
-            if rung.stored == "bfloat16":
-                patch = mock.patch.object(
-                    mixed_precision, "_product", _stored_in_bfloat16
-                )
-                stack.enter_context(patch)
-            if rung.attention != "library":
-                by_length = rung.attention == "by_length"
-                attend = functools.partial(_fused, by_length=by_length)
-                stack.enter_context(mock.patch.object(transformer, "attend", attend))
+            if rung.is_fused:
+                stack.enter_context(mock.patch.object(transformer, "attend", _fused))
             self._step = step.lower(state, *self._rest).compile()
 
     def begin(self) -> None:
