@@ -6,7 +6,7 @@ All rows begin with the first layers of the same encoder, as many as `--scale` n
 it comes; after masked language modeling went on for as many seconds; after M3; after M3
 without translations. Each is fine-tuned on the same English pairs, and tested in 15
 languages. Rows are compared seed by seed, and by a bootstrap over the test rows. A
-control (CONTROLS) has the first seed alone. M3 across clusters should leave, byte for
+control has the first seed alone. M3 across clusters should leave, byte for
 byte, what it leaves in one process; that is checked for the first seed. Twelve layers
 take twice the time: there, the first three rows alone are done. Runs are done once, one
 after the other; after a stop, the same command goes on.
@@ -21,7 +21,7 @@ from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
 from nebula_jax.evaluation import xnli
 from nebula_jax.runtime.records import report
-from scripts.tables import config, paper, sweep, xnli_rows
+from scripts.tables import config, sweep, xnli_rows
 from scripts.tables import runs as table_runs
 
 SEEDS = 3  # by default
@@ -72,7 +72,11 @@ AS_IT_COMES = Row("as it comes", "as_it_comes")
 MLM = Row("masked language modeling went on", "mlm", BERT)
 WHOLE = Row("M3", "m3", M3)
 CLS = ("--pooling=cls",)
-CONTROLS = (
+ROWS = (
+    AS_IT_COMES,
+    MLM,
+    WHOLE,
+    Row("M3, MRTD alone", "mrtd", M3, ("--task_mix=mrtd=1",)),
     Row(
         "M3, fakes drawn by frequency",
         "unigrams",
@@ -86,24 +90,12 @@ CONTROLS = (
     Row("masked language modeling, [CLS] pooling", "mlm", BERT, (), CLS, True),
     Row("M3, [CLS] pooling", "m3", M3, (), CLS, True),
 )
-ROWS = (
-    AS_IT_COMES,
-    MLM,
-    WHOLE,
-    Row("M3, MRTD alone", "mrtd", M3, ("--task_mix=mrtd=1",)),
-    *CONTROLS,
-)
 """The rows of Table 1, under the paper's."""
 
 
 def rows_of(table: config.Table) -> Sequence[Row]:
     """Returns the rows of a table: all, or those that answer if M3 helps."""
     return ROWS if table.scale == "six" else (AS_IT_COMES, MLM, WHOLE)
-
-
-def seeds_of(row: Row, table: config.Table) -> Sequence[str]:
-    """Returns the seeds of a row."""
-    return table.seeds[:1] if row.is_control else table.seeds
 
 
 def pretraining_run(
@@ -160,18 +152,19 @@ def fine_tuning_run(
 
 
 def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
-    """Gathers the table's rows, of the runs that have ended."""
+    """Gathers the table's rows; does the runs that have not been done."""
     rows, marks = [], {}
     for row in rows_of(table):
-        fine_tuned = functools.partial(fine_tuning_run, row, table, runs)
-        done = runs.of_seeds(fine_tuned, seeds_of(row, table))
-        if not done:
-            continue
+        seeds = table.seeds[:1] if row.is_control else table.seeds
+        read = functools.partial(
+            runs.of_seeds, seeds=seeds, can_run=not row.is_withdrawn
+        )
         made: dict[str, Any] = {}
         if row.module and row.fine_tuning != CLS:  # of those a row above has them
-            made = runs.of_seeds(
-                functools.partial(pretraining_run, row, table), [*done]
-            )
+            made = read(functools.partial(pretraining_run, row, table))
+        done = read(functools.partial(fine_tuning_run, row, table, runs))
+        if not done:
+            continue  # a withdrawn row, without kept figures
         marks[row.name] = {seed: each["right"] for seed, each in done.items()}
         rows.append(
             {
@@ -223,34 +216,14 @@ def _pretraining_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def work(runs: table_runs.Runs, table: config.Table) -> dict[str, bool]:
-    """Does the runs that have not been done: seed by seed, controls last.
-
-    Returns:
-      First seed -> True if M3 across clusters left, byte for byte, what M3 in one
-      process left; empty where that is not checked.
-    """
-    rows = [row for row in rows_of(table) if not row.is_withdrawn]
-    for control in (False, True):
-        for seed in table.seeds:
-            for row in rows:
-                if row.is_control != control or seed not in seeds_of(row, table):
-                    continue
-                if row.module:
-                    runs.result(pretraining_run(row, table, seed))
-                runs.result(fine_tuning_run(row, table, runs, seed))
-    if CONTROLS[0] not in rows_of(table):
-        return {}
-    first = table.seeds[0]
-    whole = pretraining_run(WHOLE, table, first)
-    across = pretraining_run(WHOLE, table, first, "all")
-    return {first: runs.made_same(across, whole)}
-
-
 def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     """Returns the record; does the runs that have not been done."""
-    same = work(runs, table)
-    rows = gather(runs, table)
+    rows, same = gather(runs, table), {}
+    if table.scale == "six":
+        first = table.seeds[0]
+        whole = pretraining_run(WHOLE, table, first)
+        across = pretraining_run(WHOLE, table, first, "all")
+        same = {first: runs.made_same(across, whole)}
     return {"layers": LAYERS[table.scale], "rows": rows, "across_is_same": same}
 
 
@@ -279,7 +252,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 def _accuracies(rows: Sequence[Mapping[str, Any]]) -> str:
-    known = paper.PAPER["table1"]
+    known = sweep.PAPER["table1"]
     languages = known["languages"]
     cells = [
         [

@@ -32,7 +32,7 @@ from nebula_jax.models.pretrained import packages
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import config, held_out, paper, sweep
+from scripts.tables import config, held_out, sweep
 from scripts.tables import runs as table_runs
 
 flags.DEFINE_list(
@@ -162,7 +162,7 @@ def gather(
     pairs: Sequence[str],
     seeds: Sequence[str],
 ) -> list[dict[str, Any]]:
-    """Gathers the table's rows, of the runs that have ended.
+    """Gathers the table's rows; does the runs that have not been done.
 
     Args:
       runs: with their figures.
@@ -170,31 +170,25 @@ def gather(
       pairs: of the table.
       seeds: of each row.
     """
-    ended = {
+    done = {
         (method, pair): runs.of_seeds(functools.partial(run, method, pair), seeds)
         for method in FLAGS
         for pair in pairs
     }
-    scores = {key: held_out.by_seed(found) for key, found in ended.items()}
+    scores = {key: held_out.by_seed(found) for key, found in done.items()}
     rows = []
     for method in FLAGS:
-        done = {pair: ended[method, pair] for pair in pairs if ended[method, pair]}
-        if not done:
-            continue
-        results = [result for found in done.values() for result in found.values()]
+        results = [each for pair in pairs for each in done[method, pair].values()]
         rows.append(
             {
                 "method": method,
                 "pairs": [
                     {
                         "pair": pair,
-                        "bleu": [abnet_runs.bleu(each) for each in found.values()],
-                        "bleu_dev": [
-                            abnet_runs.bleu(each, "dev") for each in found.values()
-                        ],
+                        **abnet_runs.bleus(done[method, pair].values()),
                         **held_out.compare(scores[method, pair], scores[ABNET, pair]),
                     }
-                    for pair, found in done.items()
+                    for pair in pairs
                 ],
                 "seconds": sum(each["summary"]["seconds"] for each in results),
                 "trained_parameters": sum(
@@ -218,16 +212,12 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     def run(method: str, pair: str, seed: str) -> table_runs.Run:
         return run_of(method, pair, base, models[pair], seed)
 
-    for pair in pairs:
-        for seed in table.seeds:
-            for method in FLAGS:
-                runs.result(run(method, pair, seed))
     return {"rows": gather(runs, run, pairs, table.seeds)}
 
 
 def markdown(record: Mapping[str, Any]) -> str:
     """Renders the record under the paper's rows."""
-    known = paper.PAPER["table2"]
+    known = sweep.PAPER["table2"]
     ours = [each for row in record["rows"] for each in row["pairs"]]
 
     def cell(pair: str, column: sweep.Column, row: Mapping[str, Any]) -> str:

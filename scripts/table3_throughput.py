@@ -28,7 +28,7 @@ from nebula_jax import errors
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
 from nebula_jax.training import checkpoint, metrics
-from scripts.tables import config, paper, pictures, sweep
+from scripts.tables import config, pictures, sweep
 from scripts.tables import runs as table_runs
 
 FLAGFILE = "m3_quickstart"
@@ -150,7 +150,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     """Renders the record, beside the paper's figures."""
     rows, moved = record["rows"], record["moved"]
     (base,) = (row["step_seconds"] for row in rows if row["kind"] == "one cluster")
-    here, across = paper.PAPER["table3"]
+    here, across = sweep.PAPER["table3"]
     known = {"one cluster": here, "two clusters": across}
 
     def throughput(row: Mapping[str, Any]) -> float:
@@ -159,11 +159,21 @@ def markdown(record: Mapping[str, Any]) -> str:
 
     columns = [
         sweep.Column("where the parts are", "kind"),
-        sweep.Column("ms a step, by seed", _milliseconds, ".0f"),
+        sweep.Column(
+            "ms a step, by seed",
+            lambda row: [1000 * each for each in row["step_seconds"]],
+            ".0f",
+        ),
         sweep.Column("throughput", throughput, ".2f"),
         sweep.Column("paper", lambda row: known.get(row["kind"]), ".2f"),
-        sweep.Column("discriminator waits", _waits, ".0%"),
-        sweep.Column("same parameters", _is_same),
+        sweep.Column(
+            "discriminator waits",
+            lambda row: statistics.fmean(row["waiting_share"]),
+            ".0%",
+        ),
+        sweep.Column(
+            "same parameters", lambda row: "yes" if row["is_identical"] else "**no**"
+        ),
     ]
     last = max(each["step"] for each in moved["curve"] if each["cluster"] == "whole")
     same = "are those" if moved["is_identical"] else "are **not** those"
@@ -174,18 +184,6 @@ def markdown(record: Mapping[str, Any]) -> str:
         f" step {last}. Its parameters after step {STEPS} {same} of the run that never"
         " moved, bit for bit.",
     )
-
-
-def _milliseconds(row: Mapping[str, Any]) -> list[float]:
-    return [1000 * each for each in row["step_seconds"]]
-
-
-def _waits(row: Mapping[str, Any]) -> float:
-    return statistics.fmean(row["waiting_share"])
-
-
-def _is_same(row: Mapping[str, Any]) -> str:
-    return "yes" if row["is_identical"] else "**no**"
 
 
 def draw(record: Mapping[str, Any], out: pathlib.Path) -> None:

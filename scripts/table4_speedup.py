@@ -25,14 +25,11 @@ import numpy as np
 from experiments import shared_flags
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
-from nebula_jax.parallel import fan_out
-from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.parallel.rules import RULES
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from nebula_jax.training import m3, m3_steps, metrics
 from scripts.bench import harness
-from scripts.tables import config, paper, sweep
+from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
 WORKERS = (1, 2, 4, 8)
@@ -63,30 +60,19 @@ def measured() -> dict[str, float]:
         for size in SIZES
     ]
     model = m3.Config(*models, steps=1000)
-    mesh = mesh_lib.make_mesh(jax.devices()[:1])
-    init = functools.partial(m3.init_generator, model, 0, 0)
-    generator = mesh_lib.sharded_init(mesh, init)
+    generator, discriminator = (
+        jax.jit(functools.partial(step, model))
+        for step in (m3_steps.generator_step, m3_steps.discriminator_step)
+    )
     text = np.full((ROWS, LENGTH), vocabularies.NUM_SPECIAL, np.int32)
-    step = fan_out.generator_step(model, mesh, generator)
-    kept: list[m3.Tokens] = []
-
-    def generated(state: Any) -> Any:
-        return step(state, text, lambda tokens, number: kept.append(tokens))[0]
-
-    seconds = {"generator": fan_out.measure(generated, generator.init())}
-    fresh = mesh_lib.sharded_init(
-        mesh, functools.partial(m3.init_discriminator, model, 0)
-    )
-    discriminator = mesh_lib.jit_step(
-        functools.partial(m3_steps.discriminator_step, model),
-        mesh,
-        RULES,
-        fresh.shapes,
-    )
-    seconds["discriminator"] = fan_out.measure(
-        lambda state: discriminator(state, kept[-1:])[0], fresh.init()
-    )
-    return seconds
+    generates = jax.jit(functools.partial(m3.init_generator, model, 0, 0))()
+    discriminates = jax.jit(functools.partial(m3.init_discriminator, model, 0))()
+    _, tokens, _ = generator(generates, text)
+    steps = {
+        "generator": functools.partial(generator, generates, text),
+        "discriminator": functools.partial(discriminator, discriminates, [tokens]),
+    }
+    return {name: min(each) for name, each in harness.time_runs(steps, 3).items()}
 
 
 def run_of(workers: int, seconds: Mapping[str, float]) -> table_runs.Run:
@@ -194,7 +180,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         # The paper counts NPUs, of which a worker has eight.
         sweep.Column(
             "paper",
-            lambda row: paper.PAPER["table4"].get(str(8 * row["workers"])),
+            lambda row: sweep.PAPER["table4"].get(str(8 * row["workers"])),
             ".2f",
         ),
     ]

@@ -12,7 +12,6 @@ step's computation here (`tables/scaled_line`).
 
 import functools
 import pathlib
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -28,7 +27,6 @@ from scripts.tables import (
     compression_rows,
     config,
     held_out,
-    paper,
     pictures,
     scaled_line,
     sweep,
@@ -36,16 +34,8 @@ from scripts.tables import (
 from scripts.tables import runs as table_runs
 
 Row = compression_rows.Row
-STAGES = ("quality", "speed", "start")
-"""Loss and BLEU; seconds and bytes; Fig. 10."""
-FEWER_BYTES = 8.0
-FAR_FEWER_BYTES = 25.0
-LOSS_APART = 0.01  # nats
-OVER_IDEAL = 1.1
-IDEALS = {
-    "ideal": "max(compute, wire)",
-    "with_round_trip": "the same with one round trip in the wire",
-}
+IDEALS = "ideal", "with_round_trip"
+"""max(compute, wire), and the same with one round trip in the wire."""
 WAYS = "forward", "backward"
 DIFFERENT = 0.05
 """Relative difference of bytes from which a whole run's stand beside timed steps'."""
@@ -108,68 +98,12 @@ def ideal_seconds(
     return max(line["compute_seconds"], wire + round_trips * 2 * up.delay)
 
 
-def gather(
-    runs: table_runs.Runs,
-    settings: Mapping[str, str],
-    base: Sequence[str],
-    seeds: Sequence[str],
-) -> dict[str, Any]:
-    """Gathers the figures of the runs that have ended."""
-    rows = compression_rows.rows(settings)
-    plain = held_out.by_seed(
-        runs.of_seeds(functools.partial(quality_run, rows[0], base), seeds)
-    )
-
-    def quality(row: Row) -> dict[str, Any]:
-        found = runs.of_seeds(functools.partial(quality_run, row, base), seeds)
-        scores = plain if row == rows[0] else held_out.by_seed(found)
-        return _quality(list(found.values())) | held_out.compare(scores, plain)
-
-    measured = runs.found(line_run(base))
-    line = measured["summary"]["line"] if measured else {}
-    table, width, padded = [], None, None
-    for row in rows:
-        found = dict(row._asdict())
-        speed = line and runs.found(speed_run(row, line["wan"], settings, base))
-        if speed:
-            summary = speed["summary"]
-            padded = summary["bytes"]["padded"]
-            (width,) = {each.get("width") for each in summary["clusters"]} - {None}
-            seconds = abnet_runs.speed_of(speed)
-            found["speed"] = seconds | {
-                name: ideal_seconds(seconds, line, round_trips)
-                for round_trips, name in enumerate(IDEALS)
-            }
-            found["formula"] = [
-                formula_ratio(codec, settings, width)
-                for codec in (row.forward, row.backward)
-            ]
-        found |= quality(row)
-        if found.keys() != row._asdict().keys():
-            table.append(found)
-    starts = [
-        {"step": step, **quality(row)}
-        for step, row in compression_rows.starts(settings)
-    ]
-    return {
-        "settings": dict(settings),
-        "padded_bytes": padded,
-        "line": line,
-        "rows": table,
-        "starts": [each for each in starts if "losses" in each],
-        "targets": targets(table, padded),
-    }
-
-
 def _quality(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Gathers BLEU on dev and test, training losses and bytes of a row."""
-    if not results:
-        return {}
     cluster = results[0]["summary"]["clusters"][0]
     sent = cluster.get("sent", {})
     return {
-        "bleu": [abnet_runs.bleu(result) for result in results],
-        "bleu_dev": [abnet_runs.bleu(result, "dev") for result in results],
+        **abnet_runs.bleus(results),
         "losses": [result["losses"] for result in results],
         "bytes_all_steps": {
             way: sum(size for name, size in sent.items() if name.startswith(channel))
@@ -179,107 +113,70 @@ def _quality(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def targets(table: Sequence[Mapping[str, Any]], padded: float | None) -> list[dict]:
-    """Compares what was measured with the targets."""
-    rated = [row for row in table if "speed" in row]
-    found = []
-    if padded and rated and rated[0]["name"] == "baseline":
-        found += _of_quality([row for row in rated if "held_out" in row], padded)
-    for ideal, name in IDEALS.items() if rated else ():
-        over, worst = max(
-            (row["speed"]["seconds"] / row["speed"][ideal], row["name"])
-            for row in rated
-        )
-        what = f"s/step over {name}, at worst ({worst})"
-        found.append(report.at_most(what, over, OVER_IDEAL))
-    plain, *others = rated or [None]
-    if others and plain["name"] == "baseline":
-        slowest, name = max((row["speed"]["seconds"], row["name"]) for row in others)
-        what = f"s/step over sending plain, slowest codec ({name})"
-        found.append(report.at_most(what, slowest / plain["speed"]["seconds"], 1.0))
-    return found
-
-
-def _of_quality(rows: Sequence[Mapping[str, Any]], padded: float) -> list[dict]:
-    """Compares the quality of those rows that send 8 and 25 times fewer bytes."""
-    found = []
-    compared = [row for row in rows if row["held_out"].get("difference")]
-    most = {row["name"]: max(abnet_runs.step_bytes(row).values()) for row in compared}
-
-    def bleu_lost(row: Mapping[str, Any]) -> float:
-        return -row["held_out"]["bleu_difference"]["difference"]
-
-    small = [row for row in compared if most[row["name"]] <= padded / FEWER_BYTES]
-    if small:
-        best = min(small, key=bleu_lost)
-        what = (
-            f"BLEU lost with {FEWER_BYTES:g} times fewer bytes both ways"
-            f" ({best['name']}), beside one standard deviation of seeds"
-        )
-        noise = pooled_deviation(held_out.bleus(rows))
-        found.append(report.at_most(what, bleu_lost(best), noise))
-
-    # Of several that lose no BLEU beyond its interval, the one with the lowest loss.
-    def lost(row: Mapping[str, Any]) -> tuple[float, float]:
-        apart = statistics.fmean(row["held_out"]["difference"].values())
-        return max(0.0, -row["held_out"]["bleu_difference"]["high"]), apart
-
-    small = [row for row in compared if most[row["name"]] <= padded / FAR_FEWER_BYTES]
-    if small:
-        best = min(small, key=lost)
-        bleu, apart = lost(best)
-        about = f"with {FAR_FEWER_BYTES:g} times fewer bytes both ways ({best['name']})"
-        found += [
-            report.at_most(
-                f"held-out loss above the baseline's {about}, nats", apart, LOSS_APART
-            ),
-            report.at_most(
-                f"BLEU beyond its interval below the baseline's {about}", bleu, 0.0
-            ),
-        ]
-    return found
-
-
-def pooled_deviation(groups: Sequence[Sequence[float]]) -> float:
-    """Returns the standard deviation of runs about the mean of their row."""
-    squares = sum(
-        (value - statistics.fmean(group)) ** 2 for group in groups for value in group
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record of --rows and the baseline; does the runs that are missing."""
+    flagfile = table_runs.flagfile(f"abnet_{table.name}")
+    settings, base = table_runs.settings(flagfile), table.arguments(flagfile)
+    rows = compression_rows.rows(settings)
+    names = config.chosen("rows", [row.name for row in rows])
+    return gather(
+        runs,
+        settings,
+        base,
+        table.seeds,
+        [row for row in rows if row == rows[0] or row.name in names],
     )
-    return (squares / max(1, sum(len(group) - 1 for group in groups))) ** 0.5
 
 
-def work(
+def gather(
     runs: table_runs.Runs,
     settings: Mapping[str, str],
     base: Sequence[str],
     seeds: Sequence[str],
-    stages: Sequence[str],
-    names: Sequence[str],
-) -> None:
-    """Does the runs that have not been done."""
-    rows = compression_rows.rows(settings)
-    chosen = [row for row in rows if row.name in names]
-    if "speed" in stages:
-        line = runs.result(line_run(base))["summary"]["line"]["wan"]
-        for row in chosen:
-            runs.result(speed_run(row, line, settings, base))
-    for seed in seeds:
-        if "quality" in stages:
-            for row in chosen:
-                runs.result(quality_run(row, base, seed))
-        if "start" in stages and compression_rows.START_ROW in names:
-            for _, row in compression_rows.starts(settings):
-                runs.result(quality_run(row, base, seed))
+    rows: Sequence[Row],
+) -> dict[str, Any]:
+    """Gathers the figures of rows, of which the first is what others are beside."""
 
+    def results(row: Row) -> dict[str, dict[str, Any]]:
+        return runs.of_seeds(functools.partial(quality_run, row, base), seeds)
 
-def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
-    """Returns the record; does the runs of --rows and --stages that have not been."""
-    flagfile = table_runs.flagfile(f"abnet_{table.name}")
-    settings = table_runs.settings(flagfile)
-    names = config.chosen("rows", [row.name for row in compression_rows.rows(settings)])
-    about = runs, settings, table.arguments(flagfile), table.seeds
-    work(*about, config.chosen("stages", STAGES), names)
-    return gather(*about)
+    line = runs.result(line_run(base))["summary"]["line"]
+    plain = held_out.by_seed(results(rows[0]))
+
+    def quality(row: Row) -> dict[str, Any]:
+        found = results(row)
+        scores = plain if row == rows[0] else held_out.by_seed(found)
+        return _quality(list(found.values())) | held_out.compare(scores, plain)
+
+    table, padded = [], None
+    for row in rows:
+        speed = runs.result(speed_run(row, line["wan"], settings, base))
+        summary = speed["summary"]
+        padded = summary["bytes"]["padded"]
+        (width,) = {each.get("width") for each in summary["clusters"]} - {None}
+        seconds = abnet_runs.speed_of(speed)
+        ideals = {
+            name: ideal_seconds(seconds, line, round_trips)
+            for round_trips, name in enumerate(IDEALS)
+        }
+        codecs_of = row.forward, row.backward
+        table.append(
+            {
+                **row._asdict(),
+                "speed": seconds | ideals,
+                "formula": [formula_ratio(each, settings, width) for each in codecs_of],
+                **quality(row),
+            }
+        )
+    has_starts = any(row.name == compression_rows.START_ROW for row in rows)
+    starts = compression_rows.starts(settings) if has_starts else []
+    return {
+        "settings": dict(settings),
+        "padded_bytes": padded,
+        "line": line,
+        "rows": table,
+        "starts": [{"step": step, **quality(row)} for step, row in starts],
+    }
 
 
 def markdown(record: Mapping[str, Any]) -> str:
@@ -301,22 +198,22 @@ def markdown(record: Mapping[str, Any]) -> str:
         sweep.table(_paper_columns(record), theirs),
         sweep.table(our_columns, ours, "ll" + "r" * (len(our_columns) - 2)),
         _whole_run(record),
-        report.targets(record["targets"]),
+        report.targets(record.get("targets", ())),  # older records have some
     )
 
 
 def _paper_columns(record: Mapping[str, Any]) -> list[sweep.Column]:
     def known(figure: Callable[[Mapping[str, float]], float]) -> Any:
-        return lambda row: figure(paper.PAPER["table5"][row["name"]])
+        return lambda row: figure(sweep.PAPER["table5"][row["name"]])
 
-    plain = paper.PAPER["table5"]["baseline"]["seconds"]
+    plain = sweep.PAPER["table5"]["baseline"]["seconds"]
     forward, backward, size, seconds, faster, *over = _speed_columns(record)
     return [
         sweep.Column("method", "name"),
         *held_out.COLUMNS,
         sweep.Column("paper", known(lambda each: each["bleu"]), ".2f"),
         forward,
-        sweep.Column("eq. 4", lambda row: row.get("formula", [None])[0], ".3f"),
+        sweep.Column("eq. 4", lambda row: row["formula"][0], ".3f"),
         sweep.Column("paper", known(lambda each: each["forward"]), ".2f"),
         backward,
         sweep.Column("paper", known(lambda each: each["backward"]), ".2f"),
@@ -340,7 +237,7 @@ def _our_columns(record: Mapping[str, Any]) -> list[sweep.Column]:
 
 def _codecs(row: Mapping[str, Any]) -> str:
     if "forward" not in row:
-        return ""  # one of the ranks of the row above
+        return ""  # one of several ranks
     names = [*dict.fromkeys((row["forward"], row["backward"]))]
     if row.get("bottleneck"):
         names.insert(0, f"--bottleneck={row['bottleneck']}")
@@ -352,18 +249,14 @@ def _codecs(row: Mapping[str, Any]) -> str:
 def _speed_columns(record: Mapping[str, Any]) -> list[sweep.Column]:
     """Returns the columns of bytes, beside padded float32's, and of time."""
     padded = record["padded_bytes"]
-    plain = {row["name"]: row.get("speed") for row in record["rows"]}.get("baseline")
+    (plain,) = (row for row in record["rows"] if row["name"] == "baseline")
 
-    def of(figure: Callable[[Mapping[str, float]], float | None]) -> Any:
-        def read(row: Mapping[str, Any]) -> float | str | None:
-            if "forward" not in row:
-                return ""
-            return figure(row["speed"]) if "speed" in row else None
+    def of(figure: Callable[[Mapping[str, float]], float]) -> Any:
+        # One of several ranks of a row, which older records have, has no speed.
+        return lambda row: figure(row["speed"]) if "speed" in row else ""
 
-        return read
-
-    def faster(speed: Mapping[str, float]) -> float | None:
-        return plain and plain["seconds"] / speed["seconds"]
+    def faster(speed: Mapping[str, float]) -> float:
+        return plain["speed"]["seconds"] / speed["seconds"]
 
     return [
         sweep.Column("forward", of(lambda each: each["forward"] / padded), ".3f"),
@@ -388,8 +281,6 @@ def _speed_columns(record: Mapping[str, Any]) -> list[sweep.Column]:
 
 def _line(record: Mapping[str, Any]) -> str:
     line = record["line"]
-    if not line:
-        return ""
     seconds = line["padded_bits"] / line["rate"]
     return (
         f"A step computes for {line['compute_seconds']:.3f} s, {line['factor']:.2f}"
@@ -403,11 +294,11 @@ def _whole_run(record: Mapping[str, Any]) -> str:
     """Renders the bytes of whole runs, where they are not those of the timed steps."""
     found = []
     for row in record["rows"]:
-        whole, speed = row.get("bytes_all_steps", {}), row.get("speed", {})
+        whole, speed = row["bytes_all_steps"], row["speed"]
         ways = [
             f"{way} {whole[way] / record['padded_bytes']:.3f}"
             for way in WAYS
-            if speed and whole.get(way) and abs(whole[way] / speed[way] - 1) > DIFFERENT
+            if whole[way] and abs(whole[way] / speed[way] - 1) > DIFFERENT
         ]
         if ways:
             found.append(f"{row['name']} {', '.join(ways)}")
@@ -437,4 +328,4 @@ SWEEP = sweep.Sweep(
 )
 
 if __name__ == "__main__":
-    shared_flags.run(SWEEP.run, names=["scale", "rows", "stages", *config.FLAGS])
+    shared_flags.run(SWEEP.run, names=["scale", "rows", *config.FLAGS])

@@ -50,10 +50,6 @@ class Row(NamedTuple):
     is_explored: bool = False
     """True for a way that was tried: the first seed alone."""
 
-    def seeds(self, table: config.Table) -> Sequence[str]:
-        """Returns the seeds of this row."""
-        return table.seeds[:1] if self.is_explored else table.seeds
-
 
 def _tried(
     name: str, key: str, clusters: int, *arguments: str, beside: str = "all_reduce"
@@ -217,21 +213,19 @@ def curve(result: Mapping[str, Any]) -> list[tuple[int, float]]:
 
 
 def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
-    """Gathers the rows, of the runs that have ended."""
+    """Gathers the rows; does the runs that have not been done."""
     rows = []
     losses: dict[str, dict[str, float]] = {}
     for row in ROWS:
-        done = runs.of_seeds(functools.partial(run_of, row, table), row.seeds(table))
-        if not done:
-            continue
+        seeds = table.seeds[:1] if row.is_explored else table.seeds
+        done = runs.of_seeds(functools.partial(run_of, row, table), seeds)
         curves = {seed: curve(each) for seed, each in done.items()}
         losses[row.key] = {seed: each[-1][1] for seed, each in curves.items()}
-        first = next(iter(done))
-        one = done[first]["summary"]
+        one = done[seeds[0]]["summary"]
         tuned: dict[str, Any] = {}
         if row.is_fine_tuned:
             fine_tuning = functools.partial(fine_tuning_of, row, table, runs)
-            tuned = runs.of_seeds(fine_tuning, [*done])
+            tuned = runs.of_seeds(fine_tuning, seeds)
         settings = ("clusters", "inner_steps", "fragments", "delay")
         rows.append(
             {
@@ -248,7 +242,7 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
                 "xnli": [
                     each["summary"]["dev"][-1]["accuracy"] for each in tuned.values()
                 ],
-                "curve": curves[first],
+                "curve": curves[seeds[0]],
             }
         )
     return rows
@@ -258,16 +252,10 @@ def difference(
     losses: Mapping[str, Mapping[str, float]], row: Row
 ) -> dict[str, float] | None:
     """Returns the relative difference of a row's loss, paired by seed, or None."""
-    if row.reference not in losses:
+    if not row.reference:
         return None
     reference = losses[row.reference]
-    pairs = [
-        loss / reference[seed] - 1
-        for seed, loss in losses[row.key].items()
-        if seed in reference
-    ]
-    if not pairs:
-        return None
+    pairs = [loss / reference[seed] - 1 for seed, loss in losses[row.key].items()]
     spread = statistics.stdev(pairs) if len(pairs) > 1 else 0.0
     return {
         "mean": statistics.mean(pairs),
@@ -278,23 +266,13 @@ def difference(
 
 def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     """Returns the record; does the runs that have not been done."""
-    for seed in table.seeds:
-        for row in ROWS:
-            if not row.is_explored:
-                runs.result(run_of(row, table, seed))
-            if row.is_fine_tuned:
-                runs.result(fine_tuning_of(row, table, runs, seed))
-    timed = runs.result(time_run(table))
-    adapters = adapters_of(runs.result(adapters_run(table)))
-    for row in ROWS:
-        if row.is_explored:
-            runs.result(run_of(row, table, table.seeds[0]))
+    rows, timed = gather(runs, table), runs.result(time_run(table))
     return {
-        "rows": gather(runs, table),
+        "rows": rows,
         "steps": STEPS,
         "batch": BATCH,
         "line": LINE,
-        "adapters": adapters,
+        "adapters": adapters_of(runs.result(adapters_run(table))),
         "time": {
             **{
                 name: statistics.mean(each[name] for each in timed["step"])

@@ -8,7 +8,6 @@ B rows of a micro-batch, L length.
 """
 
 import functools
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -21,8 +20,6 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
 from nebula_jax.training import m3, m3_steps
 from nebula_jax.training import state as train_state
-
-TIMED_STEPS = 3  # the fastest counts
 
 Send = Callable[[m3.Tokens, int], None]
 """Takes the tokens of a micro-batch, [B, ...], and its number."""
@@ -90,17 +87,3 @@ def generator_step(
         return finish(state, begun)
 
     return step_in_pieces
-
-
-def measure(step: Callable[[Any], Any], state: Any) -> float:
-    """Returns the seconds of a step, the fastest of a few.
-
-    Args:
-      step: takes a state, which it may use up, and returns the next.
-    """
-    seconds = []
-    for _ in range(1 + TIMED_STEPS):  # the first compiles
-        begin = time.perf_counter()
-        state = jax.block_until_ready(step(state))
-        seconds.append(time.perf_counter() - begin)
-    return min(seconds[1:])

@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.abnet import held_out
@@ -105,7 +105,14 @@ def _held_out(workdir: pathlib.Path, found: Mapping[str, float]) -> str | None:
     return held_out.path(folder, int(found["step"])).read_text("utf-8")
 
 
-def bleu(result: dict[str, Any], split: str = "test") -> float:
-    """Returns the last BLEU on a split."""
-    scores = [each[split] for each in result["summary"]["bleu"] if split in each]
-    return scores[-1]
+def bleus(results: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Returns each run's last BLEU on test pairs, and as `bleu_dev` on dev pairs."""
+
+    def last(result: Mapping[str, Any], split: str) -> float:
+        return [each[split] for each in result["summary"]["bleu"] if split in each][-1]
+
+    names = {"bleu": "test", "bleu_dev": "dev"}
+    found = list(results)
+    return {
+        name: [last(each, split) for each in found] for name, split in names.items()
+    }

@@ -4,7 +4,6 @@ import dataclasses
 import os
 import pathlib
 import re
-import shlex
 from collections.abc import Sequence
 
 from absl import flags
@@ -28,9 +27,6 @@ flags.DEFINE_string(
     " working directory, with the same --data_dir, --prepared_dir, --pretrained_dir and"
     " --workdir, since paths are among the arguments that are compared.",
 )
-flags.DEFINE_list(
-    "stages", [], "Stages of a table's work to do; empty for all. An error names them."
-)
 
 FLAGS = (
     "seeds",
@@ -42,8 +38,6 @@ FLAGS = (
     "prepared_dir",
 )
 """Flags of a table; one with sizes has --scale as well."""
-PARTIAL = ("stages", "results_dir")
-"""Flags of a command that does some of a table's runs."""
 FOLDER = installed.FOLDER / "experiments"
 RESULTS = pathlib.Path() if installed.IS_WHEEL else FOLDER / "results"
 """The folder of records: a checkout's, else the working directory."""
@@ -150,22 +144,6 @@ def chosen(flag: str, known: Sequence[str]) -> Sequence[str]:
                 f"--{flag}: no {each}; there are {', '.join(known)}"
             )
     return given or known
-
-
-def whole_command(command: str) -> str:
-    """Returns a table's command without --stages and --results_dir.
-
-    A record is of the runs of all stages. Whoever repeats it does them anew, also if
-    the figures of its own runs lie beside it.
-    """
-    kept, words = [], iter(shlex.split(command))
-    for word in words:
-        flag, has_value, _ = word.partition("=")
-        if not word.startswith("-") or flag.lstrip("-") not in PARTIAL:
-            kept.append(word)
-        elif not has_value:
-            next(words, None)  # its value is a word of its own
-    return shlex.join(kept)
 
 
 def data_dir(given: str) -> str:

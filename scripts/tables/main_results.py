@@ -4,7 +4,7 @@ import json
 import pathlib
 import statistics
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from experiments.m3 import report as m3_report
 from nebula_jax.runtime.records import report
@@ -17,23 +17,15 @@ NARROW = "bottleneck of 208 by token and zstd"
 with most seeds."""
 
 
-class Figures(NamedTuple):
-    """The figures of a row."""
-
-    result: str
-    interval: str
-    """Its interval; or what it costs."""
-    seeds: int | None = 1
-    """None of a benchmark."""
+Figures = tuple[str, str, int | None]
+"""The result of a row; its interval or what it costs; its seeds, if it has any."""
 
 
 def _auc(record: Record) -> Figures:
     last = record["held_out"][-1]
     found = [each["rtd_auc"] for each in last["languages"].values()]
     mean = m3_report.mean(last, "rtd_auc")
-    return Figures(
-        f"AUC {mean:.2f}", f"{min(found):.2f} to {max(found):.2f} by language"
-    )
+    return f"AUC {mean:.2f}", f"{min(found):.2f} to {max(found):.2f} by language", 1
 
 
 def _points(row: str, other: str) -> Callable[[Record], Figures]:
@@ -44,7 +36,7 @@ def _points(row: str, other: str) -> Callable[[Record], Figures]:
         apart = found["against"][other]["all"]
         low, high = (100 * edge for edge in apart["interval"])
         result = f"{100 * apart['mean']:+.1f} points"
-        return Figures(result, f"{low:+.1f} to {high:+.1f}", found["seeds"])
+        return result, f"{low:+.1f} to {high:+.1f}", found["seeds"]
 
     return figures
 
@@ -55,7 +47,7 @@ def _cloud(record: Record) -> Figures:
     apart = pair["held_out"]["bleu_difference"]
     interval = f"{apart['low']:+.2f} to {apart['high']:+.2f}"
     seeds = len(pair["held_out"]["bleu"])
-    return Figures(f"{apart['difference']:+.2f} BLEU", interval, seeds)
+    return f"{apart['difference']:+.2f} BLEU", interval, seeds
 
 
 def _over_line(record: Record) -> Figures:
@@ -65,7 +57,7 @@ def _over_line(record: Record) -> Figures:
     ratios = [before / after for before, after in seconds]
     same = "the same" if all(row["is_identical"] for row in rows.values()) else "other"
     speed = f"{statistics.median(ratios):.2f} of the speed"
-    return Figures(speed, f"{same} parameters, bit for bit", len(ratios))
+    return speed, f"{same} parameters, bit for bit", len(ratios)
 
 
 def _codec(name: str, gain: Callable[[Record, Record], str]) -> Any:
@@ -75,7 +67,7 @@ def _codec(name: str, gain: Callable[[Record, Record], str]) -> Any:
         (row,) = (row for row in record["rows"] if row["name"] == name)
         apart = row["held_out"]["difference"]
         loss = f"loss {held_out.with_error(apart, '+.3f')} nats"
-        return Figures(gain(record, row), loss, len(apart))
+        return gain(record, row), loss, len(apart)
 
     return figures
 
@@ -95,9 +87,7 @@ def _local_steps(record: Record) -> Figures:
     (row,) = (row for row in record["rows"] if row["key"] == "streaming2")
     apart = row["difference"]
     loss = f"loss {apart['mean']:+.1%} ± {apart['standard_error']:.1%}"
-    return Figures(
-        f"{row['bytes']['fewer']:.0f} times fewer bytes", loss, apart["seeds"]
-    )
+    return f"{row['bytes']['fewer']:.0f} times fewer bytes", loss, apart["seeds"]
 
 
 def _bridge(record: Record) -> Figures:
@@ -106,7 +96,7 @@ def _bridge(record: Record) -> Figures:
     trip = record["transports"].get("bridge_tls", {}).get("round trip", {})
     median = trip.get("p50_microseconds", {}).get("median")
     cost = f"{report.figure(median, '.0f')} µs a round trip"
-    return Figures(f"{share} of the throughput", cost, None)
+    return f"{share} of the throughput", cost, None
 
 
 _MLM = "masked language modeling went on"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import installed
-from scripts.tables import held_out, quality_against_bytes
+from scripts.tables import compression_rows, held_out, quality_against_bytes
 
 with installed.extra("plots"):
     import matplotlib.figure
@@ -18,10 +18,8 @@ STYLES = ("-", "--", ":")
 
 def table5(record: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
     """Writes NAME_fig9.png, _fig10.png and _bytes.png, where the record has them."""
-    rows = [row for row in record["rows"] if "losses" in row]
-    if rows:
-        figure9(rows, folder / f"{name}_fig9.png")
-    if rows and record["starts"]:
+    figure9(record["rows"], folder / f"{name}_fig9.png")
+    if record["starts"]:
         figure10(record, folder / f"{name}_fig10.png")
     if quality_against_bytes.points(record):
         quality_against_bytes.draw(record, folder / f"{name}_bytes.png")
@@ -90,36 +88,29 @@ def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def figure10(result: Mapping[str, Any], path: pathlib.Path) -> None:
+def figure10(record: Mapping[str, Any], path: pathlib.Path) -> None:
     """Draws BLEU against the step at which FP16(SVD(0.6))+INT8 begins."""
-    by_name = {row["name"]: row for row in result["rows"] if "bleu" in row}
-    starts = [(start["step"], start) for start in result["starts"]]
-    compressed = by_name.get("FP16(SVD(0.6))+INT8")
-    if compressed is not None:
-        starts.append((1, compressed))
-    starts.sort(key=lambda each: each[0])
-    plain = [by_name["baseline"]] if "baseline" in by_name else []
-    bleus = held_out.bleus([*(row for _, row in starts), *plain])
-    points = [(step, each) for (step, _), each in zip(starts, bleus, strict=False)]
+    by_name = {row["name"]: row for row in record["rows"]}
+    starts = {1: by_name[compression_rows.START_ROW]}
+    starts |= {each["step"]: each for each in record["starts"]}
+    rows = dict(sorted(starts.items()))
+    *bleus, plain = held_out.bleus([*rows.values(), by_name["baseline"]])
     figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
     score, loss = figure.subplots(1, 2)
-    steps = [step for step, _ in points]
-    score.plot(steps, [statistics.fmean(bleu) for _, bleu in points], marker="o")
-    for step, bleu in points:
-        score.plot([step] * len(bleu), bleu, "x", color="grey", markersize=5)
-    if plain:
-        mean = statistics.fmean(bleus[-1])
-        score.axhline(mean, color="black", linestyle="--", label="baseline")
-        score.legend(fontsize=8)
+    score.plot([*rows], [statistics.fmean(each) for each in bleus], marker="o")
+    for step, each in zip(rows, bleus, strict=True):
+        score.plot([step] * len(each), each, "x", color="grey", markersize=5)
+    mean = statistics.fmean(plain)
+    score.axhline(mean, color="black", linestyle="--", label="baseline")
     score.set(
         xlabel="first compressed step", ylabel="BLEU", title="BLEU (crosses: seeds)"
     )
-    for step, row in starts:
+    for step, row in rows.items():
         loss.plot(*mean_curve(row["losses"]), label=f"from step {step}")
     loss.set(xlabel="step", ylabel="nats per target token", title="Training loss")
-    loss.legend(fontsize=8)
     for axes in (score, loss):
         axes.grid(alpha=0.3)
+        axes.legend(fontsize=8)
     figure.savefig(path, dpi=110)
 
 

@@ -3,7 +3,7 @@
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nebula_jax import installed
 from scripts.tables import abnet as abnet_runs
@@ -18,17 +18,6 @@ AWAY = (-80, 32)
 """That of a name in the midst of curves: up, or down from the lower points."""
 
 
-class Method(NamedTuple):
-    """The rows of one kind, in the picture of quality against bytes."""
-
-    label: str
-    marker: str
-    is_curve: bool
-    points: list[dict[str, Any]]
-    is_amid: bool = False
-    """True if the points are in the midst of curves."""
-
-
 def points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
     """Returns the rows that are compared on held-out pairs, and how few they send.
 
@@ -39,17 +28,17 @@ def points(result: Mapping[str, Any]) -> list[dict[str, Any]]:
       Rows of the record with `fewer`: times fewer bytes both ways than padded float32.
     """
     return [
-        row | {"fewer": _fewer(row, result)}
+        row
+        | {
+            "fewer": 2
+            * result["padded_bytes"]
+            / sum(abnet_runs.step_bytes(row).values())
+        }
         for row in result["rows"]
-        if "speed" in row
-        and row.get("held_out", {}).get("difference")
+        if row["held_out"].get("difference")
         # Rows of withdrawn modes, which records still have.
         and not (row.get("staleness") or "ranks" in row)
     ]
-
-
-def _fewer(row: Mapping[str, Any], result: Mapping[str, Any]) -> float:
-    return 2 * result["padded_bytes"] / sum(abnet_runs.step_bytes(row).values())
 
 
 def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
@@ -59,24 +48,19 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
       result: record of Table 5, with `points`.
       path: of the PNG.
     """
-    rows = points(result)
-    bottlenecks = [row for row in rows if row.get("bottleneck")]
-    packed = [row for row in bottlenecks if row["forward"] == compression_rows.BY_TOKEN]
-    narrow = [row for row in bottlenecks if row["forward"] == compression_rows.NARROW]
-    others = [row for row in rows if row["is_ours"] and not row.get("bottleneck")]
-    methods = (
-        Method("the paper's", "s", False, [row for row in rows if not row["is_ours"]]),
-        Method("ours, all columns", "o", False, others),
-        Method("a bottleneck, a run for each rank", "D", True, narrow),
-        Method("a bottleneck, a scale for each token, zstd", "*", False, packed, True),
-    )
+    kinds = {
+        "the paper's": "s",
+        "ours, all columns": "o",
+        "a bottleneck, a run for each rank": "D-",
+        "a bottleneck, a scale for each token, zstd": "*",
+    }
     figure = matplotlib.figure.Figure(figsize=(13, 5.6), layout="constrained")
     loss, score = figure.subplots(1, 2)
     loss.set_yscale("symlog", linthresh=0.01)  # before points, which need margins
-    for method in methods:
-        if method.points:
-            _plot(loss, method, _losses(method.points))
-            _plot(score, method, _bleus(method.points))
+    for number, (label, style) in enumerate(kinds.items()):
+        if rows := [row for row in points(result) if _kind(row) == number]:
+            for axes, of in ((loss, _loss), (score, _bleu)):
+                _plot(axes, rows, [of(row) for row in rows], label, style)
     for axes in (loss, score):
         axes.axhline(0, color="black", linewidth=0.8)
         axes.set_xscale("log", base=2)
@@ -97,51 +81,43 @@ def draw(result: Mapping[str, Any], path: pathlib.Path) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _losses(rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float]]:
-    """Returns each row's mean difference of the loss, and its error down and up."""
-    found = []
-    for row in rows:
-        seeds = list(row["held_out"]["difference"].values())
-        error = statistics.stdev(seeds) / len(seeds) ** 0.5 if seeds[1:] else 0.0
-        found.append((statistics.fmean(seeds), error, error))
-    return found
+def _kind(row: Mapping[str, Any]) -> int:
+    """Returns the place of a row's kind in the legend."""
+    if not row["is_ours"]:
+        return 0
+    if not row.get("bottleneck"):
+        return 1
+    return 2 + (row["forward"] == compression_rows.BY_TOKEN)
 
 
-def _bleus(rows: Sequence[Mapping[str, Any]]) -> list[tuple[float, float, float]]:
-    """Returns each row's difference of BLEU, and its interval down and up."""
-    found = (row["held_out"]["bleu_difference"] for row in rows)
-    return [
-        (
-            each["difference"],
-            each["difference"] - each["low"],
-            each["high"] - each["difference"],
-        )
-        for each in found
-    ]
+def _loss(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Returns a row's mean difference of the loss, and its error down and up."""
+    seeds = list(row["held_out"]["difference"].values())
+    error = statistics.stdev(seeds) / len(seeds) ** 0.5 if seeds[1:] else 0.0
+    return statistics.fmean(seeds), error, error
+
+
+def _bleu(row: Mapping[str, Any]) -> tuple[float, float, float]:
+    """Returns a row's difference of BLEU, and its interval down and up."""
+    found = row["held_out"]["bleu_difference"]
+    apart = found["difference"]
+    return apart, apart - found["low"], found["high"] - apart
 
 
 def _plot(
-    axes: Any, method: Method, values: Sequence[tuple[float, float, float]]
+    axes: Any,
+    rows: Sequence[Mapping[str, Any]],
+    values: Sequence[tuple[float, float, float]],
+    label: str,
+    style: str,
 ) -> None:
-    """Draws a method's points with their errors and names."""
+    """Draws the rows of a kind with their errors and names."""
     heights, down, up = zip(*values, strict=True)
-    axes.errorbar(
-        [row["fewer"] for row in method.points],
-        heights,
-        [down, up],
-        label=method.label,
-        marker=method.marker,
-        linestyle="-" if method.is_curve else "",
-        linewidth=1,
-    )
-    _name(axes, method, heights)
-
-
-def _name(axes: Any, method: Method, heights: Sequence[float]) -> None:
-    """Writes the names of a method's points, which have these heights."""
-    for row, height in zip(method.points, heights, strict=True):
+    sizes = [row["fewer"] for row in rows]
+    axes.errorbar(sizes, heights, [down, up], label=label, fmt=style, linewidth=1)
+    for row, height in zip(rows, heights, strict=True):
         offset, line = LABEL_AT, None
-        if method.is_amid:
+        if style == "*":  # in the midst of curves
             is_upper = height >= statistics.fmean(heights)
             offset = AWAY[0], AWAY[1] if is_upper else -AWAY[1]
             line = {"arrowstyle": "-", "linewidth": 0.5, "shrinkA": 0}
@@ -156,7 +132,7 @@ def _name(axes: Any, method: Method, heights: Sequence[float]) -> None:
 
 
 def _short(name: str) -> str:
-    """Returns what a row's name has beside the names of others of its method.
+    """Returns what a row's name has beside the names of others of its kind.
 
     >>> _short("FP16(SVD(0.9))+INT8"), _short("FP16+INT8"), _short("bottleneck of 96")
     ('SVD(0.9)', 'FP16+INT8', '96')

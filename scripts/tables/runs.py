@@ -98,7 +98,7 @@ class Runs:
         machines = [run["hardware"] for run in runs if "hardware" in run]
         if machines:
             about["hardware"] = {name: _all(machines, name) for name in machines[0]}
-        return about | {"command": config.whole_command(about["command"])}
+        return about
 
     def path(self, name: str) -> pathlib.Path:
         """Returns the file of a run's figures, which is there once it has ended."""
@@ -109,10 +109,18 @@ class Runs:
         return self.folder / "models" / name
 
     def of_seeds(
-        self, run_of: Callable[[str], Run], seeds: Sequence[str]
+        self, run_of: Callable[[str], Run], seeds: Sequence[str], can_run: bool = True
     ) -> dict[str, dict[str, Any]]:
-        """Returns seed -> figures, of the runs that have ended."""
-        found = {seed: self.found(run_of(seed)) for seed in seeds}
+        """Returns seed -> figures of a row's runs; does those that are missing.
+
+        Args:
+          run_of: seed -> the run.
+          seeds: of the row.
+          can_run: False for a mode that is withdrawn, of which kept figures alone are
+            read.
+        """
+        read = self.result if can_run else self.found
+        found = {seed: read(run_of(seed)) for seed in seeds}
         return {seed: each for seed, each in found.items() if each is not None}
 
     def found(self, run: Run) -> dict[str, Any] | None:

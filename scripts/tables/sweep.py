@@ -4,6 +4,7 @@ A sweep does the runs that have not been done, one after the other, and makes a 
 of their figures; `make_tables` renders the record again, by the same columns.
 """
 
+import json
 import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -13,6 +14,10 @@ from scripts.tables import config
 from scripts.tables import runs as table_runs
 
 Record = Mapping[str, Any]
+PAPER: dict[str, Any] = json.loads(
+    (pathlib.Path(__file__).parent / "paper.json").read_text()
+)
+"""The figures of the paper's tables."""
 
 
 class Column(NamedTuple):

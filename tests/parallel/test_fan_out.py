@@ -98,15 +98,3 @@ def test_several_devices_compute_what_one_does():
     found, one = taken(CONFIG, 4, 4), taken(CONFIG)
     close(found[0], one[0])
     jax.tree.map(np.testing.assert_array_equal, found[1], one[1])
-
-
-def test_measuring_forgets_the_step_that_compiles():
-    taken_with = []
-
-    def step(state):
-        taken_with.append(state)
-        return state + 1
-
-    seconds = fan_out.measure(step, jnp.zeros(()))
-    assert 0 < seconds < 60
-    assert len(taken_with) == 1 + fan_out.TIMED_STEPS

@@ -8,10 +8,10 @@ import tiny_tables
 
 from nebula_jax import errors
 from scripts import table1_xnli
-from scripts.tables import paper, xnli_rows
 from scripts.tables import runs as table_runs
+from scripts.tables import sweep, xnli_rows
 
-LANGUAGES = paper.PAPER["table1"]["languages"]
+LANGUAGES = sweep.PAPER["table1"]["languages"]
 RIGHT = "1110110100"  # of ten test rows
 ROWS = [row for row in table1_xnli.ROWS if not row.is_withdrawn]
 MADE = [row for row in ROWS if row.module and not row.fine_tuning]
@@ -108,8 +108,8 @@ def here(tmp_path, monkeypatch):
 def run_all(stub, seeds=("0", "1"), scale="six"):
     table = tiny_tables.table(scale=scale, seeds=seeds)
     runs = table_runs.Runs(table.workdir, xnli_rows.figures, stub)
-    same = table1_xnli.work(runs, table)
-    return table1_xnli.gather(runs, table), same
+    found = table1_xnli.record(runs, table)
+    return found["rows"], found["across_is_same"]
 
 
 def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):

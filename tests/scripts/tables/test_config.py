@@ -53,13 +53,3 @@ def test_a_table_is_named_after_its_scale():
     assert scaled.seeds == ("3", "4")
     flagfile = pathlib.Path("x.flags")
     assert scaled.arguments(flagfile)[:2] == ("--flagfile=x.flags", "--data_dir=text")
-
-
-def test_the_command_of_a_record_does_all_runs_anew():
-    whole = "python -m t '--rows=a b' --seeds=5"
-    for given in (
-        whole,
-        "python -m t --stages=speed '--rows=a b' --results_dir=kept --seeds=5",
-        "python -m t --stages speed '--rows=a b' -results_dir kept --seeds=5",
-    ):
-        assert config.whole_command(given) == whole
