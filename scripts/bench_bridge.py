@@ -1,7 +1,6 @@
 """Measures the bridge beside plain sockets.
 
     python -m scripts.bench_bridge
-    python -m scripts.bench_bridge --netns=60mbit          # on a slow line; needs root
 
 In every round each transport has its turn, two processes of its own, so that other work
 on the machine slows all alike. Figures are medians of the rounds, and ratios medians of
@@ -19,7 +18,6 @@ the rounds' ratios.
                  computation stand beside it, and the sender's share of all cores
 
 Messages end in the receiver's memory, and are compared before anything is timed.
---netns shapes in the kernel instead, see scripts/wan_netns.sh, and measures goodput.
 """
 
 import collections
@@ -29,7 +27,6 @@ import itertools
 import json
 import os
 import pathlib
-import subprocess
 import sys
 import tempfile
 import time
@@ -39,7 +36,6 @@ from typing import Any
 from absl import flags
 
 from experiments import shared_flags
-from nebula_jax import errors
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from nebula_jax.security.tls import certificates
@@ -47,19 +43,13 @@ from scripts.bench import harness, worker
 from scripts.bench import report as bench_report
 from scripts.bench.transports import OWNERS, TRANSPORTS
 
-flags.DEFINE_string(
-    "netns", "", "Rate of a line that the kernel shapes, such as 60mbit."
-)
-
-WAN_NETNS = str(harness.ROOT / "scripts" / "wan_netns.sh")
 LONGEST_SECONDS = 600.0  # for the measurements of one transport, on a busy machine
 SIZES = {"25 MB": 25_165_824, "3 MB": 3_145_728}  # bytes
-LOOPBACK_BYTES, SHAPED_BYTES = 300e6, 25e6  # sent per measurement
+SENT_BYTES = 300e6  # per measurement
 ROUND_TRIPS = 2000
 EMULATED = "60mbit"  # the slowest line of section 4.2
 CPU_TARGET = 1.25  # times the reference's, at most
 ROUND_TRIP_TARGET = 2.0  # times the reference's, at most
-GOODPUT_TARGET = 0.99  # of plain TCP's, at least
 SLOWDOWN_TARGET = 0.02  # at most
 
 Plan = Mapping[str, Mapping[str, Any]]
@@ -68,7 +58,7 @@ Records = dict[str, dict[str, list[dict[str, float]]]]  # name -> measure -> rou
 
 
 def run(
-    name: str, plan: Plan, folder: pathlib.Path, *, line: str = "", netns: str = ""
+    name: str, plan: Plan, folder: pathlib.Path, line: str = ""
 ) -> dict[str, dict[str, Any]]:
     """Measures with one transport, by two processes.
 
@@ -77,7 +67,6 @@ def run(
       plan: the measurements; in their order.
       folder: with credentials of both ends.
       line: emulated by the bridge, as in `wan.from_string`.
-      netns: rate of a line that the kernel shapes; empty for loopback.
 
     Returns:
       Side -> measurement -> what the worker found; `connect` sends.
@@ -95,26 +84,23 @@ def run(
         request = common | {"side": side, "credentials": str(credentials)}
         module = [sys.executable, "-m", "scripts.bench.worker"]
         commands.append([*module, json.dumps(request)])
-    if netns:
-        commands = [[WAN_NETNS, netns, "--", *commands[0], "--", *commands[1]]]
     found = harness.together(commands, LONGEST_SECONDS)
     return {each["side"]: each["found"] for each in found}
 
 
-def run_rounds(plan: Plan, rounds: int, netns: str = "") -> Records:
+def run_rounds(plan: Plan, rounds: int) -> Records:
     """Takes the measures of every transport, round by round, turn by turn."""
     names = list(TRANSPORTS)
     records: Records = {name: collections.defaultdict(list) for name in names}
-    # 25 MB take seconds on a slow line: the smaller ones show the same.
-    sizes = [SIZES["3 MB"], worker.SMALL, *([] if netns else [SIZES["25 MB"]])]
     verify = {
-        f"verify {size}": {"do": "verify", "size": size, "count": 3} for size in sizes
+        f"verify {size}": {"do": "verify", "size": size, "count": 3}
+        for size in (worker.SMALL, *SIZES.values())
     }
     with credentials() as folder:
         for number in range(rounds):
             process.message(f"round {number + 1} of {rounds}")
             for name in names:
-                found = run(name, verify | plan, folder, netns=netns)
+                found = run(name, verify | plan, folder)
                 for what, given in plan.items():
                     ends = [found[side][what] for side in ("connect", "listen")]
                     figures = FIGURES[given["do"]](given, *ends)
@@ -131,11 +117,6 @@ def credentials() -> Iterator[pathlib.Path]:
         yield pathlib.Path(folder)
 
 
-def stream(size: int, total: float) -> dict[str, Any]:
-    """Plans to send messages of a size, of about `total` bytes together."""
-    return {"do": "stream", "size": size, "count": max(1, round(total / size))}
-
-
 def _throughput(
     given: Mapping[str, Any], sent: Mapping[str, float], received: Mapping[str, float]
 ) -> dict[str, float]:
@@ -144,7 +125,6 @@ def _throughput(
     rate = gigabytes / sent["seconds"]
     return {
         "gigabytes_per_second": rate,
-        "megabits_per_second": rate * 8e3,
         "sender_cpu_seconds_per_gigabyte": sent["cpu"] / gigabytes,
         "receiver_cpu_seconds_per_gigabyte": received["cpu"] / gigabytes,
         "cpu_seconds_per_gigabyte": (sent["cpu"] + received["cpu"]) / gigabytes,
@@ -184,7 +164,7 @@ def ratio(records: Records, name: str, to: str, what: str, figure: str) -> float
 
 
 def targets(records: Records) -> list[dict[str, Any]]:
-    """Compares the bridge with bare sockets, on an unlimited line."""
+    """Compares the bridge with bare sockets."""
     found = []
     for name, transport in TRANSPORTS.items():
         to = transport.reference
@@ -205,10 +185,17 @@ def targets(records: Records) -> list[dict[str, Any]]:
     return found
 
 
-def on_loopback(rounds: int) -> dict[str, Any]:
+def measured(rounds: int) -> dict[str, Any]:
     """Measures throughput, CPU, round trips, and the bridge's overlap."""
     trips = {"do": "round_trips", "size": worker.SMALL, "count": ROUND_TRIPS}
-    plan = {text: stream(size, LOOPBACK_BYTES) for text, size in SIZES.items()}
+    plan = {
+        text: {
+            "do": "stream",
+            "size": size,
+            "count": max(1, round(SENT_BYTES / size)),
+        }
+        for text, size in SIZES.items()
+    }
     plan |= {"round trip": trips, "round trip, one core": trips | {"one_core": True}}
     records = run_rounds(plan, rounds)
     found, overlaps = targets(records), {}
@@ -255,36 +242,12 @@ def overlap(name: str, rounds: int) -> dict[str, Any]:
     }
 
 
-def on_a_shaped_line(rate: str, rounds: int) -> dict[str, Any]:
-    """Measures goodput in Mbit/s, from the first byte to the answer.
-
-    Raises:
-      errors.NebulaError: if this machine cannot shape such a line.
-    """
-    script = [WAN_NETNS, rate, "--", "true", "--", "true"]
-    probe = subprocess.run(script, capture_output=True, text=True)
-    if probe.returncode:
-        raise errors.NebulaError(f"--netns={rate}: {probe.stderr.strip()}")
-    plan = {"25 MB": stream(SIZES["25 MB"], SHAPED_BYTES)}
-    records = run_rounds(plan, rounds, netns=rate)
-    found = [
-        report.at_least(
-            f"{name}: 25 MB, goodput / tcp",
-            ratio(records, name, "tcp", "25 MB", "megabits_per_second"),
-            GOODPUT_TARGET,
-        )
-        for name, transport in TRANSPORTS.items()
-        if transport.reference
-    ]
-    return {"rate": rate, "transports": summarized(records), "targets": found}
-
-
 @process.sigterm_as_exit()
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
-    rounds, netns = (flags.FLAGS[name].value for name in ("rounds", "netns"))
+    rounds = flags.FLAGS["rounds"].value
     begin, load = time.monotonic(), os.getloadavg()[0]
-    result = on_a_shaped_line(netns, rounds) if netns else on_loopback(rounds)
+    result = measured(rounds)
     about = {
         "load_before_and_after": [load, os.getloadavg()[0]],
         "rounds": rounds,

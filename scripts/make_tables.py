@@ -74,7 +74,7 @@ SECURITY = ("bench_security",)
 WITHDRAWN = (
     *("bert_ladder", "mutation_score", "fake_rates", "m3_recipe", "xnli_recipe"),
     *("table1_small", "bench_planner", "scaling", "codec_control", "long_run"),
-    *("bench_training", "bench_faults_quorum"),
+    *("bench_training", "bench_faults_quorum", "bench_bridge_60mbit"),
 )
 """The records of withdrawn scripts: their blocks stay as the last commit rendered them
 that had the script (of table1_small, an older form of one); the page names it."""

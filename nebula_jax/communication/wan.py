@@ -2,8 +2,8 @@
 
 The model is a link of a fixed rate with a fixed one-way delay: bytes leave one after
 the other at the rate, and arrive the delay later, in order; they are handed over by the
-slice, of a slow line ten times a second. TCP's own dynamics are not emulated;
-scripts/wan_netns.sh has the kernel's for those who are root.
+slice, of a slow line ten times a second. TCP's own dynamics are not emulated: for these
+the kernel shapes (`tc`), for those who are root.
 """
 
 import collections

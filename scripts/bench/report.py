@@ -62,9 +62,9 @@ def codecs(result: Mapping[str, Any]) -> str:
 
 
 def bridge(result: Mapping[str, Any]) -> str:
-    """Renders the record of `bench_bridge`, on loopback or on a shaped line."""
+    """Renders the record of `bench_bridge`."""
     before, after = result["load_before_and_after"]
-    columns = _columns(result)
+    columns = _columns()
     rows = [
         [name, *(cell(measures) for cell in columns.values())]
         for name, measures in result["transports"].items()
@@ -78,18 +78,18 @@ def bridge(result: Mapping[str, Any]) -> str:
         "Medians of the rounds; of throughput with the smallest and the largest.",
         report.table(["transport", *columns], rows),
         report.targets(result["targets"]),
-        _overlap(result["overlap"]) if "overlap" in result else "",
+        _overlap(result["overlap"]),
     )
 
 
-def _columns(result: Mapping[str, Any]) -> dict[str, Callable[[Mapping], str]]:
+def _columns() -> dict[str, Callable[[Mapping], str]]:
     """Returns title -> the text of a cell, from a transport's figures."""
 
     def median(measures: Mapping, what: str, figure: str) -> float:
         return measures[what][figure]["median"]
 
-    def speed(measures: Mapping, what: str, figure: str) -> str:
-        spread = measures[what][figure]
+    def speed(measures: Mapping, what: str) -> str:
+        spread = measures[what]["gigabytes_per_second"]
         return "{median:.2f} ({min:.2f}-{max:.2f})".format(**spread)
 
     def cpu(measures: Mapping, what: str) -> str:
@@ -103,14 +103,9 @@ def _columns(result: Mapping[str, Any]) -> dict[str, Callable[[Mapping], str]]:
         parts = [median(measures, what, f"{p}_microseconds") for p in ("p50", "p99")]
         return "{:.0f} / {:.0f}".format(*parts)
 
-    if "rate" in result:
-        return {
-            "25 MB, Mbit/s": lambda each: speed(each, "25 MB", "megabits_per_second"),
-            "CPU s/GB": lambda each: cpu(each, "25 MB"),
-        }
     return {
-        "25 MB, GB/s": lambda each: speed(each, "25 MB", "gigabytes_per_second"),
-        "3 MB, GB/s": lambda each: speed(each, "3 MB", "gigabytes_per_second"),
+        "25 MB, GB/s": lambda each: speed(each, "25 MB"),
+        "3 MB, GB/s": lambda each: speed(each, "3 MB"),
         "CPU s/GB, 25 MB": lambda each: cpu(each, "25 MB"),
         "CPU s/GB, 3 MB": lambda each: cpu(each, "3 MB"),
         "64 B µs, p50 / p99": trip,

@@ -184,8 +184,7 @@ def main(request: dict[str, Any]) -> None:
     credentials = request["credentials"]
     settings = transports.Settings(
         request["side"],
-        # The script of --netns names the address of the end that listens.
-        (os.environ.get("WAN_A", "127.0.0.1"), request["port"]),
+        ("127.0.0.1", request["port"]),
         tuple(request["sizes"]),
         pathlib.Path(credentials) if credentials else None,
         request["line"],

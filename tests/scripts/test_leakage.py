@@ -1,5 +1,3 @@
-import json
-
 import numpy as np
 import pytest
 import tiny_tables
@@ -65,12 +63,6 @@ def found(attacked):
         "seeds": ["0", "1"],
     }
     return about | result
-
-
-def test_a_cut_is_after_thirds_of_the_layers():
-    assert leakage.thirds(12) == [0, 4, 8, 12]
-    assert leakage.thirds(3) == [0, 1, 2, 3]
-    assert leakage.thirds(1) == [0, 1]
 
 
 def test_every_forward_codec_of_table_5_is_attacked():
@@ -174,16 +166,6 @@ def test_what_is_attacked_is_trained_once(tmp_path, monkeypatch):
     assert {"--cluster=whole", "--data_dir=text"} <= set(runs[0])
     flagfile.write_text("--steps=4\n")
     assert victim.train(table, flagfile) != first
-
-
-@trained
-def test_the_record_renders_alike_after_a_file(found):
-    text = markdown.markdown(found)
-    assert text == markdown.markdown(json.loads(json.dumps(found)))
-    assert "Commit abc123, seeds 0, 1, 2 cores of a CPU" in text
-    assert "| nearest, 0 | nearest, 1 | nearest, 2 | trained, 0 |" in text
-    assert "| 28.50 ± 0.71 |" in text
-    assert "NaN" not in json.dumps(found)
 
 
 def recovered(*shares):

@@ -95,12 +95,6 @@ def test_the_figures_of_table_5_stand_under_it():
     ]
 
 
-def test_a_record_of_an_unknown_kind_is_named(tmp_path):
-    (tmp_path / "other.json").write_text("{}")
-    with pytest.raises(errors.NebulaError, match=r"other\.json: .* begins with m3_"):
-        make_tables.block("other", tmp_path)
-
-
 def test_no_measured_figure_is_typed_by_hand():
     """A measured figure has a decimal point or a percent sign; settings have neither.
 
@@ -128,17 +122,6 @@ def test_the_main_results_are_figures_of_the_records():
     error = statistics.stdev(apart) / len(apart) ** 0.5
     loss = f"loss {statistics.fmean(apart):+.3f} ± {error:.3f} nats"
     assert f"| {faster:.1f} times the steps a second | {loss} | {len(apart)} |" in line
-
-
-def test_the_main_results_bear_a_benchmark_that_measured_a_part(tmp_path):
-    for path in make_tables.RESULTS.glob("*.json"):
-        (tmp_path / path.name).write_bytes(path.read_bytes())
-    bridge = json.loads((tmp_path / "bench_bridge.json").read_text())
-    bridge["transports"] = {"bridge": {}}
-    bridge["targets"] = []
-    (tmp_path / "bench_bridge.json").write_text(json.dumps(bridge))
-    table = main_results.markdown(tmp_path)
-    assert "| – of the throughput | – µs a round trip |" in table
 
 
 def test_only_what_is_between_the_markers_changes():

@@ -137,26 +137,6 @@ def test_every_run_is_done_once_and_its_encoder_is_fine_tuned(here):
     assert json.loads(path.read_text())["summary"]["from"] == "m3-whole-seed1"
 
 
-def test_the_heading_counts_every_run_that_was_read(here):
-    """M3 across clusters is in no row."""
-
-    class OtherCommit(Stub):
-        def __call__(self, run, workdir):
-            super().__call__(run, workdir)
-            if "-all-" in run.name:
-                path = workdir / "summary.json"
-                summary = json.loads(path.read_text())
-                path.write_text(json.dumps(summary | {"commit": "fed987"}))
-
-    table, stub = tiny_tables.table(scale="six", seeds=("0",)), OtherCommit()
-    for execute in (stub, None):  # as the runs are done, and from their figures
-        runs = table_runs.Runs(table.workdir, xnli_rows.figures, execute)
-        table1_xnli.record(runs, table)
-        record = runs.provenance()
-        assert record["seconds"] == 60 * len(stub.names)
-        assert record["commit"] == "abc123, def456, fed987"
-
-
 def test_flags_are_those_of_the_scale():
     """Twelve layers are fine-tuned at the rate that dev pairs chose."""
     runs = table_runs.Runs(pathlib.Path("table"), xnli_rows.figures)

@@ -5,7 +5,6 @@ import held_out_scores
 import numpy as np
 import pytest
 import tiny_translations
-from absl import flags
 from flax import traverse_util
 
 from experiments.abnet import config as abnet_config
@@ -136,10 +135,6 @@ def test_rows_of_each_pair_are_beside_abnet_on_its_held_out_sentences():
     assert "On 4 pairs that no run trains on." in block
     assert "Differences are from ABNet:" in block
     assert "Mask-predict's loss is of masked pieces" in block
-
-
-def test_both_pairs_are_run_unless_others_are_given():
-    assert flags.FLAGS["pairs"].default == ["es-en", "zh-en"]
 
 
 def test_a_random_model_has_the_shapes_and_nothing_of_the_weights():

@@ -1,13 +1,9 @@
-import contextlib
 import copy
 import json
-import pathlib
-from unittest import mock
 
 import held_out_scores
 import jax
 import jax.numpy as jnp
-import matplotlib.figure
 import pytest
 
 from experiments.abnet import held_out
@@ -19,9 +15,7 @@ from scripts import table5_compression
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import (
     compression_rows,
-    config,
     pictures,
-    quality_against_bytes,
     sweep,
 )
 from scripts.tables import runs as table_runs
@@ -314,55 +308,3 @@ def test_bytes_of_whole_runs_are_told_where_they_differ(result):
     assert abnet_runs.step_bytes(row) == row["bytes_all_steps"]
     told = "differs by more than 5%: FP16+INT8 backward 0.100. ("
     assert told in table5_compression.markdown(result)
-
-
-@contextlib.contextmanager
-def drawn():
-    """The figures that are saved."""
-    saved = []
-
-    def save(figure, path, **kwargs):
-        figure.draw_without_rendering()
-        saved.append(figure)
-
-    with mock.patch.object(matplotlib.figure.Figure, "savefig", save):
-        yield saved
-
-
-def test_every_curve_has_a_look_of_its_own_and_the_legend_covers_none():
-    names = ["baseline", *(f"row {number}" for number in range(25))]
-    rows = [
-        {
-            **{"name": name, "is_ours": bool(number)},
-            "losses": [[[1, 4.0 - 0.1 * number], [2, 3.0]]],
-        }
-        for number, name in enumerate(names)
-    ]
-    with drawn() as saved:
-        pictures.figure9(rows, pathlib.Path("unused.png"))
-    for axes in saved[0].axes:
-        looks = [(line.get_color(), line.get_linestyle()) for line in axes.lines]
-        assert len(set(looks)) == len(looks)
-        assert not axes.get_legend().get_window_extent().overlaps(axes.bbox)
-    assert len(saved[0].axes[1].lines) == len(rows)
-
-
-def test_names_are_inside_of_the_picture_of_bytes_and_lead_to_their_points():
-    """Of the record in the repository: its highest loss was cut by the frame."""
-    path = config.FOLDER / "results" / "table5_bottleneck.json"
-    with drawn() as saved:
-        quality_against_bytes.draw(json.loads(path.read_text()), pathlib.Path("x.png"))
-    for axes in saved[0].axes:
-        frame = axes.bbox
-        for text in axes.texts:
-            box = text.get_window_extent()
-            assert frame.x0 < box.x0 < box.x1 < frame.x1, text.get_text()
-            assert frame.y0 < box.y0 < box.y1 < frame.y1, text.get_text()
-        led = {
-            text.get_text(): text.get_position()[1]
-            for text in axes.texts
-            if text.arrow_patch is not None
-        }
-        # Two neighbors among curves: one's name is above, the other's below.
-        assert led.keys() == {"208 by token and zstd", "192 by token and zstd"}
-        assert min(led.values()) < 0 < max(led.values())
