@@ -17,7 +17,7 @@ the rounds' ratios.
                  on the same cores here; so the CPU seconds of both ends without the
                  computation stand beside it, and the sender's share of all cores
 
-Messages end in the receiver's memory, and are compared before anything is timed.
+Messages end in the receiver's memory.
 """
 
 import collections
@@ -92,15 +92,11 @@ def run_rounds(plan: Plan, rounds: int) -> Records:
     """Takes the measures of every transport, round by round, turn by turn."""
     names = list(TRANSPORTS)
     records: Records = {name: collections.defaultdict(list) for name in names}
-    verify = {
-        f"verify {size}": {"do": "verify", "size": size, "count": 3}
-        for size in (worker.SMALL, *SIZES.values())
-    }
     with credentials() as folder:
         for number in range(rounds):
             process.message(f"round {number + 1} of {rounds}")
             for name in names:
-                found = run(name, verify | plan, folder)
+                found = run(name, plan, folder)
                 for what, given in plan.items():
                     ends = [found[side][what] for side in ("connect", "listen")]
                     figures = FIGURES[given["do"]](given, *ends)
