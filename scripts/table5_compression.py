@@ -313,7 +313,7 @@ def _whole_run(record: Mapping[str, Any]) -> str:
 
 
 def draw(record: Mapping[str, Any], out: pathlib.Path) -> None:
-    """Draws Fig. 9, Fig. 10 and quality against bytes beside the record."""
+    """Draws Fig. 9 and Fig. 10 beside the record."""
     pictures.table5(record, out.parent, out.stem)
 
 

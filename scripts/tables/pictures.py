@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import installed
-from scripts.tables import compression_rows, held_out, quality_against_bytes
+from scripts.tables import compression_rows, held_out
 
 with installed.extra("plots"):
     import matplotlib.figure
@@ -17,12 +17,12 @@ STYLES = ("-", "--", ":")
 
 
 def table5(record: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
-    """Writes NAME_fig9.png, _fig10.png and _bytes.png, where the record has them."""
+    """Writes NAME_fig9.png, and _fig10.png where the record has it."""
     figure9(record["rows"], folder / f"{name}_fig9.png")
     if record["starts"]:
         figure10(record, folder / f"{name}_fig10.png")
-    if quality_against_bytes.points(record):
-        quality_against_bytes.draw(record, folder / f"{name}_bytes.png")
+    # Quality against bytes, which older records have, would be of other figures.
+    (folder / f"{name}_bytes.png").unlink(missing_ok=True)
 
 
 def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:

@@ -1,8 +1,5 @@
-import json
-
 import numpy as np
 import pytest
-import safetensors.numpy
 from absl import flags
 from absl.testing import flagsaver
 
@@ -62,23 +59,6 @@ def test_a_folder_without_a_tokenizer_is_described_too(checkpoint, capsys):
     said = capsys.readouterr().out
     assert "1 layers of width 8" in said
     assert "; no tokenizer beside it, which training needs" in said
-
-
-def test_a_tokenizer_of_another_model_is_noticed(checkpoint):
-    (checkpoint / "vocab.txt").write_text("\n".join([*PIECES, "c"]) + "\n")
-    with pytest.raises(pretrained.PretrainedError, match="8 pieces is not that of"):
-        run(model=[str(checkpoint)])
-
-
-def test_a_config_of_another_model_is_noticed(checkpoint):
-    config = json.loads((checkpoint / "config.json").read_text())
-    config["intermediate_size"] = 9
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(
-        pretrained.PretrainedError, match=r"is \[8, 8\], expected \[9, 8\]"
-    ):
-        run(model=[str(checkpoint)])
-    assert safetensors.numpy.load_file(checkpoint / "model.safetensors")
 
 
 def test_known_names_go_to_the_packages(monkeypatch, tmp_path, checkpoint, capsys):
