@@ -8,6 +8,7 @@ import pytest
 from nebula_jax import installed
 from scripts import bench_device
 from scripts.bench import device_step
+from scripts.tables import config
 
 TINY = device_step.TINY
 
@@ -55,48 +56,20 @@ def test_a_rung_that_ends_early_says_why(tmp_path, monkeypatch, code, failed):
     assert failed or found["ms"] == 2
 
 
-def test_a_record_is_rendered(capsys):
-    step = {
-        "about": "operands in bfloat16",
-        "batch": 4,
-        "length": 8,
-        "compile_s": 2.0,
-        "ms": 10.0,
-        "tokens_per_second": 3200.0,
-        "teraflops": 400.0,
-        "losses": [5.0, 4.0],
-        "digest": "ab",
-        "peak_gib": 1.5,
-    }
-    record = {
-        "command": "python -m scripts.bench_device",
-        "commit": "abc",
-        "seconds": 60.0,
-        "hardware": {"cores": 2, "cpu": "c", "python": "3", "jax": "1"},
-        "rounds": 5,
-        "device": "NVIDIA H100 80GB HBM3",
-        "steps": {
-            "bfloat16": step,
-            "float32": {"failed": "not compiled in time"},
-            "PyTorch": step | {"tokens_per_second": 1600.0},
-            "first": step,
-            "second": step | {"digest": "cd"},
-        },
-        "local_steps": {
-            "rounds": 2,
-            "inner_steps": 3,
-            "ends": [{"status": 0, "last": ""}, {"status": 0, "last": ""}],
-        },
-    }
-    record["targets"] = bench_device.targets(record)
-    found = bench_device.markdown(json.loads(json.dumps(record)))
-    assert "| 40.4 % |" in found.replace("  ", " ")
-    assert "| 2.00 |" in found
-    assert "1.5 GiB" in found
-    assert "end with other parameters" in found
+def test_equal_parameters_and_anchors_are_told():
+    """The record of the repository, whose runs ended otherwise, with others."""
+    path = config.FOLDER / "results" / "bench_device.json"
+    record = json.loads(path.read_text())
+    found = bench_device.markdown(record)
+    assert "two runs end with other parameters" in found
+    assert "| **not met** |" in found
+    assert bench_device.targets(record) == record["targets"]
+    record["steps"]["second"]["digest"] = record["steps"]["first"]["digest"]
+    for each in record["local_steps"]["ends"]:
+        each["status"] = 0
+    found = bench_device.markdown(record)
+    assert "two runs end with equal parameters" in found
     assert "the digests of the anchors equal in each" in found
-    assert "Not measured: float32 (not compiled in time)." in found
-    assert record["targets"][0]["met"]
 
 
 @pytest.mark.slow

@@ -1,11 +1,13 @@
 """The table of local steps: its runs, its figures, its Markdown and its picture."""
 
+import json
+
 import pytest
 import tiny_tables
 
 from nebula_jax.training import diloco
 from scripts import table_local_steps
-from scripts.tables import pictures
+from scripts.tables import config, pictures
 from scripts.tables import runs as table_runs
 
 
@@ -71,43 +73,13 @@ def test_the_heading_counts_every_run_that_was_read(tmp_path, monkeypatch):
     assert found["commit"] == "adapters, bert, time, xnli"
 
 
+@pytest.fixture
 def record():
-    sizes = {
-        "tokens": 1000,
-        "per_token": 2.0,
-        "all_reduce_per_token": 1000.0,
-        "fewer": 500.0,
-    }
-    common = {
-        **{"inner_steps": 60, "fragments": 2, "delay": 5},
-        "curve": [(0, 9.0), (10, 6.0), (20, 5.0)],
-    }
-    rows = [
-        {
-            **{"name": "all-reduce", "key": "all_reduce", "reference": ""},
-            **{"clusters": 1, "is_all_reduce": True, "bytes": {}, **common},
-            **{"losses": {"0": 5.0, "1": 5.0}, "difference": None},
-            "xnli": [0.45, 0.47],
-        },
-        {
-            **{"name": "streaming, e3m0", "key": "streaming2"},
-            **{"reference": "all_reduce", "clusters": 2, "is_all_reduce": False},
-            **{"bytes": sizes, **common, "losses": {"0": 5.1, "1": 5.1}},
-            "difference": {"mean": 0.02, "standard_error": 0.0, "seeds": 2},
-            "xnli": [0.46, 0.46],
-        },
-    ]
-    hardware = {"cpu": "a CPU", "cores": 2, "python": "3.11", "jax": "0.10"}
-    return {
-        **{"command": "python -m x", "commit": "abc", "hardware": hardware},
-        **{"seconds": 60.0, "seeds": ["0", "1"], "rows": rows, "steps": 20},
-        **{"batch": 64, "line": "60mbit,15ms"},
-        "time": {"all": 0.103, "between": 0.1, "sent": 1001, "formula": 1000},
-        "adapters": {"parameters": 1, "bytes_a_step": 1.0, "fewer": 1.0},
-    }
+    """The record of the repository."""
+    return json.loads((config.FOLDER / "results" / "local_steps.json").read_text())
 
 
-def test_adapters_are_shown_by_their_bytes():
+def test_adapters_are_shown_by_their_bytes(record):
     summary = {
         "clusters": [{"rounds": {"parameters": 1_000_000}, "last_step": 60}] * 2,
         "bytes": {"sent": 1_200_000, "fewer": 400.0},
@@ -115,47 +87,39 @@ def test_adapters_are_shown_by_their_bytes():
     }
     found = table_local_steps.adapters_of({"summary": summary})
     assert found["bytes_a_step"] == 10_000
-    text = table_local_steps.markdown(record() | {"adapters": found})
+    text = table_local_steps.markdown(record | {"adapters": found})
     assert "1,000,000 parameters train, and 10,000 bytes a step leave each" in text
 
 
-def test_what_was_to_be_reached_stands_beside_what_was():
-    found = table_local_steps.targets(record())
+def test_what_was_to_be_reached_is_beside_what_was(record):
+    row = record["rows"][1]
+    row["difference"]["mean"], row["bytes"]["fewer"] = 0.02, 500.0
+    record["time"] = {"all": 0.103, "between": 0.1, "sent": 1001, "formula": 1000}
+    record["rows"][0]["xnli"], row["xnli"] = [0.45, 0.47], [0.46, 0.46]
+    found = table_local_steps.targets(record)
     met = {each["what"]: each["met"] for each in found}
-    assert met == {
-        "streaming, e3m0, 2 clusters: loss over all-reduce's": False,
-        "streaming, e3m0, 2 clusters: times fewer bytes a token": True,
-        "bytes over the formula's, as sent over 60mbit,15ms": True,
-        "time of a step at 60mbit,15ms over computing alone": False,
-        "XNLI English dev, streaming and all-reduce: difference, points": True,
-    }
+    for what, is_met in (
+        ("streaming, e3m0, 2 clusters: loss over all-reduce's", False),
+        ("streaming, e3m0, 2 clusters: times fewer bytes a token", True),
+        ("bytes over the formula's, as sent over 60mbit,15ms", True),
+        ("time of a step at 60mbit,15ms over computing alone", False),
+        ("XNLI English dev, streaming and all-reduce: difference, points", True),
+    ):
+        assert met[what] == is_met
 
 
-def test_an_all_reduce_is_drawn_with_the_bytes_of_each_number_of_clusters():
+def test_an_all_reduce_is_drawn_with_the_bytes_of_each_number_of_clusters(
+    record, tmp_path
+):
     """Its steps are the same; among four clusters each costs three times as much."""
-    found = record()
-    two = found["rows"][1]
-    sizes = two["bytes"] | {"per_token": 6.0, "all_reduce_per_token": 3000.0}
-    explored = two | {"clusters": 8, "is_explored": True, "bytes": {}}
-    found["rows"] += [two | {"clusters": 4, "bytes": sizes}, explored]
-    drawn = {each.label: (each.style, each.points) for each in pictures.curves(found)}
-    step = 1000 / 20  # tokens
-    assert drawn == {
-        f"{name}, {clusters} clusters": (
-            *(style, [(10 * rate * step, 6.0), (20 * rate * step, 5.0)]),
-        )
-        for name, style, clusters, rate in (
-            ("all-reduce", "--", 2, 1000),
-            ("all-reduce", "--", 4, 3000),
-            ("streaming, e3m0", "-", 2, 2),
-            ("streaming, e3m0", "-", 4, 6),
-        )
-    }
-
-
-def test_the_table_and_the_picture(tmp_path):
-    text = table_local_steps.markdown(record())
-    row = "| streaming, e3m0 | 2 | 60, 2, 5 | 5.1000 | +2.00% ± 0.00% | 2.00 | 500 | 46"
-    assert row in text
-    pictures.local_steps(record(), tmp_path / "x.png")
+    drawn = {each.label: each for each in pictures.curves(record)}
+    rows = {(row["key"], row["clusters"]): row for row in record["rows"]}
+    two = drawn["all-reduce, 2 clusters"].points
+    four = drawn["all-reduce, 4 clusters"].points
+    assert [loss for _, loss in two] == [loss for _, loss in four]
+    assert four[-1][0] == pytest.approx(3 * two[-1][0])
+    streaming = drawn["streaming, e3m0, 2 clusters"].points
+    fewer = rows["streaming2", 2]["bytes"]["fewer"]
+    assert two[-1][0] / streaming[-1][0] == pytest.approx(fewer)
+    pictures.local_steps(record, tmp_path / "x.png")
     assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")
