@@ -111,7 +111,7 @@ def check(given: Settings) -> None:
       errors.NebulaError: at no generator, or at what a run or a plan cannot have.
     """
     agreed, local = given.run.agreed, given.run.local
-    if not traced.generators(given.run):
+    if agreed.generators.startswith("-") or not traced.generators(given.run):
         raise errors.SettingsError(
             f"--generators={agreed.generators}: expected a number from 1, or their"
             ' languages, as in "en de|hi ur"'

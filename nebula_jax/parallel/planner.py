@@ -95,7 +95,8 @@ def seconds(run: M3, cores: float | None = None) -> float:
 
     Args:
       run: the clusters, their line, and how they keep pace.
-      cores: of one machine that all clusters share, evenly; None if each has its own.
+      cores: of one machine that all clusters share; None if each has its own. The time
+        is then the least: clusters that compute at once may keep each other waiting.
     """
     wanted = run.generators * run.generator.cores, run.discriminator.cores
     # Parts that want more cores than there are take longer, even by themselves.

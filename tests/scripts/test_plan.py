@@ -170,7 +170,7 @@ def test_the_command_prints_a_plan_and_writes_its_numbers(tmp_path, capsys):
         (["--cluster_devices=3,1"], "batch_size=16 does not divide over 3 devices; 18"),
         (["--cluster_devices=1,1", "--model_parallel=2"], "model_parallel=2 does not"),
         (["--generators=0"], "--generators=0: expected a number from 1"),
-        (["--generators=-2"], "'-2' is no language"),
+        (["--generators=-2"], "--generators=-2: expected a number from 1"),
         (["--micro_batches=3"], "does not divide batch_size=16"),
         (["--generator_start=e5-small"], "go together"),
         (["--pipeline=2", "--fsdp=2"], "--pipeline=2: a plan has no"),
