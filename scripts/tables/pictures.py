@@ -21,8 +21,6 @@ def table5(record: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
     figure9(record["rows"], folder / f"{name}_fig9.png")
     if record["starts"]:
         figure10(record, folder / f"{name}_fig10.png")
-    # Quality against bytes, which older records have, would be of other figures.
-    (folder / f"{name}_bytes.png").unlink(missing_ok=True)
 
 
 def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:
