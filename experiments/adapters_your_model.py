@@ -72,8 +72,8 @@ def train(run):
             run, peers, state.params, is_trained=is_trained, **SETTINGS
         )
         state, rounds = run.restore(state, rounds)
-        for step in run.steps():
-            mine = batch(step, rounds.share.rows(BATCH))
+        rows = rounds.share.rows(BATCH)
+        for step, mine in run.batches(lambda step: batch(step, rows)):
             loss, grads = loss_and_grads(state.params, mine)
             state = state.apply(grads)
             state = state.replace(params=rounds.after(step, state.params))

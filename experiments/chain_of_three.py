@@ -62,13 +62,11 @@ H1 = nebula.cut.spec(front, init(0), data(1)[0][0])
 H2 = nebula.cut.spec(middle, init(1), H1, None)
 
 
-def train(run, half, part, line, batches):
+def train(run, half, part, line, batch_of):
     """Trains a part: they differ in what they read alone."""
     state, line = run.restore(nebula.state(init(part), OPTIMIZER), line)
-    for step in run.steps():
-        grads, line, metrics = half.step(
-            state.params, batches(step), run.key, step, line
-        )
+    for step, batch in run.batches(batch_of):
+        grads, line, metrics = half.step(state.params, batch, run.key, step, line)
         state = state.apply(grads)
         run.done(step, (state, line), metrics)
 

@@ -71,8 +71,8 @@ def train(run, **more):
     with run.meet() as peers:
         rounds = nebula.local_steps(run, peers, state.params, **SETTINGS | more)
         state, rounds = run.restore(state, rounds)
-        for step in run.steps():
-            mine = batch(step, rounds.share.rows(BATCH))
+        rows = rounds.share.rows(BATCH)
+        for step, mine in run.batches(lambda step: batch(step, rows)):
             loss, grads = loss_and_grads(state.params, mine)
             state = state.apply(grads)
             state = state.replace(params=rounds.after(step, state.params))

@@ -77,8 +77,7 @@ def train_front(run):
     with run.dial("back") as link:
         line = half.open(link, hidden())
         state, line = run.restore(state, line)
-        for step in run.steps():
-            batch = micro_batches(step, 0)
+        for step, batch in run.batches(lambda step: micro_batches(step, 0)):
             grads, line, _ = half.step(state.params, batch, run.key, step, line)
             state = state.apply(grads)
             run.done(step, (state, line))
@@ -90,8 +89,7 @@ def train_back(run):
     with run.listen("front") as link:
         line = half.open(link, hidden())
         state, line = run.restore(state, line)
-        for step in run.steps():
-            batch = micro_batches(step, 1)
+        for step, batch in run.batches(lambda step: micro_batches(step, 1)):
             grads, line, metrics = half.step(state.params, batch, run.key, step, line)
             state = state.apply(grads)
             run.done(step, (state, line), metrics)

@@ -95,10 +95,6 @@ def _train(
     role: Role, given: Flags, names: Sequence[str], agreed: Mapping[str, Any]
 ) -> int:
     """Trains one cluster in its folder; returns the exit status."""
-    reach = {
-        each.name: getattr(given, each.name)
-        for each in dataclasses.fields(connect.Settings)
-    }
     with (
         run_lib.Run(
             given.cluster,
@@ -112,9 +108,9 @@ def _train(
             allow_nonfinite=given.allow_nonfinite,
             trace=given.trace,
             agreed=agreed,
-            **reach,
+            **fields.common(given, connect.Settings),
         ) as run,
-        run_lib.lock(run),
+        run_folder.lock(run.folder),
     ):
         role(run)
         return run.exit_status()

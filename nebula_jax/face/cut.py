@@ -104,6 +104,8 @@ class Part:
       backward_codec: of the gradient in that; `codec` if not given.
       is_trained: path of a parameter, such as `layers/0/kernel` -> True if it trains.
       has_aux: see `fn`.
+      has_loss: True of a part before the last that returns (h, a loss of its own),
+        which is added to the last part's.
       reduce: mean over the micro-batches of losses and metrics, or sum; the same in all
         parts.
       clip_norm: largest norm of the gradient over all parts, which exchange a number a
@@ -118,12 +120,15 @@ class Part:
     backward_codec: Codec | None = None
     is_trained: partition.IsTrained = partition.train_all
     has_aux: bool = False
+    has_loss: bool = False
     reduce: Reduce = "mean"
     clip_norm: float = 0.0
     ahead: int | None = None
     _made: list[codec_lib.Spec] = dataclasses.field(
         default_factory=list, init=False, repr=False
     )
+    _has_before: ClassVar[bool] = False
+    _has_after: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         """Raises errors.SettingsError at what cannot be."""
@@ -132,6 +137,10 @@ class Part:
         if self.ahead is not None and self.ahead < 1:
             raise errors.SettingsError(
                 f"ahead={self.ahead}: must be at least 1, or None for all"
+            )
+        if self.has_loss and not self._has_after:
+            raise errors.SettingsError(
+                "has_loss is for parts before the last, which returns its loss anyway"
             )
         _ = self._half  # which reads the codecs
 
@@ -170,38 +179,29 @@ class Part:
                 f"step {step}: this line is used up; go on with the one that the step"
                 " before returned: grads, line, metrics = half.step(..., line)"
             )
-        grads, states, metrics = self._step(
-            params, weighted, rng, step, line, identity=identity
-        )
-        if line.norms is not None:
-            own = jnp.square(optax.tree.norm(grads)).astype(jnp.float32)
-            squared = line.norms.total(step, own)
-            grads = _clipped(grads, squared, np.float32(self.clip_norm))
-        return grads, dataclasses.replace(line, states=states), metrics
-
-    def _step(
-        self,
-        params: Any,
-        weighted: Sequence[Any],
-        rng: Any,
-        step: int,
-        line: Line,
-        **identity: Any,
-    ) -> tuple[Any, cut.States, dict[str, jax.Array]]:
-        assert line.after is not None
-        grads, states, _ = pipeline.front_step(
+        passes: Any = pipeline.back_step
+        if line.after is not None:
+            ahead = self.ahead or len(weighted)
+            passes = functools.partial(
+                pipeline.front_step, ahead=ahead, before=line.before
+            )
+        grads, states, measured = passes(
             self._half,
             params,
             weighted,
             rng,
             step,
-            *line.after,
+            *(line.after or line.before or ()),
             line.states,
-            ahead=self.ahead or len(weighted),
-            before=line.before,
-            **identity,
+            identity=identity,
         )
-        return grads, states, {}
+        if line.norms is not None:
+            own = jnp.square(optax.tree.norm(grads)).astype(jnp.float32)
+            squared = line.norms.total(step, own)
+            grads = _clipped(grads, squared, np.float32(self.clip_norm))
+        # Of a part before the last that is no dict, but the sum of its own losses.
+        metrics = measured if line.after is None else {}
+        return grads, dataclasses.replace(line, states=states), metrics
 
     @property
     def _codecs(self) -> list[selector.CodecOrSelector]:
@@ -214,26 +214,47 @@ class Part:
 
     @functools.cached_property
     def _half(self) -> Any:
-        raise NotImplementedError
+        make: Any = cut.back
+        if self._has_after:
+            make = functools.partial(
+                cut.front, has_loss=self.has_loss, has_h=self._has_before
+            )
+        return make(
+            self._run,
+            *self._codecs,
+            is_trained=self.is_trained,
+            has_aux=self.has_aux,
+        )
 
-    def _weighted_fn(self) -> Callable[..., Any]:
-        """Returns `fn` for batches with weights, which scale losses and metrics."""
+    def _run(self, *arguments: Any) -> Any:
+        """Calls `fn` on a batch with its weight, which scales losses and metrics."""
+        *first, (batch, weight), rng = arguments
+        out = self.fn(*first, batch, rng)
+        if self.reduce == "sum":
+            weight = None
+        scaled = self._made_of if self._has_after else _loss_of
+        if not self.has_aux:
+            return scaled(out, weight)
+        # What is no pair, the cut refuses.
+        is_pair = isinstance(out, tuple) and len(out) == 2
+        return (scaled(out[0], weight), out[1]) if is_pair else out
 
-        def run(*arguments: Any) -> Any:
-            *first, (batch, weight), rng = arguments
-            out = self.fn(*first, batch, rng)
-            if self.reduce == "sum":
-                weight = None
-            if not self.has_aux:
-                return self._scaled(out, weight)
-            # What is no pair, the cut refuses.
-            is_pair = isinstance(out, tuple) and len(out) == 2
-            return (self._scaled(out[0], weight), out[1]) if is_pair else out
-
-        return run
-
-    def _scaled(self, out: Any, weight: jax.Array | None) -> Any:
-        raise NotImplementedError
+    def _made_of(self, out: Any, weight: jax.Array | None) -> Any:
+        """Returns h of a part before the last, with its loss if it has one."""
+        hidden, loss = cut.with_loss(out) if self.has_loss else (out, 0.0)
+        codec_lib.check_arrays("h", hidden)
+        found = [codec_lib.difference(each, hidden) for each in self._made]
+        differences = list(filter(None, found))
+        # Here, since a codec with a state may take other shapes without a word.
+        if found and len(differences) == len(found):
+            opened, made = differences[-1]
+            raise cut.PartError(
+                f"a micro-batch makes h of {made}, and half.open was given {opened}:"
+                " each needs the shapes of the one that nebula.cut.spec saw"
+            )
+        if not self.has_loss or weight is None:
+            return out
+        return hidden, loss * weight
 
     def _opened(
         self,
@@ -262,19 +283,15 @@ class Part:
         return Line(states=states, norms=norms, **ends)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Front(Part):
     """The first part of a model.
 
     Args:
-      fn: (params, batch, rng) -> h, pure; with `has_loss`, -> (h, a loss of its own),
-        which is added to the last part's.
-      has_loss: see `fn`.
+      fn: (params, batch, rng) -> h, pure; with `has_loss`, -> (h, a loss of its own).
       others: see help(nebula.cut.Part).
     """
 
-    has_loss: bool = dataclasses.field(default=False, kw_only=True)
-    _has_h: ClassVar[bool] = False
+    _has_after = True
 
     def open(self, link: Link, h: codec_lib.Spec, aux: Any = None) -> Line:
         """Opens the channels to the next part.
@@ -286,36 +303,8 @@ class Front(Part):
         """
         return self._opened(None, link, h, aux=aux)
 
-    @functools.cached_property
-    def _half(self) -> cut.Front:
-        return cut.front(
-            self._weighted_fn(),
-            *self._codecs,
-            is_trained=self.is_trained,
-            has_loss=self.has_loss,
-            has_aux=self.has_aux,
-            has_h=self._has_h,
-        )
 
-    def _scaled(self, out: Any, weight: jax.Array | None) -> Any:
-        hidden, loss = cut.with_loss(out) if self.has_loss else (out, 0.0)
-        codec_lib.check_arrays("h", hidden)
-        found = [codec_lib.difference(each, hidden) for each in self._made]
-        differences = list(filter(None, found))
-        # Here, since a codec with a state may take other shapes without a word.
-        if found and len(differences) == len(found):
-            opened, made = differences[-1]
-            raise cut.PartError(
-                f"a micro-batch makes h of {made}, and half.open was given {opened}:"
-                " each needs the shapes of the one that nebula.cut.spec saw"
-            )
-        if not self.has_loss or weight is None:
-            return out
-        return hidden, loss * weight
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Middle(Front):
+class Middle(Part):
     """A part between two others.
 
     Args:
@@ -323,9 +312,9 @@ class Middle(Front):
       others: see help(nebula.cut.Part).
     """
 
-    _has_h: ClassVar[bool] = True
+    _has_before = _has_after = True
 
-    def open(  # type: ignore[override]
+    def open(
         self,
         before: Link,
         after: Link,
@@ -345,7 +334,6 @@ class Middle(Front):
         return self._opened(before, after, h, made, aux=aux)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
 class Back(Part):
     """The last part of a model, which has the loss.
 
@@ -355,50 +343,11 @@ class Back(Part):
       others: see help(nebula.cut.Part).
     """
 
+    _has_before = True
+
     def open(self, link: Link, h: codec_lib.Spec, aux: Any = None) -> Line:
         """Opens the channels to the part before; see `Front.open`."""
         return self._opened(link, None, h, aux=aux)
-
-    @functools.cached_property
-    def _half(self) -> cut.Back:
-        return cut.back(
-            self._weighted_fn(),
-            *self._codecs,
-            is_trained=self.is_trained,
-            has_aux=self.has_aux,
-        )
-
-    def _step(
-        self,
-        params: Any,
-        weighted: Sequence[Any],
-        rng: Any,
-        step: int,
-        line: Line,
-        **identity: Any,
-    ) -> tuple[Any, cut.States, dict[str, jax.Array]]:
-        assert line.before is not None
-        return pipeline.back_step(
-            self._half,
-            params,
-            weighted,
-            rng,
-            step,
-            *line.before,
-            line.states,
-            **identity,
-        )
-
-    def _scaled(self, out: Any, weight: jax.Array | None) -> Any:
-        loss, metrics = cut.loss_and_metrics(out)
-        if jnp.shape(loss) != ():
-            raise cut.PartError(
-                "the last part returns its loss as one number, not of shape"
-                f" {list(jnp.shape(loss))}; such as its mean"
-            )
-        if weight is None:
-            return loss, metrics
-        return loss * weight, jax.tree.map(lambda value: value * weight, metrics)
 
 
 front, middle, back = Front, Middle, Back
@@ -437,6 +386,19 @@ def spec(
         return out[0] if has_loss else out
 
     return jax.eval_shape(made, inputs)
+
+
+def _loss_of(out: Any, weight: jax.Array | None) -> Any:
+    """Returns the last part's loss and metrics, by their share of the batch's."""
+    loss, metrics = cut.loss_and_metrics(out)
+    if jnp.shape(loss) != ():
+        raise cut.PartError(
+            "the last part returns its loss as one number, not of shape"
+            f" {list(jnp.shape(loss))}; such as its mean"
+        )
+    if weight is None:
+        return loss, metrics
+    return loss * weight, jax.tree.map(lambda value: value * weight, metrics)
 
 
 def _is_deleted(leaf: Any) -> bool:

@@ -137,7 +137,7 @@ def test_a_chain_equals_the_uncut_model(parts, clip_norm):
     )
 
 
-@pytest.mark.parametrize("parts", [2, 3])
+@pytest.mark.parametrize("parts", [2, 3, 4])
 @pytest.mark.parametrize(
     "codec", ["int8(2)", "error_feedback(int4(2))", "fp16|zstd(1)"]
 )
@@ -214,6 +214,11 @@ def test_parts_with_other_settings_are_refused(other, words):
     cut.front(front, **other).open(ends[0], spec)
     with pytest.raises(nebula.errors.NebulaError, match=words):
         cut.back(back).open(ends[1], spec)
+
+
+def test_the_last_part_has_no_loss_beside_its_own():
+    with pytest.raises(nebula.errors.SettingsError, match="has_loss is for parts"):
+        cut.back(back, has_loss=True)
 
 
 def test_parts_that_clip_at_another_norm_are_refused():

@@ -5,7 +5,7 @@ import optax
 import pytest
 
 import nebula_jax as nebula
-from nebula_jax.face import run as run_lib
+from nebula_jax.face.checks import Misuse
 
 
 def test_rounds_that_restore_is_not_given_are_asked_for(tmp_path):
@@ -14,7 +14,7 @@ def test_rounds_that_restore_is_not_given_are_asked_for(tmp_path):
     given = {"steps": 2, "workdir": tmp_path, "tls": "off"}
     with nebula.Run("a", ("a",), **given) as run, run.meet() as peers:
         rounds = nebula.local_steps(run, peers, state.params, inner_steps=1)
-        with pytest.raises(run_lib.Misuse, match=r"run.restore\(state, rounds\)"):
+        with pytest.raises(Misuse, match=r"run.restore\(state, rounds\)"):
             run.restore(state)
         state, rounds = run.restore(state, rounds)
         assert list(taken(run, state, rounds)) == [1, 2]

@@ -1,10 +1,11 @@
 """A Run says what to change where its calls cannot work."""
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import nebula_jax as nebula
-from nebula_jax.face.run import Misuse
+from nebula_jax.face.checks import Misuse
 
 ONE = {"w": jnp.ones(2)}
 
@@ -46,6 +47,53 @@ def test_steps_need_restore_and_done(tmp_path):
         run.restore(ONE)
         with pytest.raises(Misuse, match=r"run\.done\(1, values, metrics\) was not"):
             list(run.steps())
+
+
+def taken(folder, batch_of, **given):
+    """The steps of a run with their batches."""
+    with alone(folder, **given) as run:
+        run.restore(ONE)
+        found = []
+        for step, batch in run.batches(batch_of):
+            found.append((step, batch.tolist()))
+            run.done(step, ONE)
+    return found
+
+
+def killed_after(last, batch_of):
+    """A function of batches, with which a process ends after a step."""
+
+    def of(step):
+        if step > last:
+            raise KeyboardInterrupt
+        return batch_of(step)
+
+    return of
+
+
+def test_a_batch_of_the_step_alone_comes_with_it_after_a_resume_too(tmp_path):
+    def rows(step):
+        return np.random.default_rng(step).integers(9, size=2)
+
+    whole = taken(tmp_path / "whole", rows, steps=6)
+    with pytest.raises(KeyboardInterrupt):
+        taken(tmp_path / "b", killed_after(5, rows), steps=6)
+    assert whole[4:] == taken(tmp_path / "b", rows, steps=6)
+    assert whole == [(step, rows(step).tolist()) for step in range(1, 7)]
+
+
+def test_batches_without_a_seed_are_refused_at_the_first_step(tmp_path):
+    random = np.random.default_rng()
+    with pytest.raises(Misuse, match=r"two batches for step 1; .* seeded by the step"):
+        taken(tmp_path, lambda step: random.normal(size=3))
+
+
+def test_batches_that_are_others_after_a_resume_are_refused(tmp_path):
+    """As with a seed of the process, or other data: the same within a process alone."""
+    with pytest.raises(KeyboardInterrupt):
+        taken(tmp_path, killed_after(3, np.array))
+    with pytest.raises(Misuse, match="the batch of step 2 is another one than before"):
+        taken(tmp_path, lambda step: np.array(step + 7))
 
 
 @pytest.mark.parametrize("is_begun", [True, False])

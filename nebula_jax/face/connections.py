@@ -1,0 +1,210 @@
+"""The connections of one cluster of a run, and what all agree on over them."""
+
+import contextlib
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import nebula_jax
+from nebula_jax import errors
+from nebula_jax.communication.wire import frames
+from nebula_jax.face import checks
+from nebula_jax.parallel import pace
+from nebula_jax.runtime import connect, local_steps
+from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.connect import all_clusters
+from nebula_jax.runtime.records import checkpoints
+
+Link = all_clusters.AnyLink
+
+
+class Connections:
+    """The links of a cluster: to those that it dials, that dial it, or to all."""
+
+    rounds: local_steps.Rounds | None = None
+    """Of `nebula.local_steps`, as they began."""
+    _saved: checkpoints.Checkpoints | None = None
+    _peers: all_clusters.Peers | None = None
+    _lead: pace.Lead | None = None
+
+    def __init__(
+        self,
+        context: context_lib.Context,
+        clusters: Sequence[str],
+        agreed: Mapping[str, Any],
+        addresses: Mapping[str, str],
+    ) -> None:
+        """Begins without any.
+
+        Args:
+          context: of this process.
+          clusters: names of all.
+          agreed: settings that all have alike.
+          addresses: of the others by name; of one without a name by "".
+        """
+        self.context, self.clusters = context, tuple(clusters)
+        self.cluster = context.settings.cluster
+        self._agreed, self._addresses = dict(agreed), addresses
+        self._dialed: list[Any] = []  # links, or those of a cluster's other processes
+        self._listened: list[Any] = []
+
+    @contextlib.contextmanager
+    def dial(self, peer: str) -> Iterator[Link]:
+        """Connects to a cluster that listens.
+
+        In a chain a middle part listens first, and dials then: what it tells the next
+        part about its checkpoints depends on the parts before it.
+
+        Args:
+          peer: its name.
+
+        Yields:
+          The link, for `open` of a half and for channels of your own. Closes with the
+          block.
+        """
+        self._check_names("dial", [peer])
+        found = self._addresses.get(peer, self._addresses.get("", ""))
+        settings = self._settings(found)
+        if not settings.federation and not found:
+            raise errors.SettingsError(
+                f"cluster={self.cluster} needs peer=HOST:PORT of {peer}"
+            )
+        connect.check_means(settings, self.cluster, listens=False, dials=True)
+        hello, work = self._hello(), self.context.work
+        with connect.dial(settings, hello, peer=peer, work=work) as link:
+            self._dialed.append(link)
+            yield link
+
+    @contextlib.contextmanager
+    def listen(self, *clusters: str) -> Iterator[Any]:
+        """Waits for clusters that dial this one.
+
+        Args:
+          clusters: their names.
+
+        Yields:
+          The link, or the links in the order of `clusters`. They close with the block.
+        """
+        self._check_names("listen", clusters)
+        if self._dialed:
+            raise checks.Misuse(
+                "call run.listen before run.dial: what this cluster tells the next one"
+                " depends on those before it"
+            )
+        settings = self.context.settings.connection
+        connect.check_means(settings, self.cluster, listens=True, dials=False)
+        with self.context.listen(self._hello(), clusters) as links:
+            self._listened += links
+            yield links[0] if len(clusters) == 1 else links
+
+    @contextlib.contextmanager
+    def meet(
+        self, hub: str = "", may_return: bool = False
+    ) -> Iterator[all_clusters.Peers]:
+        """Connects to all other clusters, which do the same: for local steps.
+
+        Args:
+          hub: name of the cluster that all others have their only link to; empty if
+            each has one to each.
+          may_return: True if clusters may rejoin the hub: for rounds with a quorum.
+
+        Yields:
+          The peers, for `nebula.local_steps`.
+        """
+        dials = all_clusters.dialed(self.cluster, self.clusters, hub)
+        named = [self._addresses[each] for each in dials if each in self._addresses]
+        settings = self._settings(",".join(named) or self._addresses.get("", ""))
+        all_clusters.check_place(settings, self.cluster, self.clusters, hub)
+        with all_clusters.connected(
+            settings,
+            self._hello(),
+            self.clusters,
+            hub=hub,
+            work=self.context.work,
+            may_return=may_return,
+        ) as peers:
+            self._peers = peers
+            yield peers
+
+    def _settings(self, peer: str) -> connect.Settings:
+        return dataclasses.replace(self.context.settings.connection, peer=peer)
+
+    def _check_names(self, method: str, names: Sequence[str]) -> None:
+        others = [each for each in self.clusters if each != self.cluster]
+        for name in names:
+            if name not in others:
+                raise checks.Misuse(
+                    f"run.{method}({name!r}): the other clusters are"
+                    f" {', '.join(others) or 'none'}"
+                )
+
+    def _hello(self) -> frames.Hello:
+        """Returns the Hello of this cluster: with the steps it could resume after."""
+        steps = set(self.saved.steps)
+        for link in self._listened:  # the parts before this one of a chain
+            steps &= set(link.peer.checkpoints)
+        return frames.Hello(
+            self.cluster, nebula_jax.__version__, self._agreed, tuple(sorted(steps))
+        )
+
+    @property
+    def saved(self) -> checkpoints.Checkpoints:
+        """The checkpoints of this cluster."""
+        if self._saved is None:
+            self._saved = self.context.open_checkpoints(self._agreed)
+        return self._saved
+
+    @property
+    def lines(self) -> list[Any]:
+        """The links so far; of local steps also the former ones of who has rejoined."""
+        if self._peers is not None:
+            return self._peers.lines
+        return self._dialed + self._listened
+
+    def _agree_start(self) -> tuple[int, bool]:
+        """Returns the newest step that all clusters have, named by the last part.
+
+        And True if the run is at a later one, as of rounds with a quorum.
+        """
+        context = self.context
+        if self.rounds is not None:
+            return self.rounds.agree_start(self.saved)
+        if self._peers is not None:
+            every = context.settings.checkpoint_every
+            timeout = context.settings.connection.connect_timeout
+            return all_clusters.agree_start(self._peers, every, 0, timeout), False
+        if not self._dialed:
+            newest = self.saved.newest
+            if self._listened:
+                newest = context.welcome(self._listened, self.saved)
+            return newest, False
+        [start] = {context.wait_for_welcome(link) for link in self._dialed}
+        for link in self._listened:
+            link.welcome(start)
+        return start, False
+
+    def _pace(self) -> Iterator[int]:
+        """Returns the steps: of a leader, a follower, one between, or one alone."""
+        context = self.context
+        if self.rounds is not None:
+            return self.rounds.steps()
+        if self._dialed and self._listened:
+            steps, stop = context.settings.steps, context.stop_requested
+            leader = self._dialed[0]
+            return pace.relay(leader, self._listened, context.step, steps, stop)
+        if self._dialed:
+            return context.follow(self._dialed[0])
+        if self._listened:
+            self._lead = context.lead(self._listened)
+            return iter(self._lead)
+        return context.alone()
+
+
+def addresses(peer: str) -> dict[str, str]:
+    """Returns the addresses of `back=HOST:PORT,...` by name; one without by ""."""
+    found: dict[str, str] = {}
+    for each in filter(None, peer.split(",")):
+        name, equals, address = each.rpartition("=")
+        before = found.get(name)
+        found[name] = f"{before},{address}" if before and not equals else address
+    return found
