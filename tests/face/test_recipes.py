@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 from flax import linen as nn
 
 import nebula_jax as nebula
 from nebula_jax.communication import loopback
+from nebula_jax.face import values
 
 X = np.random.default_rng(0).normal(size=(2, 8, 5)).astype(np.float32)
 IDS = np.random.default_rng(1).integers(7, size=(2, 4, 3))
@@ -147,6 +149,47 @@ def test_a_part_may_have_a_loss_of_its_own():
     for _ in range(3):
         params = jax.tree.map(lambda p, g: p - 0.2 * g, params, jax.grad(loss)(params))
     np.testing.assert_allclose(one.params["w"], params[0]["w"], atol=1e-6)
+
+
+def test_a_module_of_equinox_is_split_as_the_guide_says():
+    """Its functions are leaves, its sizes are static; dropout takes the part's key."""
+    eqx = pytest.importorskip("equinox")
+    keys = jax.random.split(jax.random.key(0), 2)
+    layers = [eqx.nn.MLP(5, 4, 8, 1, key=keys[0]), eqx.nn.Dropout(0.5)]
+    models = eqx.nn.Sequential(layers), eqx.nn.Linear(4, 1, key=keys[1])
+    (one, static), (two, static_back) = (
+        eqx.partition(each, eqx.is_array) for each in models
+    )
+
+    def front(params, x, rng):
+        rngs = jax.random.split(jax.random.key(7), len(x)) if rng is None else rng
+        module = eqx.combine(params, static)
+        return jax.vmap(lambda row, key: module(row, key=key))(x, rngs)
+
+    def back(params, h, nothing, rng):
+        return jnp.mean((jax.vmap(eqx.combine(params, static_back))(h) - 1) ** 2)
+
+    h = nebula.cut.spec(lambda params, x, rng: front(params, x, None), one, X[0])
+    (first, _), (last, _) = both(
+        lambda end: trained(nebula.cut.front(front), one, list(X), h, end),
+        lambda end: trained(nebula.cut.back(back), two, [None, None], h, end),
+    )
+
+    def loss(params):
+        sent = [front(params[0], x, None) for x in X]
+        return sum(back(params[1], each, None, None) for each in sent) / 2
+
+    params = one, two
+    for _ in range(3):
+        params = jax.tree.map(lambda p, g: p - 0.2 * g, params, jax.grad(loss)(params))
+    found = first.params, last.params
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, params
+    )
+    saved = values.restored(first, values.arrays(first))
+    assert jax.tree.structure(saved) == jax.tree.structure(first)
+    with pytest.raises(nebula.errors.SettingsError, match=r"as eqx\.partition"):
+        nebula.state(models[0], OPTIMIZER)
 
 
 def test_held_out_data_cross_on_a_channel_of_their_own():
