@@ -11,14 +11,17 @@ verdict         the clusters that a round has     hub -> all others
 anchor p        the state of fragment p           hub -> those that have missed rounds
 """
 
+import contextlib
 import dataclasses
 from typing import Any
 
 from experiments.bert import config, data, models, replica
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as vocabularies
+from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime import local_steps
+from nebula_jax.runtime.connect import all_clusters
 
 
 def train(run: config.Run) -> int:
@@ -32,15 +35,11 @@ def train(run: config.Run) -> int:
     context.stop_when(lambda: text.end)
     settings = config.settings(run, vocabulary)
     saved = context.open_checkpoints(settings)
-    compared = settings | data.same_text(run, text) | own.layout()
-    hello = run.hello(compared, saved.steps)
-    names, may_return = config.names(agreed), agreed.quorum > 0 and agreed.clusters > 1
-    met = context.connect_all(hello, names, hub=agreed.hub, may_return=may_return)
-    with text, met as peers:
+    hello = run.hello(settings | data.same_text(run, text), saved.steps)
+    with text, connected(run, context, hello) as peers:
         # All that crosses: the deltas of rounds, from each cluster to all others.
-        rounds = local_steps.between(
-            context, peers, own.member, quorum=agreed.quorum, grace=agreed.grace
-        )
+        rounds = local_steps.begin(context, peers, own.specs, agreed.rounds())
+        own = own.in_rounds(*rounds.members) if rounds.members else own
         start, is_behind = rounds.agree_start(saved)
         arrays, position = saved.restore(start, own.fresh, is_behind)
         state = own.resume(arrays, position, text)
@@ -54,7 +53,7 @@ def train(run: config.Run) -> int:
             state, metrics = context.compute(step, own.step, state, own.frozen, *batch)
             context.emulate_compute(metrics)
             # A fragment's delta leaves after its step; the mean is applied some later.
-            params = rounds.after(step, state.params, metrics["tokens"])
+            params = rounds.after(step, state.params)
             if rounds.step > step:  # rounds went on without this cluster
                 state = state.at_step(rounds.step)
             state, done = dataclasses.replace(state, params=params), rounds.step
@@ -70,6 +69,21 @@ def train(run: config.Run) -> int:
         return context.exit_status()
     models.export(context.folder, run, made, vocabulary, own.params(state))
     return 0
+
+
+def connected(
+    run: config.Run, context: context_lib.Context, hello: frames.Hello
+) -> contextlib.AbstractContextManager[all_clusters.Peers]:
+    """Connects to all other clusters; with a quorum they may rejoin."""
+    agreed = run.agreed
+    return all_clusters.connected(
+        run.local.connection(),
+        hello,
+        config.names(agreed),
+        hub=agreed.hub,
+        work=context.work,
+        may_return=agreed.quorum > 0 and agreed.clusters > 1,
+    )
 
 
 def evaluate(

@@ -147,8 +147,12 @@ def check(run: Run) -> None:
     """Raises errors.NebulaError at what cannot work, before anything starts."""
     agreed, local = run.agreed, run.local
     _check_clusters(agreed)
-    has_processes = bool(local.coordinator) or local.processes_per_cluster > 1
-    local_steps.check(agreed, names(agreed), has_processes)
+    local_steps.check(agreed, names(agreed))
+    # Processes would have to agree on what has arrived, time and again.
+    if agreed.quorum and (local.coordinator or local.processes_per_cluster > 1):
+        raise errors.SettingsError(
+            f"--quorum={agreed.quorum} is for clusters of one process each"
+        )
     if len(local.emulate_compute) > 1:
         given = ",".join(map(str, local.emulate_compute))
         raise errors.SettingsError(

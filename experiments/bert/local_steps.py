@@ -1,28 +1,33 @@
-"""The settings of local steps: their flags, and which of them go together."""
+"""The flags of local steps: of the library's settings, with defaults by --sync."""
 
 import dataclasses
+import re
 from collections.abc import Sequence
 
 from nebula_jax import errors
 from nebula_jax.commands import fields
-from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, selector
+from nebula_jax.parallel.local_steps import settings as settings_lib
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.training import diloco
 
-ONLY_OF = {
-    "mixing": "streaming",
-    "outer_learning_rate": "streaming",
-    "outer_momentum": "streaming",
-    "unsent": "sparse",
+SPARSE = "sparse_loco(64, 4096)"
+DEFAULTS = {
+    # 2501.18512: Nesterov, half of the own parameters kept, 4-bit floats.
+    "streaming": {"codec": "e3m0(256)", "mixing": 0.5, "learning_rate": 0.7},
+    # 2508.15706: no outer optimizer, what is sent is taken off as it is. A cluster
+    # begins each round at the anchor, since what was not sent is in the codec's
+    # residual already: mixing would count it twice.
+    "sparse": {
+        "codec": f"error_feedback({SPARSE}, 0.95)",
+        "mixing": 0.0,
+        "learning_rate": 1.0,
+        "momentum": 0.0,
+    },
 }
-"""Setting that one --sync alone has -> this one."""
-CODECS = {
-    "streaming": "e3m0(256)",
-    "sparse": "error_feedback(sparse_loco(64, 4096), 0.95)",
-}
-"""--sync -> the codec of what crosses, if none is given."""
-UNSENT_CODEC = "sparse_loco(64, 4096)"
-"""The codec of what crosses with --unsent=parameters, if none is given."""
+"""--sync -> the library's settings, where no flag is given."""
+
+_LAYER = re.compile(r"(?:^|/)(?:layer|adapters?)_(\d+)(?:/|$)")
+_FIRST = re.compile(r"(?:^|/)embeddings/")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,19 +55,21 @@ class Settings:
         "Steps from a fragment's sending until it is applied, τ: time for the line."
         " Below --inner_steps / --fragments.",
     )
-    mixing: float = fields.for_experts(
-        0.5,
+    mixing: float | None = fields.for_experts(
+        None,
         "Share of a cluster's own parameters when a fragment is applied, α; the rest"
-        " is the anchor's. With --sync=streaming.",
+        " is the anchor's. 0.5 with --sync=streaming, 0 with sparse.",
     )
-    outer_learning_rate: float = fields.for_experts(
-        0.7, "Learning rate of the outer step, with --sync=streaming."
+    outer_learning_rate: float | None = fields.for_experts(
+        None,
+        "Learning rate of the outer step: 0.7 with --sync=streaming, 1 with sparse.",
+        lower=1e-9,
     )
-    outer_momentum: float = fields.for_experts(
-        -1.0,
-        "Nesterov's momentum of the outer step, with --sync=streaming; -1 for 0.9"
-        " where --inner_steps is 24 or more, else 0.",
-        lower=-1.0,
+    outer_momentum: float | None = fields.for_experts(
+        None,
+        "Nesterov's momentum of the outer step: with --sync=streaming 0.9 where"
+        " --inner_steps is 24 or more, else 0.",
+        upper=0.999,
     )
     delta_codec: str = fields.of_line(
         "",
@@ -92,74 +99,60 @@ class Settings:
         0.0, "Seconds that a round with --quorum clusters still waits for the others."
     )
 
-    def codec_text(self) -> str:
-        """Returns the codec of what crosses, as a flag; empty where nothing does."""
-        default = CODECS.get(self.sync, "")
-        if self.sync == "sparse" and self.unsent == "parameters":
-            default = UNSENT_CODEC
-        return self.delta_codec or default
-
-    def local_steps(self) -> diloco.Config:
-        """Returns the settings of local steps.
-
-        SparseLoCo has no outer optimizer: what is sent is taken off as it is. And it
-        begins each round at the anchor, since what was not sent is in the codec's
-        residual already: α would count it twice. With --unsent=parameters there is no
-        residual, and a cluster's parameters are ahead of the anchor by what it has not
-        sent.
-
-        Raises:
-          errors.SettingsError: at what cannot be; begins with a field's name.
-        """
-        is_sparse = self.sync == "sparse"
-        momentum = None if self.outer_momentum == -1 else self.outer_momentum
-        return diloco.Config(
-            self.inner_steps,
-            self.fragments,
-            self.delay,
-            mixing=0.0 if is_sparse else self.mixing,
-            learning_rate=1.0 if is_sparse else self.outer_learning_rate,
-            momentum=0.0 if is_sparse else momentum,
-            keeps_unsent=is_sparse and self.unsent == "parameters",
+    def rounds(self) -> settings_lib.Settings:
+        """Returns the library's settings; of one cluster, which has no rounds, any."""
+        if self.sync == "allreduce":
+            return settings_lib.Settings(inner_steps=1)
+        keeps_unsent = self.unsent == "parameters"
+        outer = {"momentum": None, **DEFAULTS[self.sync]}
+        if keeps_unsent:  # the parameters are the residual
+            outer["codec"] = SPARSE
+        given = {
+            "codec": self.delta_codec or None,
+            "mixing": self.mixing,
+            "learning_rate": self.outer_learning_rate,
+            "momentum": self.outer_momentum,
+        }
+        outer |= {name: value for name, value in given.items() if value is not None}
+        return settings_lib.Settings(
+            inner_steps=self.inner_steps,
+            fragments=fragment_of(self.fragments),
+            delay=self.delay,
+            keeps_unsent=keeps_unsent,
+            quorum=self.quorum,
+            grace=self.grace,
+            **outer,
         )
 
     def window(self) -> int:
         """Returns the steps that one cluster may be ahead of another."""
         return self.inner_steps + self.delay
 
-    def codec(self) -> codec_lib.Codec:
-        """Returns the codec of what crosses.
 
-        Raises:
-          errors.NebulaError: if it cannot be read, or is a choice among codecs.
-        """
-        found = codecs.from_string(self.codec_text())
-        if isinstance(found, selector.Selector):
-            raise errors.SettingsError(
-                f"--delta_codec={self.codec_text()}: chooses among codecs, but all that"
-                " crosses has one form; such as e3m0(256)"
-            )
-        return found
+def fragment_of(fragments: int) -> diloco.FragmentOf:
+    """Returns the fragment of each parameter: layer i is in fragment i mod P.
 
+    What comes before the layers (embeddings) is in the first fragment, what comes after
+    (heads) in the last.
 
-OWN_FLAGS = {
-    "learning_rate": "outer_learning_rate",
-    "momentum": "outer_momentum",
-}
-"""Field of `diloco.Config` -> its flag, where that has another name."""
-
-
-def check(settings: Settings, clusters: Sequence[str], has_processes: bool) -> None:
-    """Checks the settings, before anything starts.
+    >>> [fragment_of(2)(path) for path in ("encoder/layer_3/bias", "mlm_head/bias")]
+    [1, 1]
 
     Args:
-      settings: of the run.
-      clusters: their names.
-      has_processes: True if a cluster has several processes.
-
-    Raises:
-      errors.NebulaError: at what cannot work, with what would do.
+      fragments: P.
     """
+
+    def of(path: str) -> int:
+        layer = _LAYER.search(path)
+        if layer:
+            return int(layer[1]) % fragments
+        return 0 if _FIRST.search(path) else fragments - 1
+
+    return of
+
+
+def check(settings: Settings, clusters: Sequence[str]) -> None:
+    """Raises errors.NebulaError at what cannot work, before anything starts."""
     sync = settings.sync
     if sync == "allreduce" and len(clusters) > 1:
         raise errors.SettingsError(
@@ -171,64 +164,20 @@ def check(settings: Settings, clusters: Sequence[str], has_processes: bool) -> N
             f"--sync={sync} is for several clusters: give --clusters=2 or more, or"
             " --sync=allreduce"
         )
-    _check_used(settings)
-    if sync == "allreduce":
-        return
+    if settings.unsent == "parameters" and sync == "streaming":
+        raise errors.SettingsError("--unsent=parameters is for --sync=sparse")
+    rounds = settings.rounds()
     try:
-        settings.local_steps()
+        codec = rounds.compression()
     except errors.SettingsError as error:
-        field, _, rest = str(error).partition(" ")
-        raise errors.SettingsError(f"--{OWN_FLAGS.get(field, field)} {rest}") from None
+        rest = str(error).removeprefix("codec=")
+        raise errors.SettingsError(f"--delta_codec={rest}") from None
     # A name has all parts of a codec: error feedback may follow others, or be inside.
-    is_kept = "error_feedback(" in settings.codec().name
-    if settings.unsent == "parameters" and is_kept:
+    if rounds.keeps_unsent and "error_feedback(" in codec.name:
         raise errors.SettingsError(
-            f"--delta_codec={settings.codec_text()} and --unsent=parameters both keep"
-            " what was not sent; give the codec without error_feedback"
+            f"--delta_codec={rounds.codec} and --unsent=parameters both keep what was"
+            " not sent; give the codec without error_feedback"
         )
-    _check_hub(settings, clusters)
-    # Processes would have to agree on what has arrived, time and again.
-    if settings.quorum and has_processes:
-        raise errors.SettingsError(
-            f"--quorum={settings.quorum} is for clusters of one process each"
-        )
-
-
-def _check_used(settings: Settings) -> None:
-    """Raises errors.SettingsError if a flag is given that is for the other --sync.
-
-    --sync=allreduce uses none of them and refuses none, so that one flagfile serves
-    both.
-    """
-    for field in dataclasses.fields(Settings):
-        of, value = ONLY_OF.get(field.name), getattr(settings, field.name)
-        is_given = value != field.metadata["setting"].default
-        if of and is_given and settings.sync not in (of, "allreduce"):
-            raise errors.SettingsError(
-                f"--{field.name}={value} is for --sync={of}, not for"
-                f" --sync={settings.sync}"
-            )
-
-
-def _check_hub(settings: Settings, clusters: Sequence[str]) -> None:
-    """Raises errors.SettingsError unless hub, quorum and grace go together."""
-    hub, quorum, grace = settings.hub, settings.quorum, settings.grace
-    if hub and hub not in clusters:
-        raise errors.SettingsError(
-            f"--hub={hub}: there is no such cluster; expected one of"
-            f" {', '.join(clusters)}"
-        )
-    if quorum and not hub:
-        raise errors.SettingsError(
-            f"--quorum={quorum} needs --hub, the cluster that goes on without those"
-            " that are late"
-        )
-    if quorum > len(clusters):
-        raise errors.SettingsError(
-            f"--quorum={quorum}: there are {len(clusters)} clusters, of which from 1 to"
-            f" {len(clusters)} can be waited for"
-        )
-    if grace and not quorum:
-        raise errors.SettingsError(
-            f"--grace={grace} is for rounds of --quorum clusters; without it all wait"
-        )
+    rounds.config(1 if sync == "allreduce" else settings.fragments)
+    all_clusters.dialed("", clusters, settings.hub)  # there is such a hub
+    rounds.check_quorum(clusters, settings.hub)

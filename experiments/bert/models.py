@@ -4,7 +4,6 @@ It begins random, or with a pretrained encoder's layers.
 """
 
 import pathlib
-import re
 from typing import Any, NamedTuple
 
 from experiments.bert import config
@@ -16,10 +15,7 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained
 from nebula_jax.parallel import rules
 from nebula_jax.runtime.life import process
-from nebula_jax.training import bert, diloco
-
-_LAYER = re.compile(r"(?:^|/)(?:layer|adapters?)_(\d+)(?:/|$)")
-_FIRST = re.compile(r"(?:^|/)embeddings/")
+from nebula_jax.training import bert
 
 
 class Models(NamedTuple):
@@ -55,28 +51,6 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
             f" of the encoder; {nearest} does"
         )
     return Models(config.model(agreed, shape), params)
-
-
-def fragment_of(fragments: int) -> diloco.FragmentOf:
-    """Returns the fragment of each parameter: layer i is in fragment i mod P.
-
-    What comes before the layers (embeddings) is in the first fragment, what comes after
-    (heads) in the last.
-
-    >>> [fragment_of(2)(path) for path in ("encoder/layer_3/bias", "mlm_head/bias")]
-    [1, 1]
-
-    Args:
-      fragments: P.
-    """
-
-    def of(path: str) -> int:
-        layer = _LAYER.search(path)
-        if layer:
-            return int(layer[1]) % fragments
-        return 0 if _FIRST.search(path) else fragments - 1
-
-    return of
 
 
 def describe(run: config.Run, made: Models) -> dict[str, Any]:

@@ -14,14 +14,12 @@ from jax.sharding import Mesh
 
 from experiments.bert import config, data, models
 from experiments.pretraining import text as text_lib
-from nebula_jax import errors
-from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import ranks
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.training import bert, diloco, partition
+from nebula_jax.training import bert, partition
 from nebula_jax.training import state as train_state
 
 
@@ -31,24 +29,42 @@ class Replica(NamedTuple):
     config: bert.Config
     mesh: Mesh
     fresh: mesh_lib.ShardedInit
-    """`state`, and with local steps `outers` and `codecs`, at step 0."""
+    """`state`, and in rounds `outers` and `codecs`, at step 0."""
     frozen: Any
     """The parameters that do not train."""
     step: Callable[..., Any]
     """(state, frozen, *batch) -> (state, metrics); see `batch`."""
     evaluate: Callable[..., bert.Sums]
     """(trained, frozen, key, [B, L] int32, first row) -> sums."""
-    member: member_lib.Member | None
-    """This cluster's part in rounds of local steps; None if there is one cluster."""
     share: data.Share
     """The rows of the cluster, B, in the batches of its stream."""
+    member: member_lib.Member | None = None
+    """This cluster's part in rounds of local steps; None if there is one cluster."""
 
-    def layout(self) -> dict[str, Any]:
-        """Returns what must be equal in all clusters beside the settings.
+    @property
+    def specs(self) -> Any:
+        """The specs and shardings of the parameters that train, for local steps."""
+        shapes, sharding = self.fresh.shapes["state"], self.fresh.sharding["state"]
+        return jax.tree.map(
+            lambda leaf, at: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=at),
+            shapes.params,
+            sharding.params,
+        )
 
-        The layout of what crosses: names, shapes and dtypes in each fragment.
-        """
-        return {} if self.member is None else {"layout": self.member.fingerprint}
+    def in_rounds(self, member: member_lib.Member) -> "Replica":
+        """Returns the replica with its part in rounds, whose state is saved with it."""
+        init, shapes, _ = self.fresh
+
+        def with_rounds(fresh: dict[str, Any]) -> dict[str, Any]:
+            return fresh | member.first(fresh["state"].params)
+
+        shapes = jax.eval_shape(with_rounds, shapes)
+        fresh = mesh_lib.ShardedInit(
+            lambda: with_rounds(init()),
+            shapes,
+            rules.shardings(self.mesh, rules.RULES, shapes),
+        )
+        return self._replace(fresh=fresh, member=member)
 
     def resume(
         self,
@@ -119,8 +135,7 @@ def plan(run: config.Run, made: models.Models, index: int) -> Replica:
     """Plans the replica of cluster `index`.
 
     Raises:
-      errors.SettingsError: if fragments do not divide the layers, a batch the devices,
-        or a receiver of the codec remembers what came before.
+      errors.SettingsError: if the devices do not divide a batch.
     """
     agreed, settings = run.agreed, made.config
     share = data.share_of(agreed, index)
@@ -134,19 +149,8 @@ def plan(run: config.Run, made: models.Models, index: int) -> Replica:
     frozen = whole.init()[1] if jax.tree.leaves(frozen_shapes) else frozen_shapes
     inputs = [frozen_at, rules.BATCH, rules.REPLICATED]
     step = functools.partial(bert.step, settings)
-    member = None
-    if agreed.clusters > 1:
-        member = _member(run, index, shapes.params, sharding.params)
-
-    def with_rounds(state: train_state.TrainState) -> dict[str, Any]:
-        rounds = {} if member is None else member.first(state.params)
-        return {"state": state} | rounds
-
-    all_shapes = jax.eval_shape(with_rounds, shapes)
     fresh = mesh_lib.ShardedInit(
-        lambda: with_rounds(whole.init()[0]),
-        all_shapes,
-        rules.shardings(mesh, rules.RULES, all_shapes),
+        lambda: {"state": whole.init()[0]}, {"state": shapes}, {"state": sharding}
     )
     return Replica(
         config=settings,
@@ -155,7 +159,6 @@ def plan(run: config.Run, made: models.Models, index: int) -> Replica:
         frozen=frozen,
         step=mesh_lib.jit_step(step, mesh, rules.RULES, shapes, inputs=inputs),
         evaluate=_evaluation(settings, mesh),
-        member=member,
         share=share,
     )
 
@@ -169,25 +172,3 @@ def _evaluation(settings: bert.Config, mesh: Mesh) -> Callable[..., bert.Sums]:
         return bert.evaluate(settings, params, *batch)
 
     return evaluate
-
-
-def _member(
-    run: config.Run, index: int, shapes: Any, sharding: Any
-) -> member_lib.Member:
-    agreed, names = run.agreed, config.names(run.agreed)
-    codec = agreed.codec()
-    assert isinstance(codec, codec_lib.Codec)  # a selector has been refused
-    try:
-        return member_lib.Member(
-            agreed.local_steps(),
-            codec,
-            names,
-            own=names[index],
-            shapes=shapes,
-            sharding=sharding,
-            weights="equal",
-            where=diloco.places(shapes, models.fragment_of(agreed.fragments)),
-        )
-    except errors.SettingsError as error:
-        rest = str(error).removeprefix("codec=")
-        raise errors.SettingsError(f"--delta_codec={rest}") from None

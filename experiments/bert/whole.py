@@ -28,8 +28,8 @@ def train(run: config.Run) -> int:
     made = models.load(run, vocabulary)
     group = [replica.plan(run, made, index) for index in range(len(names))]
     texts = [data.text_of(run, index, vocabulary) for index in range(len(names))]
-    members = [each.member for each in group if each.member is not None]
-    rounds = local_steps.in_one_process(context, members)
+    rounds = local_steps.in_one_process(context, names, group[0].specs, agreed.rounds())
+    group = list(map(replica.Replica.in_rounds, group, rounds.members)) or group
     settings = config.settings(run, vocabulary)
     saved = [context.open_checkpoints(settings, part=name) for name in names]
     start = checkpoints.newest_of_all(
@@ -54,8 +54,7 @@ def train(run: config.Run) -> int:
             )
             metrics.append(found)
         context.emulate_compute()
-        tokens = [each["tokens"] for each in metrics]
-        params = rounds.after_all(step, [each.params for each in states], tokens)
+        params = rounds.after_all(step, [each.params for each in states])
         states = list(map(with_params, states, params))
         context.record.step(step, together(metrics))
         if rounds.is_last or step % agreed.eval_every == 0:

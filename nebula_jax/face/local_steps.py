@@ -20,8 +20,8 @@ def local_steps(
                 run, peers, state.params, inner_steps=100, codec="e3m0(256)"
             )
             state, rounds = run.restore(state, rounds)
-            for step in run.steps():
-                mine = batch(step, rounds.share)    # rows[rounds.share.rows(len(rows))]
+            rows = rounds.share.rows(BATCH)
+            for step, mine in run.batches(lambda step: batch(step)[rows]):
                 state = state.apply(grads(state.params, mine))
                 state = state.replace(params=rounds.after(step, state.params))
                 run.done(step, (state, rounds))
@@ -37,7 +37,7 @@ def local_steps(
       settings: `inner_steps`, and what else Settings (in `parallel/local_steps`) has:
         fragments, delay, codec, is_trained (for adapters alone, `lambda path: "lora" in
         path`), mixing, learning_rate and momentum of the outer step, keeps_unsent,
-        shares, weights, quorum, grace.
+        shares, is_robust, quorum, grace.
 
     Returns:
       Rounds, which `run.restore` and `run.done` take with the state.

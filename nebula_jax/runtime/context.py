@@ -35,7 +35,7 @@ from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import all_clusters, routes
+from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import cluster
 from nebula_jax.runtime.records import checkpoints, progress, run_folder
@@ -155,30 +155,6 @@ class Context:
         """Waits for all clusters that dial; see `connect.listen`."""
         connection = self._settings.connection
         return connect.listen(connection, hello, clusters, check=check, work=self.work)
-
-    def connect_all(
-        self,
-        hello: frames.Hello,
-        clusters: Sequence[str],
-        *,
-        hub: str = "",
-        may_return: bool = False,
-    ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
-        """Connects to clusters that do the same; see `all_clusters.connected`.
-
-        Args:
-          clusters: names of all, in the same order everywhere.
-          hub: name of the one that all others dial; empty if each dials each.
-          may_return: True if clusters may rejoin the hub, or be gone at the end.
-        """
-        return all_clusters.connected(
-            self._settings.connection,
-            hello,
-            clusters,
-            hub=hub,
-            work=self.work,
-            may_return=may_return,
-        )
 
     def welcome(
         self,

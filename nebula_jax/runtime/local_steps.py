@@ -1,6 +1,6 @@
 """Local steps in a loop: every cluster trains a replica, and rounds average them.
 
-    with context.connect_all(hello(saved.steps), clusters) as peers:
+    with all_clusters.connected(connection, hello(saved.steps), clusters) as peers:
         given = settings.Settings(inner_steps=100, codec="e3m0(256)")
         rounds = local_steps.begin(context, peers, params, given)
         start, is_behind = rounds.agree_start(saved)
@@ -69,16 +69,18 @@ class Rounds:
         peers: all_clusters.Peers | None = None,
         share: settings_lib.Share = settings_lib.ALONE,
     ) -> None:
-        """Takes what `between`, `begin` and `in_one_process` have made.
+        """Takes what `begin` and `in_one_process` have made.
 
         Args:
           context: of this process.
-          members: the replicas' parts in the rounds; none if there is one cluster.
+          members: see there.
           ends: of the rounds; None if there are none.
           peers: the other clusters; None if their replicas are here.
           share: of this cluster.
         """
-        self._context, self._members = context, list(members)
+        self._context = context
+        self.members = list(members)
+        """The replicas' parts in the rounds; none if there is one cluster."""
         self._ends, self._peers, self.share = ends, peers, share
         self._is_stopping = False
         self._restored: Any = None  # values that are yet to be taken
@@ -104,14 +106,12 @@ class Rounds:
                     f" params = rounds.after({step}, params) in every step of the loop"
                 )
 
-    def after(self, step: int, params: Any, tokens: Any = None) -> Any:
+    def after(self, step: int, params: Any) -> Any:
         """Sends and applies what is due after an inner step.
 
         Args:
           step: just taken, counted from 1.
           params: after it; the next step may use up what is returned.
-          tokens: [] integers on any device, that the step has trained on: tokens, or
-            examples. By default the size of this cluster's share.
 
         Returns:
           The parameters to go on with; after the last step those that all clusters
@@ -120,12 +120,9 @@ class Rounds:
         Raises:
           member.RoundError: if a message cannot be of its round; names the sender.
         """
-        tokens = self.share.parts[self.share.number] if tokens is None else tokens
-        return self.after_all(step, [params], [tokens])[0]
+        return self.after_all(step, [params])[0]
 
-    def after_all(
-        self, step: int, params: Sequence[Any], tokens: Sequence[Any]
-    ) -> list[Any]:
+    def after_all(self, step: int, params: Sequence[Any]) -> list[Any]:
         """Does what `after` does, for the replicas of all clusters in one process."""
         self._take_restored()
         is_requested, self._context.step = self._context.stop_requested(), step
@@ -133,8 +130,6 @@ class Rounds:
             if ranks.count() == 1 or step % EVERY == 0:
                 self._is_stopping |= bool(ranks.agree(is_requested))
             return list(params)
-        for each, of_step in zip(self._members, tokens, strict=True):
-            each.took(of_step)
         found, heads = self._ends.after(
             step, params, lambda: bool(ranks.agree(is_requested))
         )
@@ -142,7 +137,7 @@ class Rounds:
         self._context.step = self._ends.step
         # Requests travel in the heads: all clusters stop after the same round.
         self._is_stopping |= any(head.is_stopping for head in heads)
-        if self._peers is not None and (asking := self._members[0].asking):
+        if self._peers is not None and (asking := self.members[0].asking):
             process.message(
                 f"stopping, all clusters save step {self.step}:"
                 f" {' and '.join(asking)} asked to stop"
@@ -206,9 +201,9 @@ class Rounds:
     @property
     def window(self) -> int:
         """The steps that one cluster may be ahead of another."""
-        if not self._members:
+        if not self.members:
             return 0
-        config = self._members[0].config
+        config = self.members[0].config
         return config.inner_steps + config.delay
 
     def is_saved_after(self, step: int) -> bool:
@@ -219,18 +214,18 @@ class Rounds:
         every = self._context.settings.checkpoint_every
         if self._is_stopping or self._is_last(step):
             return True
-        if not self._members:
+        if not self.members:
             return step % every == 0
-        return self._members[0].config.is_saved_after(step, every)
+        return self.members[0].config.is_saved_after(step, every)
 
     @property
     def values(self) -> dict[str, Any]:
         """The whole state: arrays and integers; none if there is one cluster."""
         if self._restored is not None:
             return self._restored
-        if not self._members:
+        if not self.members:
             return {}
-        return self._members[0].arrays | self._members[0].position
+        return self.members[0].arrays | self.members[0].position
 
     def _with(self, values: dict[str, Any]) -> "Rounds":
         made = copy.copy(self)
@@ -239,9 +234,9 @@ class Rounds:
 
     def _take_restored(self) -> None:
         values, self._restored = self._restored, None
-        if values and self._members:
-            position = {name: values[name] for name in ("versions", "tokens")}
-            self._members[0].resume(values, jax.tree.map(int, position))
+        if values and self.members:
+            position = {"versions": list(map(int, values["versions"]))}
+            self.members[0].resume(values, position)
 
     @property
     def described(self) -> dict[str, Any]:
@@ -266,58 +261,68 @@ def begin(
 
     Args:
       context: of this process.
-      peers: of `Context.connect_all`; without any, nothing is sent.
+      peers: the other clusters; without any, nothing is sent. With a quorum they may
+        return.
       params: any pytree of arrays: those of step 0, in every cluster the same, also
-        where the run resumes from a checkpoint.
+        where the run resumes from a checkpoint. Or specs of them, with shardings, for
+        `Rounds.resume` to bring the first anchors.
       settings: of the run.
 
     Raises:
       errors.SettingsError: at what cannot be; begins with a setting's name.
     """
     names, own = peers.clusters, peers.hello.cluster
-    where = diloco.places(params, settings.fragments, settings.is_trained)
-    config = settings.config(1 + max(where.values()))
-    codec = settings.compression()
     share = settings.share(names.index(own), len(names))
+    member = _member(settings, names, own, params)
     if len(names) == 1:
         return Rounds(context, [], peers=peers, share=share)
-    member = member_lib.Member(
-        config,
-        codec,
-        names,
-        own,
-        params,
-        sharding=_sharding(params),
-        weights=settings.weights,
-        where=where,
-    )
-    member.resume(member.first(params), None)
-    about = dataclasses.asdict(config) | {
-        "codec": codec.name,
-        "weights": settings.weights,
+    settings.check_quorum(names, peers.hub)
+    about = dataclasses.asdict(member.config) | {
+        "codec": member.codec.name,
         "shares": share.parts,
         "quorum": settings.quorum,
         "layout": member.fingerprint,
     }
     compared = [f"{name}={value}" for name, value in about.items()]
-    compared.append(f"parameters at step 0 with the digest {_digest(params)}")
-    return between(
-        context,
-        peers,
-        member,
-        quorum=settings.quorum,
-        grace=settings.grace,
-        share=share,
-        compared=compared,
-    )
+    if not _is_planned(params):
+        compared.append(f"parameters at step 0 with the digest {_digest(params)}")
+    for link in peers.links.values():
+        _open_compared(link, compared)
+    ends: rounds_lib.LocalRounds | hub_lib.Hub | leaf_lib.Leaf
+    if not settings.quorum:
+        exchange = rounds_lib.Exchange(
+            names,
+            own,
+            peers.links,
+            member.specs,
+            member.codec,
+            hub=peers.hub,
+        )
+        ends = rounds_lib.LocalRounds([member], exchange)
+    elif own == peers.hub:
+        ends = _hub(context, peers, member, settings, compared)
+    else:
+        link = _of_one_process(peers.links[peers.hub])
+        ends = leaf_lib.Leaf(member, names, own, link, context.settings.steps)
+    return Rounds(context, [member], ends, peers, share)
 
 
-def _sharding(params: Any) -> Any:
-    """Returns the shardings of parameters on a mesh; None if they are on one device."""
-    places = [getattr(leaf, "sharding", None) for leaf in jax.tree.leaves(params)]
-    if not all(isinstance(each, jax.sharding.NamedSharding) for each in places):
-        return None
-    return jax.tree.unflatten(jax.tree.structure(params), places)
+def _member(
+    settings: settings_lib.Settings, names: Sequence[str], own: str, params: Any
+) -> member_lib.Member:
+    """Plans a replica's part in the rounds, and begins it if its parameters are there.
+
+    The arguments are those of `Member`.
+    """
+    made = member_lib.Member(settings, names, own, params)
+    if not _is_planned(params):
+        made.resume(made.first(params), None)
+    return made
+
+
+def _is_planned(params: Any) -> bool:
+    """Returns True if these are specs of parameters."""
+    return isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
 
 
 def _digest(params: Any) -> str:
@@ -332,85 +337,37 @@ def _digest(params: Any) -> str:
 
 def in_one_process(
     context: context_lib.Context,
-    members: Sequence[member_lib.Member],
+    names: Sequence[str],
+    params: Any,
+    settings: settings_lib.Settings,
 ) -> Rounds:
     """Returns the rounds of the replicas of all clusters, without a line.
 
     Args:
-      context: of this process.
-      members: R parts in the rounds; none if there is one cluster.
+      context, params, settings: as of `begin`.
+      names: of the clusters.
     """
-    ends = rounds_lib.LocalRounds(members) if members else None
-    return Rounds(context, members, ends)
-
-
-def between(
-    context: context_lib.Context,
-    peers: all_clusters.Peers,
-    member: member_lib.Member | None,
-    *,
-    quorum: int = 0,
-    grace: float = 0.0,
-    share: settings_lib.Share = settings_lib.ALONE,
-    compared: Sequence[str] = (),
-) -> Rounds:
-    """Opens this cluster's channels to its peers, of a replica planned beforehand.
-
-    Args:
-      context: of this process.
-      peers: of `Context.connect_all`; with a quorum they may return.
-      member: this cluster's part in the rounds; None if it is the only one.
-      quorum, grace: see `settings.Settings`.
-      share: of this cluster.
-      compared: texts that must be equal in all clusters; the Welcome has them.
-
-    Raises:
-      errors.SettingsError: if there is a quorum without a hub, of more clusters than
-        there are, or in a cluster of several processes.
-    """
-    if member is None:
-        return Rounds(context, [], peers=peers)
-    if quorum and not (peers.hub and quorum <= len(peers.clusters)):
-        raise errors.SettingsError(
-            f"quorum={quorum}: needs a hub, and at most {len(peers.clusters)} clusters"
-        )
-    for link in peers.links.values():
-        _open_compared(link, compared)
-    names, own = peers.clusters, peers.hello.cluster
-    ends: rounds_lib.LocalRounds | hub_lib.Hub | leaf_lib.Leaf
-    if not quorum:
-        exchange = rounds_lib.Exchange(
-            names,
-            own,
-            peers.links,
-            member.specs,
-            member.codec,
-            hub=peers.hub,
-        )
-        ends = rounds_lib.LocalRounds([member], exchange)
-    elif own == peers.hub:
-        ends = _hub(context, peers, member, (quorum, grace), compared)
-    else:
-        link = _of_one_process(peers.links[peers.hub])
-        ends = leaf_lib.Leaf(member, names, own, link, context.settings.steps)
-    return Rounds(context, [member], ends, peers, share)
+    if len(names) == 1:
+        return Rounds(context, [])
+    members = [_member(settings, names, own, params) for own in names]
+    return Rounds(context, members, rounds_lib.LocalRounds(members))
 
 
 def _hub(
     context: context_lib.Context,
     peers: all_clusters.Peers,
     member: member_lib.Member,
-    quorum: tuple[int, float],
+    settings: settings_lib.Settings,
     compared: Sequence[str],
 ) -> hub_lib.Hub:
-    """Opens the hub's channels; the arguments are those of `between`."""
+    """Opens the hub's channels; the arguments are those of `begin`."""
     seconds = context.settings.connection.reconnect_timeout
     return hub_lib.Hub(
         member,
         peers.clusters,
         peers.hub,
         {name: _of_one_process(link) for name, link in peers.links.items()},
-        hub_lib.Rule(quorum=quorum[0], grace=quorum[1], timeout=seconds),
+        hub_lib.Rule(settings.quorum, settings.grace, timeout=seconds),
         rejoined=lambda: _rejoined(peers, compared),
         work=context.work,
         log=process.message,
@@ -434,5 +391,5 @@ def _rejoined(peers: all_clusters.Peers, compared: Sequence[str]) -> Link | None
 def _of_one_process(link: Any) -> Any:
     if link is not None and not isinstance(link, Link):
         # Processes would have to agree on what has arrived, time and again.
-        raise errors.SettingsError("quorum: is for clusters of one process each")
+        raise errors.SettingsError("quorum is for clusters of one process each")
     return link

@@ -334,14 +334,13 @@ def outer_gradient(anchor: Fragment, params: Fragment) -> Fragment:
     return {path: anchor[path] - params[path] for path in anchor}
 
 
-def weights_of(tokens: Sequence[int]) -> list[float]:
-    """Returns the weights of clusters by the tokens that they have trained on.
+def weights_of(shares: Sequence[int]) -> list[float]:
+    """Returns the weights of clusters by their shares of a batch.
 
     >>> weights_of([300, 100])
     [0.75, 0.25]
     """
-    total = sum(tokens)
-    return [each / total if total else 1 / len(tokens) for each in tokens]
+    return [each / sum(shares) for each in shares]
 
 
 def norm(delta: Mapping[str, Any]) -> float:

@@ -12,9 +12,9 @@ from breakable_line import Proxy
 from two_labs import wait_until
 
 from nebula_jax.communication import bridge
-from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.parallel.local_steps import member as member_lib
+from nebula_jax.parallel.local_steps import settings as settings_lib
 from nebula_jax.parallel.local_steps.quorum import hub as hub_lib
 from nebula_jax.parallel.local_steps.quorum import leaf as leaf_lib
 from nebula_jax.training import diloco
@@ -59,10 +59,9 @@ def assert_alike(*clusters):
     assert len({tuple(each.digests()) for each in clusters}) == 1
 
 
-def member(name, codec=None, config=CONFIG):
-    made = member_lib.Member(
-        config, codec or codec_lib.identity(), NAMES, name, params()
-    )
+def member(name, codec="", config=CONFIG):
+    given = dataclasses.asdict(config) | {"codec": codec}
+    made = member_lib.Member(settings_lib.Settings(**given), NAMES, name, params())
     made.resume(made.first(params()), None)
     return made
 

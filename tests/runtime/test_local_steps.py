@@ -14,7 +14,8 @@ import ports
 import pytest
 from flax import nnx
 
-from nebula_jax import errors
+from nebula_jax import errors, trace
+from nebula_jax.communication import worker_link
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.parallel.local_steps import member
 from nebula_jax.parallel.local_steps import settings as settings_lib
@@ -421,7 +422,7 @@ def test_rounds_are_a_pytree_that_no_abstract_value_harms():
         rounds.agree_start(Saved())
         return len(jax.tree.leaves(rounds)), rounds.values["versions"]
 
-    assert together(body) == [(6, [0])] * 2  # four arrays, a version, a count
+    assert together(body) == [(5, [0])] * 2  # four arrays, a version
 
 
 @pytest.mark.parametrize(
@@ -432,6 +433,7 @@ def test_rounds_are_a_pytree_that_no_abstract_value_harms():
         ({"codec": "pack_tokens|int8(64)"}, "^codec=.* chooses among codecs"),
         ({"shares": (1,)}, r"^shares=\(1,\): expected 2 numbers"),
         ({"quorum": 2}, "^quorum=2: needs a hub"),
+        ({"grace": 2.0}, "^grace=2.0: is for rounds with a quorum"),
     ],
 )
 def test_settings_that_cannot_be_are_named(settings, words):
@@ -440,6 +442,16 @@ def test_settings_that_cannot_be_are_named(settings, words):
     made = settings_lib.Settings(inner_steps=2, **settings)
     with pytest.raises(errors.SettingsError, match=words):
         local_steps.begin(Process("a", 9), peers, dict_model()[0], made)
+
+
+def test_a_quorum_is_for_clusters_of_one_process_each():
+    """Others would have to agree on what has arrived, time and again."""
+    hellos = [frames.Hello(name, "1", {}) for name in ("a", "b")]
+    shared = worker_link.WorkerLink(hellos[1], trace.OFF)
+    peers = all_clusters.Peers(hellos[0], {"b": shared}, ("b",), ("a", "b"), "b")
+    settings = settings_lib.Settings(inner_steps=2, quorum=2)
+    with pytest.raises(errors.SettingsError, match="quorum is for clusters of one"):
+        local_steps.begin(Process("a", 9), peers, dict_model()[0], settings)
 
 
 def test_a_share_is_rows_that_follow_each_other():
@@ -468,19 +480,14 @@ def test_a_delta_that_makes_the_anchor_infinite_ends_all_and_names_who_sent_it()
 def test_a_run_in_one_process_has_all_replicas():
     """As `--cluster=whole`: the rounds of several members, and nothing sent."""
     process = Process("whole", 4)
-    settings = settings_lib.Settings(inner_steps=2).config(1)
+    settings = settings_lib.Settings(inner_steps=2)
     start = dict_model()[0]
-    codec = settings_lib.Settings(inner_steps=2).compression()
-    names = ["a", "b"]
-    members = [member.Member(settings, codec, names, name, start) for name in names]
-    for each in members:
-        each.resume(each.first(start), None)
-    rounds = local_steps.in_one_process(process, members)
+    rounds = local_steps.in_one_process(process, ["a", "b"], start, settings)
     params = [start, start]
     for _ in process.each(rounds.steps()):
         params = [
             jax.tree.map(lambda leaf, k=k: leaf + k, own)
             for k, own in enumerate(params)
         ]
-        params = rounds.after_all(rounds.step, params, [1, 1])
+        params = rounds.after_all(rounds.step, params)
     assert_same(*params)

@@ -5,7 +5,7 @@ anchor. Every message names the round, the fragment, and the anchor that it coun
 by version and by digest. A message about any other is refused. So a divergence of two
 clusters shows in the next round, and never enters the parameters.
 
-    part = member.Member(config, codec, clusters, own, fresh.params, sharding)
+    part = member.Member(settings, clusters, own, params)
     payload = part.outgoing(step, fragment, params)          # to all others
     params = part.incoming(step, fragment, params, payloads) # of all, in their order
 
@@ -26,6 +26,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.selector import Selected
 from nebula_jax.parallel.local_steps import messages
+from nebula_jax.parallel.local_steps import settings as settings_lib
 from nebula_jax.training import diloco
 
 
@@ -43,56 +44,43 @@ class Member:
 
     def __init__(
         self,
-        config: diloco.Config,
-        codec: codec_lib.Codec,
+        settings: settings_lib.Settings,
         clusters: Sequence[str],
         own: str,
-        shapes: Any,
-        sharding: Any = None,
-        weights: str = "equal",
-        where: diloco.Places | None = None,
+        params: Any,
     ) -> None:
         """Begins without arrays: `first` makes those of step 0.
 
         Args:
-          config: of the run.
-          codec: of the deltas.
+          settings: of the run.
           clusters: names of all, in the order in which their deltas are added.
           own: name of this one.
-          shapes: specs of the parameters.
-          sharding: of these, on this cluster's devices; None for one device.
-          weights: of the clusters: `equal`, or by the `tokens` of a round.
-          where: the fragment of each parameter that trains, of `diloco.places`; None
-            for all, in parts of about the same size.
+          params: the parameters, or specs of them; with the shardings of a mesh, if
+            they are on one.
 
         Raises:
-          errors.SettingsError: as `diloco.places` and `messages.check_codec`.
+          errors.SettingsError: at what cannot be; begins with a setting's name.
         """
-        messages.check_codec(codec)
-        self.config, self._clusters, self._own = config, list(clusters), own
-        self._by_tokens = weights == "tokens"
-        if where is None:
-            where = diloco.places(shapes, config.fragments)
+        self._clusters, self._own = list(clusters), own
+        where = diloco.places(params, settings.fragments, settings.is_trained)
         self._where = where
-        parts = diloco.split(shapes, where)
-        if len(parts) != config.fragments:
-            raise errors.SettingsError(
-                f"fragments={config.fragments}: the parameters are in {len(parts)}"
-            )
+        parts = diloco.split(params, where)
+        self.config = settings.config(len(parts))
+        self.codec = codec = settings.compression()
+        """The codec of the messages."""
+        messages.check_codec(codec)
+        shares = settings.share(self._clusters.index(own), len(clusters)).parts
+        self._shares = dict(zip(clusters, shares, strict=True))
         self.fingerprint = diloco.fingerprint(parts)
         self.specs = [messages.spec(part) for part in [*parts, {}]]
         """P + 1, of the messages; that of the last one, at the end, has no delta."""
-        self.codec = codec
-        """The codec of the messages."""
-        places = sharding and diloco.split(sharding, where)
-        self._encode, self._decode = _compiled(codec, self.specs, places)
+        self._encode, self._decode = _compiled(codec, self.specs, _places(parts))
         self.outers: list[diloco.Outer] = []
         self.codecs: list[Any] = []
         # Of each fragment, the message that is in flight.
         self._sent: list[Selected | None] = [None for _ in parts]
         self.versions = [0 for _ in parts]
         """The outer steps that made each fragment's anchor, P."""
-        self._tokens = _Tokens([0 for _ in parts])
         self.asking: list[str] = []
         """The clusters that have requested the end of the run."""
 
@@ -118,7 +106,7 @@ class Member:
     @property
     def position(self) -> dict[str, Any]:
         """The rest of the state, as JSON values."""
-        return {"versions": list(self.versions), "tokens": self._tokens.counts()}
+        return {"versions": list(self.versions)}
 
     def resume(
         self, arrays: Mapping[str, Any], position: Mapping[str, Any] | None
@@ -133,12 +121,6 @@ class Member:
         if position is not None:
             self.versions = list(position["versions"])
         self._sent = [None for _ in self.versions]
-        counts = [0] * len(self.versions) if position is None else position["tokens"]
-        self._tokens = _Tokens(counts)
-
-    def took(self, tokens: Any) -> None:
-        """Counts the tokens of an inner step, [] integers on any device."""
-        self._tokens.took(tokens)
 
     def outgoing(
         self,
@@ -160,7 +142,6 @@ class Member:
             step,
             fragment,
             self.versions[fragment],
-            min(self._tokens.send(fragment), messages.MOST),
             int(is_stopping),
         )
         message = {
@@ -202,7 +183,7 @@ class Member:
             anchor, is not finite, or makes the new anchor so. Then nothing has changed.
         """
         version = self.versions[fragment]
-        expected = messages.Head(step, fragment, version, 0)
+        expected = messages.Head(step, fragment, version)
         where = f"of fragment {fragment} in the round of step {step}"
         found = self._checked(expected, self.digest(fragment), payloads)
         heads = [head for head, _ in found.values()]
@@ -213,7 +194,7 @@ class Member:
             self.config,
             self.outers[fragment],
             deltas,
-            self._weights(heads, deltas),
+            self._weights(list(found), deltas),
             is_first=version == 0,
         )
         if not diloco.is_finite(outer):
@@ -225,9 +206,6 @@ class Member:
         ours = payloads[self._clusters.index(self._own)]
         is_in = ours is not None and ours is self._sent[fragment]
         self._sent[fragment] = None
-        # Of what the parameters had learned, `mix` leaves a share.
-        kept = 1.0 if self.config.keeps_unsent else self.config.mixing
-        self._tokens.close(fragment, is_in, kept)
         own = diloco.split(params, self._where)[fragment]
         if self.config.keeps_unsent:
             counted = found[self._own][1] if is_in else None
@@ -237,10 +215,10 @@ class Member:
         return diloco.replace(params, after), heads
 
     def _weights(
-        self, heads: Sequence[messages.Head], deltas: Sequence[diloco.Fragment]
+        self, names: Sequence[str], deltas: Sequence[diloco.Fragment]
     ) -> list[float]:
-        tokens = [head.tokens if self._by_tokens else 1 for head in heads]
-        weights = diloco.weights_of(tokens)
+        """Returns the weights of clusters that have sent, by their shares."""
+        weights = diloco.weights_of([self._shares[name] for name in names])
         if not self.config.is_robust:
             return weights
         norms = [diloco.norm(_on_host(delta)) for delta in deltas]
@@ -289,7 +267,7 @@ class Member:
         Args:
           step: the last one.
         """
-        head = messages.Head(step, len(self.outers), sum(self.versions), 0)
+        head = messages.Head(step, len(self.outers), sum(self.versions))
         message = {
             "head": np.asarray(head, np.uint32),
             "anchor": self._digest_of_all(),
@@ -309,7 +287,7 @@ class Member:
         Raises:
           RoundError: if some cluster has others.
         """
-        expected = messages.Head(step, len(self.outers), sum(self.versions), 0)
+        expected = messages.Head(step, len(self.outers), sum(self.versions))
         self._checked(expected, self._digest_of_all(), payloads)
         for outer in self.outers:
             params = diloco.replace(params, jax.tree.map(jnp.copy, outer.anchor))
@@ -324,49 +302,6 @@ def _on_host(arrays: diloco.Fragment) -> Any:
     return jax.device_get(ranks.everywhere(arrays))
 
 
-class _Tokens:
-    """The tokens of a cluster's inner steps since its latest message of each fragment.
-
-    A message takes them along. Those of one that a round closed without come back.
-    """
-
-    def __init__(self, counts: Sequence[int]) -> None:
-        """Begins where no message is in flight, with the P counts until now."""
-        self._counts = list(counts)
-        self._sent = [0] * len(self._counts)  # with a message that is in flight
-        self._steps: list[Any] = []  # on the devices, perhaps still being computed
-
-    def took(self, tokens: Any) -> None:
-        """Counts those of an inner step, [] integers on any device."""
-        self._steps.append(tokens)
-
-    def counts(self) -> list[int]:
-        """Returns those of each fragment until now, P; waits for steps in flight."""
-        tokens = sum(int(each) for each in jax.device_get(self._steps))
-        self._steps.clear()
-        self._counts = [each + tokens for each in self._counts]
-        return list(self._counts)
-
-    def send(self, fragment: int) -> int:
-        """Returns those that a fragment's message takes along."""
-        tokens = self.counts()[fragment]
-        self._counts[fragment], self._sent[fragment] = 0, tokens
-        return tokens
-
-    def close(self, fragment: int, is_in: bool, kept: float) -> None:
-        """Counts for the next round what the parameters still have of a closed one.
-
-        Args:
-          fragment: of the round.
-          is_in: True if this cluster's message is in it.
-          kept: share of what the parameters had learned that they keep without it.
-        """
-        sent, self._sent[fragment] = self._sent[fragment], 0
-        if not is_in:
-            tokens = self.counts()[fragment] + sent
-            self._counts[fragment] = round(tokens * kept)
-
-
 def _absurd(where: str, deltas: Mapping[str, diloco.Fragment]) -> RoundError:
     """Returns the error of an outer step that overflows: who has sent the most."""
     sizes = {name: diloco.largest(delta) for name, delta in deltas.items()}
@@ -378,8 +313,24 @@ def _absurd(where: str, deltas: Mapping[str, diloco.Fragment]) -> RoundError:
     )
 
 
+def _places(parts: Sequence[diloco.Fragment]) -> list[dict[str, Any]] | None:
+    """Returns the shardings of fragments, P; None if they are not on a mesh."""
+    found = [
+        {path: getattr(leaf, "sharding", None) for path, leaf in part.items()}
+        for part in parts
+    ]
+    on_mesh = [
+        isinstance(each, jax.sharding.NamedSharding)
+        for part in found
+        for each in part.values()
+    ]
+    return found if all(on_mesh) else None
+
+
 def _compiled(
-    codec: codec_lib.Codec, specs: Sequence[Any], sharding: Any
+    codec: codec_lib.Codec,
+    specs: Sequence[Any],
+    sharding: Sequence[dict[str, Any]] | None,
 ) -> tuple[Any, list[Any]]:
     """Returns the encoder of messages, and a decoder for each of their specs.
 

@@ -13,8 +13,6 @@ from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.training import diloco
 
-MOST = 2**32 - 1
-"""The largest number in a head."""
 DIGEST_BYTES = 32
 
 Key = tuple[int, int]
@@ -22,16 +20,13 @@ Key = tuple[int, int]
 
 
 class Head(NamedTuple):
-    """The facts of a message beside its delta; integers from 0 to MOST."""
+    """The facts of a message beside its delta; integers from 0 to 2^32 - 1."""
 
     step: int
     """After which it was sent: this names the round."""
     fragment: int
     version: int
     """Outer steps that made the anchor it counts from."""
-    tokens: int
-    """Trained on since this cluster's message before of the same fragment. Of a round
-    that went on without it, the share that its parameters have kept."""
     is_stopping: int = 0
     """1 if this cluster requests the end of the run."""
 

@@ -22,7 +22,7 @@ R clusters, P fragments.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from nebula_jax.communication import channels, ranks, selector, worker_link
+from nebula_jax.communication import channels, ranks, worker_link
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
@@ -63,7 +63,7 @@ class Exchange:
         own: str,
         links: Mapping[str, channels.Carrier],
         specs: Sequence[codec_lib.Spec],
-        codec: selector.CodecOrSelector,
+        codec: codec_lib.Codec,
         hub: str = "",
     ) -> None:
         """Opens the channels; all clusters in the same order.
@@ -80,9 +80,7 @@ class Exchange:
         through = links.get(hub)
         is_line = isinstance(through, Link | worker_link.WorkerLink)
         self._of_hub = through if is_line else None
-        self._taken: dict[str, dict[Key, selector.Selected]] = {
-            name: {} for name in clusters
-        }
+        self._taken: dict[str, dict[Key, Selected]] = {name: {} for name in clusters}
         self._senders: dict[tuple[str, str], list[channels.Sender]] = {}
         self._receivers: dict[str, list[channels.Receiver]] = {}
         for peer, link in links.items():
@@ -101,7 +99,7 @@ class Exchange:
                     for number, spec in enumerate(specs)
                 ]
 
-    def send(self, step: int, fragment: int, message: selector.Selected) -> None:
+    def send(self, step: int, fragment: int, message: Selected) -> None:
         """Sends this cluster's message of a round to all others.
 
         Args:
@@ -111,7 +109,7 @@ class Exchange:
         """
         self._pass_on(self._own, (step, fragment), message)
 
-    def _pass_on(self, origin: str, key: Key, message: selector.Selected) -> None:
+    def _pass_on(self, origin: str, key: Key, message: Selected) -> None:
         step, fragment = key
         for (whose, _), senders in self._senders.items():
             if whose == origin:
@@ -145,9 +143,7 @@ class Exchange:
             self._take(origin, key)
         return bool(found)
 
-    def receive(
-        self, step: int, fragment: int, message: selector.Selected
-    ) -> list[selector.Selected]:
+    def receive(self, step: int, fragment: int, message: Selected) -> list[Selected]:
         """Waits for all messages of a round.
 
         Args:

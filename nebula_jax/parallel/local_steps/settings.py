@@ -4,6 +4,7 @@ R clusters.
 """
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors
@@ -82,10 +83,7 @@ class Settings:
     codec without error feedback."""
     shares: tuple[int, ...] = ()
     """R, the sizes of the clusters' parts of a batch beside each other, such as (1, 2);
-    equal if empty."""
-    weights: str = "tokens"
-    """Of what the clusters send: by the `tokens` that each has trained on since (see
-    `Rounds.after`), or `equal`."""
+    equal if empty. What the clusters send has these weights."""
     is_robust: bool = False
     """True to scale what a cluster sends down to the median norm of all before the
     mean, so that no cluster alone moves the others far."""
@@ -130,6 +128,18 @@ class Settings:
                 " one form; such as e3m0(256)"
             )
         return found
+
+    def check_quorum(self, clusters: Sequence[str], hub: str) -> None:
+        """Raises errors.SettingsError unless quorum and grace fit the clusters."""
+        if self.quorum and not (hub and self.quorum <= len(clusters)):
+            raise errors.SettingsError(
+                f"quorum={self.quorum}: needs a hub, the cluster that goes on without"
+                f" those that are late, and at most {len(clusters)} clusters"
+            )
+        if self.grace and not self.quorum:
+            raise errors.SettingsError(
+                f"grace={self.grace}: is for rounds with a quorum; without it all wait"
+            )
 
     def share(self, number: int, count: int) -> Share:
         """Returns the share of the cluster in this place among so many.

@@ -2,9 +2,11 @@
 
 import configured
 import pytest
+from absl import flags
 
 from experiments.bert import config, local_steps
 from nebula_jax import errors
+from nebula_jax.commands import command_line
 from nebula_jax.training import diloco
 
 CLUSTERS = ["cluster:0", "cluster:1"]
@@ -15,45 +17,49 @@ def settings(**given):
     return configured.run(config, **given).agreed
 
 
-def check(made, clusters, has_processes=False):
-    local_steps.check(made, clusters, has_processes)
+def check(made, clusters):
+    local_steps.check(made, clusters)
+
+
+def config_of(made):
+    return made.rounds().config(made.fragments)
 
 
 def test_streaming_is_the_papers_outer_step():
     """2501.18512: Nesterov with 0.7 and 0.9, alpha 0.5, 4-bit floats."""
     made = settings(inner_steps=30, fragments=3, delay=2)
-    assert made.local_steps() == diloco.Config(
+    assert config_of(made) == diloco.Config(
         30, 3, 2, mixing=0.5, learning_rate=0.7, momentum=None
     )
-    assert made.codec_text() == "e3m0(256)"
-    assert made.local_steps().outer_momentum == 0.9
-    assert settings(inner_steps=23).local_steps().outer_momentum == 0
-    assert settings(inner_steps=23, outer_momentum=0.8).local_steps().momentum == 0.8
-    assert settings(inner_steps=30, outer_momentum=0).local_steps().momentum == 0
+    assert made.rounds().codec == "e3m0(256)"
+    assert config_of(made).outer_momentum == 0.9
+    assert config_of(settings()).mixing == 0.5  # without a delay too
+    assert config_of(settings(inner_steps=23)).outer_momentum == 0
+    assert config_of(settings(inner_steps=23, outer_momentum=0.8)).momentum == 0.8
+    assert config_of(settings(inner_steps=30, outer_momentum=0)).momentum == 0
 
 
 def test_sparse_takes_off_what_was_sent_and_begins_at_the_anchor():
     """2508.15706: the residual is the momentum, and the outer rate is 1."""
     made = settings(sync="sparse", inner_steps=30)
-    found = made.local_steps()
+    found = config_of(made)
     assert (found.learning_rate, found.outer_momentum, found.mixing) == (1, 0, 0)
-    assert made.codec_text() == "error_feedback(sparse_loco(64, 4096), 0.95)"
+    assert made.rounds().codec == "error_feedback(sparse_loco(64, 4096), 0.95)"
 
 
 def test_what_was_not_sent_is_in_the_residual_or_in_the_parameters():
     made = settings(sync="sparse", unsent="parameters")
-    assert made.local_steps().keeps_unsent
-    assert made.codec_text() == "sparse_loco(64, 4096)"
+    assert config_of(made).keeps_unsent
+    assert made.rounds().codec == "sparse_loco(64, 4096)"
     check(made, CLUSTERS)
-    assert not settings(sync="sparse").local_steps().keeps_unsent
-    assert not settings().local_steps().keeps_unsent
+    assert not config_of(settings(sync="sparse")).keeps_unsent
+    assert not config_of(settings()).keeps_unsent
 
 
-def test_a_codec_may_be_any_and_be_compressed_on_the_host():
-    assert settings(delta_codec="fp16|zstd(3)").codec().zstd == 3
-    assert settings(clusters=1, sync="allreduce").codec_text() == ""
-    for sync in ("streaming", "sparse"):
-        assert settings(sync=sync).codec().zstd is None
+def test_a_flag_counts_for_more_than_the_default_of_its_sync():
+    made = settings(sync="sparse", mixing=0.1, delta_codec="fp16|zstd(3)")
+    assert config_of(made).mixing == 0.1
+    assert made.rounds().compression().zstd == 3
 
 
 def test_the_defaults_can_be():
@@ -74,26 +80,28 @@ def test_the_defaults_can_be():
         ),
         ({"inner_steps": 2, "fragments": 3}, "--fragments must be from 1 to"),
         ({"mixing": 1.0}, r"--mixing must be in \[0, 1\), not 1.0"),
-        ({"outer_momentum": -0.5}, r"--outer_momentum must be in \[0, 1\), not -0.5"),
-        ({"outer_learning_rate": 0.0}, "--outer_learning_rate must be above 0"),
         ({"delta_codec": "e3m1"}, "unknown codec e3m1"),
         ({"delta_codec": "pack_tokens|int8(64)"}, "chooses among codecs"),
-        ({"hub": "2"}, "--hub=cluster:2: there is no such cluster"),
-        ({"hub": "berlin"}, "--hub=berlin: there is no such cluster"),
-        ({"quorum": 1}, "--quorum=1 needs --hub"),
-        ({"quorum": 3, "hub": "0"}, "--quorum=3: there are 2 clusters"),
-        ({"grace": 1.0, "hub": "0"}, "--grace=1.0 is for rounds of --quorum clusters"),
-        (
-            {"sync": "sparse", "outer_momentum": 0.9},
-            "--outer_momentum=0.9 is for --sync=streaming, not for --sync=sparse",
-        ),
-        ({"sync": "sparse", "mixing": 0.1}, "--mixing=0.1 is for --sync=streaming"),
+        ({"hub": "2"}, "--hub=cluster:2: the clusters are cluster:0"),
+        ({"hub": "berlin"}, "--hub=berlin: the clusters are cluster:0"),
+        ({"quorum": 1}, "--quorum=1: needs a hub"),
+        ({"quorum": 3, "hub": "0"}, "--quorum=3: .* at most 2 clusters"),
+        ({"grace": 1.0, "hub": "0"}, "--grace=1.0: is for rounds with a quorum"),
         ({"unsent": "parameters"}, "--unsent=parameters is for --sync=sparse"),
     ],
 )
 def test_what_cannot_be_is_named_with_what_would_do(given, message):
+    made = settings(**given)
     with pytest.raises(errors.NebulaError, match=message):
-        check(settings(**given), CLUSTERS)
+        command_line.with_flags(lambda: check(made, CLUSTERS))
+
+
+@pytest.mark.parametrize(
+    "flag", ["--outer_momentum=-0.5", "--outer_momentum=1", "--outer_learning_rate=0"]
+)
+def test_an_outer_step_that_cannot_be_is_no_flag(flag):
+    with pytest.raises(flags.Error, match=flag):
+        configured.run(config, flag)
 
 
 @pytest.mark.parametrize(
@@ -123,11 +131,3 @@ def test_one_flagfile_serves_allreduce_too():
 def test_one_cluster_has_nobody_to_meet():
     with pytest.raises(errors.SettingsError, match="is for several clusters"):
         check(settings(), CLUSTERS[:1])
-
-
-def test_a_quorum_is_for_clusters_of_one_process():
-    check(settings(hub="0"), CLUSTERS, has_processes=True)
-    with_quorum = settings(hub="0", quorum=2)
-    check(with_quorum, CLUSTERS)
-    with pytest.raises(errors.SettingsError, match="--quorum=2 is for clusters of one"):
-        check(with_quorum, CLUSTERS, has_processes=True)

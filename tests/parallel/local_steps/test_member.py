@@ -12,6 +12,7 @@ from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.parallel.local_steps import member, messages
+from nebula_jax.parallel.local_steps import settings as settings_lib
 from nebula_jax.training import diloco
 
 CLUSTERS = ["cluster:0", "cluster:1", "cluster:2"]
@@ -30,13 +31,10 @@ def params(seed: int = 0):
     }
 
 
-def members(codec=None, config=CONFIG, **more):
-    found = [
-        member.Member(
-            config, codec or codec_lib.identity(), CLUSTERS, name, params(), **more
-        )
-        for name in CLUSTERS
-    ]
+def members(codec="", config=CONFIG, shares=()):
+    given = dataclasses.asdict(config) | {"codec": codec, "shares": shares}
+    settings = settings_lib.Settings(**given)
+    found = [member.Member(settings, CLUSTERS, name, params()) for name in CLUSTERS]
     for each in found:
         each.resume(each.first(params()), None)
     return found
@@ -47,11 +45,15 @@ def moved(seed: int):
     return jax.tree.map(lambda a, b: a + 0.1 * b, params(), params(seed))
 
 
-def a_round(group, copies, step=4, fragment=0):
-    payloads = [
+def sent(group, copies, step=4, fragment=0):
+    return [
         each.outgoing(step, fragment, own)
         for each, own in zip(group, copies, strict=True)
     ]
+
+
+def a_round(group, copies, step=4, fragment=0):
+    payloads = sent(group, copies, step, fragment)
     return [
         each.incoming(step, fragment, own, payloads)[0]
         for each, own in zip(group, copies, strict=True)
@@ -137,29 +139,19 @@ def test_clusters_that_keep_what_they_did_not_send_come_to_their_mean():
         )
 
 
-def test_weights_by_tokens():
-    group = members(weights="tokens")
-    for each, tokens in zip(group, [30, 10, 0], strict=True):
-        each.took(jnp.asarray(tokens // 2))
-        each.took(jnp.asarray(tokens - tokens // 2))
+def test_weights_by_shares_of_a_batch():
+    group = members(shares=(3, 1, 4))
     copies = [moved(1), moved(2), moved(3)]
     a_round(group, copies)
     anchor, own = (
         params()["embeddings"]["table"],
         [each["embeddings"]["table"] for each in copies],
     )
-    mean = (anchor - own[0]) * 0.75 + (anchor - own[1]) * 0.25
+    shares = [0.375, 0.125, 0.5]
+    mean = sum((anchor - each) * w for each, w in zip(own, shares, strict=True))
     expected = anchor - 0.7 * mean
     found = group[2].outers[0].anchor["embeddings/table"]
     np.testing.assert_allclose(found, expected, atol=1e-6)
-
-
-def test_tokens_are_counted_for_each_fragment():
-    (one, *_) = members()
-    one.took(jnp.asarray(7))
-    one.outgoing(2, 1, params())
-    one.took(jnp.asarray(5))
-    assert one.position == {"versions": [0, 0], "tokens": [12, 5]}
 
 
 @pytest.mark.parametrize("codec", ["identity", "error_feedback(top_k(0.3)|fp16)"])
@@ -181,9 +173,7 @@ def test_a_member_goes_on_from_what_was_saved(codec):
 def test_a_round_goes_on_without_a_cluster():
     group = members()
     copies = [moved(1), moved(2), moved(3)]
-    payloads = [
-        each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
-    ]
+    payloads = sent(group, copies)
     payloads[1] = None
     for each, own in zip(group, copies, strict=True):
         _, heads = each.incoming(4, 0, own, payloads)
@@ -203,11 +193,7 @@ def test_what_a_process_before_has_sent_is_not_taken_out_of_these_parameters():
     config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
     group, before = members(config=config), members(config=config)[0]
     copies = [moved(1), moved(2), moved(3)]
-    for each in group:
-        each.took(jnp.asarray(10))
-    payloads = [
-        each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
-    ]
+    payloads = sent(group, copies)
     payloads[0] = before.outgoing(4, 0, moved(4))
     after = [
         each.incoming(4, 0, own, payloads)[0]
@@ -220,43 +206,6 @@ def test_what_a_process_before_has_sent_is_not_taken_out_of_these_parameters():
     for each, left in zip(after, [moves[0], 0.0, 0.0], strict=True):
         found = each["embeddings"]["table"]
         np.testing.assert_allclose(found, anchor + mean + left, atol=1e-6)
-    assert [each.position["tokens"][0] for each in group] == [10, 0, 0]
-
-
-def test_a_head_has_the_most_that_it_can_of_what_is_more():
-    (one, *_) = members()
-    one.took(jnp.asarray(2**31 - 1))
-    one.took(jnp.asarray(2**31 - 1))
-    one.took(jnp.asarray(2))
-    head = one.outgoing(4, 0, params()).payload["head"]
-    found = messages.Head(*map(int, head))
-    assert found.tokens == 2**32 - 1
-
-
-@pytest.mark.parametrize("has_sent", [True, False])
-@pytest.mark.parametrize(
-    ("change", "left"),
-    [({"mixing": 0.0}, 0), ({"mixing": 0.25}, 50), ({"keeps_unsent": True}, 200)],
-)
-def test_a_round_without_a_cluster_leaves_it_the_tokens_of_what_it_keeps(
-    change, left, has_sent
-):
-    """Else its next delta, of one round's work, would count as that of two."""
-    config = diloco.Config(inner_steps=4, fragments=2, delay=1, **change)
-    group = members(config=config, weights="tokens")
-    for each in group:
-        each.took(jnp.asarray(100))
-    payloads = [
-        each.outgoing(4, 0, moved(1)) for each in (group if has_sent else group[1:])
-    ]
-    for each in group:
-        each.took(jnp.asarray(100))
-    for each in group:
-        each.incoming(4, 0, moved(1), [None, *payloads[-2:]])
-    assert [each.position["tokens"][0] for each in group] == [left, 100, 100]
-    assert group[0].position["tokens"][1] == 200  # no round of this one yet
-    head = group[0].outgoing(8, 0, moved(1)).payload["head"]
-    assert messages.Head(*head).tokens == left
 
 
 def altered(payload, field: str, value: int):
@@ -302,9 +251,7 @@ def altered(payload, field: str, value: int):
 def test_what_is_of_no_such_round_is_refused(change, reason):
     group = members()
     copies = [moved(1), moved(2), moved(3)]
-    payloads = [
-        each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
-    ]
+    payloads = sent(group, copies)
     payloads[1] = selector.Selected(change(payloads[1].payload))
     before = group[0].digest(0).tobytes()
     with pytest.raises(member.RoundError, match=f"^{reason}$"):
@@ -322,9 +269,7 @@ def test_a_delta_that_makes_the_anchor_infinite_names_its_sender(
     config = diloco.Config(4, 2, 1, learning_rate=4.0, **more)
     group = members(config=config)
     copies = [moved(1), moved(2), moved(3)]
-    payloads = [
-        each.outgoing(4, 0, own) for each, own in zip(group, copies, strict=True)
-    ]
+    payloads = sent(group, copies)
     delta = jax.tree.map(lambda leaf: leaf * 0 + 3e38, payloads[1].payload["delta"])
     payloads[1] = selector.Selected({**payloads[1].payload, "delta": delta})
     for each, own in zip(group, copies, strict=True):
@@ -339,30 +284,26 @@ def test_a_delta_that_makes_the_anchor_infinite_names_its_sender(
         assert (each.digest(0).tobytes(), each.position) == before
 
 
-def test_a_divergence_shows_in_the_next_round():
-    group = members()
-    copies = a_round(group, [moved(1), moved(2), moved(3)])
-    table = group[2].outers[0].anchor["embeddings/table"]
-    group[2].outers[0].anchor["embeddings/table"] = table.at[0, 0].add(1e-6)
-    with pytest.raises(
-        member.RoundError,
-        match="cluster:2 and cluster:0 have diverged: their anchors of fragment 0 in"
-        " the round of step 8, version 1, differ",
-    ):
-        a_round(group, copies, 8, 0)
+def close(group, copies):
+    return group[0].close(4, copies[0], [each.closing(4) for each in group])
 
 
-def test_a_divergence_of_the_last_round_shows_at_the_end():
+@pytest.mark.parametrize(
+    ("whose", "after", "where"),
+    [
+        (2, lambda group, copies: a_round(group, copies, 8, 0), "0 in the round of"),
+        (1, close, "2 in the round of"),
+    ],
+    ids=["in the next round", "at the end"],
+)
+def test_a_divergence_shows(whose, after, where):
     group = members()
     copies = a_round(group, [moved(1), moved(2), moved(3)])
-    table = group[1].outers[0].anchor["embeddings/table"]
-    group[1].outers[0].anchor["embeddings/table"] = table.at[0, 0].add(1e-6)
-    with pytest.raises(
-        member.RoundError,
-        match="cluster:1 and cluster:0 have diverged: their anchors of fragment 2 in"
-        " the round of step 4, version 1, differ",
-    ):
-        group[0].close(4, copies[0], [each.closing(4) for each in group])
+    table = group[whose].outers[0].anchor["embeddings/table"]
+    group[whose].outers[0].anchor["embeddings/table"] = table.at[0, 0].add(1e-6)
+    words = f"cluster:{whose} and cluster:0 have diverged: .* of fragment {where}"
+    with pytest.raises(member.RoundError, match=words):
+        after(group, copies)
 
 
 def test_a_codec_whose_receiver_remembers_is_refused():

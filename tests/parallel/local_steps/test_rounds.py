@@ -13,13 +13,7 @@ from two_labs import wait_until
 
 from nebula_jax import errors, trace
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import (
-    codecs,
-    loopback,
-    ranks,
-    selector,
-    worker_link,
-)
+from nebula_jax.communication import loopback, ranks, selector, worker_link
 from nebula_jax.communication.wire import receive_queue
 from nebula_jax.parallel.local_steps import rounds
 
@@ -209,23 +203,3 @@ def test_a_leaf_of_several_processes_takes_what_comes_in_any_order(a_line, proce
             passing._pass_on(NAMES[origin], (5, 0), SENT[origin])
         for each in both:
             assert_sent(each.result(30.0))
-
-
-def test_the_number_of_a_codec_that_was_chosen_crosses_with_its_payload():
-    here, there = loopback.ends()
-    ladder = selector.by_step([codec_lib.identity(), codecs.fp16()], lambda step: 0)
-    names = ["cluster:0", "cluster:1"]
-    one = rounds.Exchange(names, names[0], {names[1]: here}, SPECS, ladder)
-    two = rounds.Exchange(names, names[1], {names[0]: there}, SPECS, ladder)
-    arrays = {"x": np.array([1.0, 2.0, 3.0], np.float32)}
-    states = ladder.init(SPECS[0])
-    sent = [
-        selector.Selected(codec.encode(arrays, states)[0], option)
-        for option, codec in enumerate(ladder.codecs)
-    ]
-    for step, message_of_step in enumerate(sent, 1):
-        two.send(step, 0, message_of_step)
-        _, received = one.receive(step, 0, message_of_step)
-        assert received.option == message_of_step.option
-        got, _ = ladder.decode(received, states)
-        np.testing.assert_array_equal(got["x"], arrays["x"])

@@ -242,7 +242,7 @@ class Leaf:
         ]
         self._member.resume(
             {"outers": outers, "codecs": self._member.codecs},
-            {"versions": versions, "tokens": [0] * len(versions)},
+            {"versions": versions},
         )
         for outer in outers:
             params = diloco.replace(params, jax.tree.map(jnp.copy, outer.anchor))
