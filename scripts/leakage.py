@@ -34,12 +34,12 @@ BATCHES = (1, 8, 16, 32, 64, 96, 128)
 """Rows of the batches that the span test is applied to."""
 
 
-def chosen(settings: Mapping[str, str]) -> list[compression_rows.Row]:
+def chosen() -> list[compression_rows.Row]:
     """Returns the rows of Table 5 whose codecs are attacked.
 
     Those with a bottleneck are left out, since they have another model.
     """
-    return [row for row in compression_rows.rows(settings) if not row.bottleneck]
+    return [row for row in compression_rows.rows() if not row.bottleneck]
 
 
 def thirds(layers: int) -> list[int]:
@@ -131,7 +131,7 @@ def main() -> int:
         with process.timed("training what is attacked"):
             workdir = victim.train(table, flagfile)
         seeds = list(map(int, table.seeds))
-        found = gather(victim.load(workdir), chosen(settings), table5, seeds)
+        found = gather(victim.load(workdir), chosen(), table5, seeds)
     about = report.provenance(time.monotonic() - begin, seeds=table.seeds)
     result = {**about, "settings": settings, **found}
     table_runs.write(result, markdown.markdown(result), table.out)

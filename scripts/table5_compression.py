@@ -56,16 +56,10 @@ def line_run(base: Sequence[str]) -> table_runs.Run:
     return table_runs.Run("line", scaled_line.MODULE, (*base, "--seed=0"), shares)
 
 
-def speed_run(
-    row: Row, line: str, settings: Mapping[str, str], base: Sequence[str]
-) -> table_runs.Run:
+def speed_run(row: Row, line: str, base: Sequence[str]) -> table_runs.Run:
     """Describes the run that measures time and bytes."""
-    more_steps = 0
-    if row.forward.startswith("delta"):
-        # In the first epoch nothing has been seen before: all of it crosses in full.
-        more_steps = int(settings["max_pairs"]) // int(settings["batch_size"])
     name = f"speed-{compression_rows.file_name(row.name)}"
-    return abnet_runs.short_run(name, row.flags, line, base, more_steps)
+    return abnet_runs.short_run(name, row.flags, line, base)
 
 
 def formula_ratio(codec: str, settings: Mapping[str, str], width: int) -> float | None:
@@ -117,7 +111,7 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     """Returns the record of --rows and the baseline; does the runs that are missing."""
     flagfile = table_runs.flagfile(f"abnet_{table.name}")
     settings, base = table_runs.settings(flagfile), table.arguments(flagfile)
-    rows = compression_rows.rows(settings)
+    rows = compression_rows.rows()
     names = config.chosen("rows", [row.name for row in rows])
     return gather(
         runs,
@@ -150,7 +144,7 @@ def gather(
 
     table, padded = [], None
     for row in rows:
-        speed = runs.result(speed_run(row, line["wan"], settings, base))
+        speed = runs.result(speed_run(row, line["wan"], base))
         summary = speed["summary"]
         padded = summary["bytes"]["padded"]
         (width,) = {each.get("width") for each in summary["clusters"]} - {None}

@@ -1,10 +1,10 @@
 """Codecs of which the sender chooses one, tensor by tensor, on the host.
 
 A codec's payload has one shape. Where the contents decide the shape (how many tokens
-are no padding, whether an example was seen before), or the step does (has compression
-begun?), a Selector holds a codec for each shape, and a function that names one by its
-number. The number crosses the line in the frame's header, as one byte: a channel takes
-a Selector of at most `frames.MAX_OPTIONS` codecs.
+are no padding), or the step does (has compression begun?), a Selector holds a codec for
+each shape, and a function that names one by its number. The number crosses the line in
+the frame's header, as one byte: a channel takes a Selector of at most
+`frames.MAX_OPTIONS` codecs.
 
 All codecs of a Selector share one spec and one state.
 """
@@ -32,14 +32,11 @@ class Selector(NamedTuple):
     codecs: of one payload shape each; any of their `init` makes the state.
     choose: (arrays, state, step) -> number of the codec to use, on the host. step is
       the optimization step, an int counted from 1.
-    ends_chain: True if the sender mirrors the decoder's state, so no further lossy
-      codec may follow.
     name, zstd: as of a Codec.
     """
 
     codecs: tuple[codec_lib.Codec, ...]
     choose: Callable[[codec_lib.Arrays, codec_lib.State, int], int]
-    ends_chain: bool = False
     name: str = codec_lib.UNNAMED
     zstd: int | None = None
 
@@ -134,7 +131,6 @@ def by_step(codecs: Sequence[CodecOrSelector], which: Callable[[int], int]) -> S
             for codec in each.codecs
         ),
         choose,
-        ends_chain=any(each.ends_chain for each in parts),
         name=f"by_step({', '.join(each.name for each in parts)})",
         zstd=zstd,
     )
@@ -151,8 +147,7 @@ def chain(*codecs: CodecOrSelector) -> CodecOrSelector:
       A Codec if all of them are; otherwise a Selector.
 
     Raises:
-      ValueError: if a Selector is not the first, if a codec follows one that ends its
-        chain, or anything zstd.
+      ValueError: if a Selector is not the first, or if a codec follows zstd.
     """
     if any(each.zstd is not None for each in codecs[:-1]):
         raise ValueError("zstd works on bytes: it must be the last of its chain")
@@ -168,15 +163,10 @@ def _chain(codecs: Sequence[CodecOrSelector]) -> CodecOrSelector:
     if len(later) < len(rest):
         raise ValueError(
             "a codec that chooses a shape by the contents or the step (pack_tokens,"
-            " delta, from_step) must be the first of its chain"
+            " from_step) must be the first of its chain"
         )
     if isinstance(first, codec_lib.Codec):
         return codec_lib.chain(first, *later)
-    if first.ends_chain and later:
-        raise ValueError(
-            "delta mirrors the decoder's state: only zstd may follow it; other codecs"
-            " go inside, as in delta(svd(0.6)|fp16, 20000)"
-        )
     return _with_tail(first, codec_lib.chain(*later)) if later else first
 
 

@@ -23,7 +23,7 @@ Parameters are any pytree: those of Flax, an `nnx.State`, lists of tuples, an ar
 
 h is any pytree. Its floating-point leaves are activations and get a gradient; others (a
 mask, example numbers) go along as they are, and come back with the gradient: codecs
-such as `pack_tokens` and `delta` read them.
+such as `pack_tokens` read them.
 
 Gradients of micro-batches are added. For them to make the batch's gradient, a loss is
 to be divided by the batch's weight, not by the micro-batch's.

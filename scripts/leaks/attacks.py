@@ -52,8 +52,8 @@ def line(
       width: D.
 
     Returns:
-      (hidden states [N, L, D] float32, mask [N, L] bool) -> Received, at the first
-      visit of every row, micro-batch by micro-batch, as a run sends them.
+      (hidden states [N, L, D] float32, mask [N, L] bool) -> Received, micro-batch by
+      micro-batch, as a run sends them.
     """
     made = codecs.from_string(codec)
     spec = {
@@ -63,8 +63,6 @@ def line(
     }
     carrier = loopback.Loopback()
     ends = carrier.sender("hidden", spec, made), carrier.receiver("hidden", spec, made)
-    # A memory of every row: the second time, differences alone are sent.
-    visits = 2 if "delta" in codec else 1
 
     def send(hidden: np.ndarray, mask: np.ndarray) -> Received:
         for end in ends:
@@ -72,18 +70,16 @@ def line(
         sender, receiver = ends
         found = np.zeros(hidden.shape, np.float32)
         starts = range(0, len(hidden), batch_size)
-        for visit in range(visits):
-            before = carrier.sent["hidden"]
-            for number, start in enumerate(starts):
-                # The last one is filled up with the first rows.
-                index = np.arange(start, start + batch_size) % len(hidden)
-                arrays = {"hidden": hidden[index], "mask": mask[index]}
-                arrays["index"] = index.astype(np.int32)
-                sender.send(1, jax.device_put(arrays), number)
-                received = receiver.recv(1, number)
-                if visit == 0:
-                    rows = found[start : start + batch_size]
-                    rows[:] = jax.device_get(received["hidden"])[: len(rows)]
+        before = carrier.sent["hidden"]
+        for number, start in enumerate(starts):
+            # The last one is filled up with the first rows.
+            index = np.arange(start, start + batch_size) % len(hidden)
+            arrays = {"hidden": hidden[index], "mask": mask[index]}
+            arrays["index"] = index.astype(np.int32)
+            sender.send(1, jax.device_put(arrays), number)
+            received = receiver.recv(1, number)
+            rows = found[start : start + batch_size]
+            rows[:] = jax.device_get(received["hidden"])[: len(rows)]
         plain = len(starts) * codec_lib.nbytes(spec["hidden"])
         return Received(found, (carrier.sent["hidden"] - before) / plain)
 

@@ -29,7 +29,6 @@ def short_run(
     arguments: Sequence[str],
     line: str,
     base: Sequence[str],
-    more_steps: int = 0,
 ) -> table_runs.Run:
     """Describes a run of two clusters that measures time and bytes over a line.
 
@@ -38,11 +37,10 @@ def short_run(
       arguments: its own, after those of all.
       line: for --wan.
       base: arguments of all runs.
-      more_steps: that it takes before those that are measured.
     """
     where = "--cluster=all", f"--wan={line}", "--seed=0"
     short = "--log_every=1", "--bleu_sentences=1", "--held_out_pairs=0"
-    steps = f"--steps={SHORT_STEPS + more_steps}"
+    steps = f"--steps={SHORT_STEPS}"
     return run(name, (*base, *where, *short, steps, *arguments), "seed0")
 
 

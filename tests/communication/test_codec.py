@@ -70,34 +70,9 @@ def test_an_empty_chain_is_identity():
     np.testing.assert_array_equal(codec.chain().encode(X, ())[0], X)
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: [codecs.fp16(), codecs.pack_tokens()], "must be the first"),
-        (
-            lambda: [codecs.delta(codecs.fp16(), 9), codecs.fp16()],
-            "only zstd may follow it",
-        ),
-        (
-            lambda: [
-                codecs.from_step(
-                    3, codecs.error_feedback(codecs.delta(codecs.fp16(), 9))
-                ),
-                codecs.bf16(),
-            ],
-            "only zstd may follow it",
-        ),
-    ],
-)
-def test_a_chain_in_the_wrong_order_is_refused(make, words):
-    with pytest.raises(ValueError, match=words):
-        codecs.chain(*make())
-
-
-def test_identity_may_follow_anything():
-    last = codecs.chain(codecs.delta(codecs.fp16(), 9), codecs.identity())
-    assert len(last.codecs) == 2
-    assert last.ends_chain
+def test_a_chain_in_the_wrong_order_is_refused():
+    with pytest.raises(ValueError, match="must be the first"):
+        codecs.chain(codecs.fp16(), codecs.pack_tokens())
 
 
 def test_a_chains_state_is_the_tuple_of_its_codecs_states():

@@ -155,7 +155,7 @@ def test_five_steps_of_the_split_model_are_five_of_the_whole():
     [
         ("identity", "identity", "", 4),
         (f"{PACKED}|zstd", PACKED, "100mbit,2ms", 2),
-        ("delta(int8(row), 8)", "error_feedback(top_k(0.5)|fp16)", "", 1),
+        ("int8(row, stochastic)", "error_feedback(svd(0.5)|fp16)", "", 1),
     ],
 )
 def test_over_a_line_every_bit_is_as_in_one_process(forward, backward, line, ahead):

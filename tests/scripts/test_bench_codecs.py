@@ -26,22 +26,12 @@ def test_every_codec_is_measured():
     assert missing == ["from_step", "identity", "zstd"]
 
 
-def test_the_memory_of_differences_holds_a_batch_of_any_size(monkeypatch):
-    differences = tuple(each for each in bench_codecs.OTHERS if "delta" in each)
-    monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16",))
-    monkeypatch.setattr(bench_codecs, "OTHERS", differences)
-    h = bench_codecs.gaussian((129, 2, 64), seed=0)
-    _, row = bench_codecs.measure_codecs(h, h, rounds=1)["codecs"]
-    assert row["codec"] == "delta(int4(64), 129)"
-    assert row["error_gaussian"] < 0.1
-
-
 @pytest.mark.slow
 def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys):
     out = tmp_path / "codecs.json"
     flags.FLAGS(["bench_codecs"])
     monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16", "int4(row, stochastic)"))
-    monkeypatch.setattr(bench_codecs, "OTHERS", ("pack_tokens", "delta(fp16, 128)"))
+    monkeypatch.setattr(bench_codecs, "OTHERS", ("pack_tokens", "error_feedback(fp16)"))
     monkeypatch.setattr(bench_codecs, "SHAPE", (4, 8, 32))
     with flagsaver.flagsaver(rounds=1, out=str(out)):
         assert bench_codecs.main() == 0

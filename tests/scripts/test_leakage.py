@@ -11,7 +11,6 @@ from scripts.leaks import attacks, markdown, victim
 from scripts.tables import compression_rows
 from scripts.tables import runs as table_runs
 
-SETTINGS = {"max_pairs": "60"}
 SPECIAL = tokenizers.SpecialTokens(0, 1, 2, 3, 4, size=30)
 
 trained = pytest.mark.slow  # models; the attacks: tests/evaluation/test_leakage.py
@@ -41,7 +40,7 @@ def attacked(tmp_path_factory):
 
 
 def rows(*names):
-    found = leakage.chosen(SETTINGS)
+    found = leakage.chosen()
     return [row for row in found if row.name in names]
 
 
@@ -66,8 +65,8 @@ def found(attacked):
 
 
 def test_every_forward_codec_of_table_5_is_attacked():
-    names = [row.forward for row in leakage.chosen(SETTINGS)]
-    rows = compression_rows.rows(SETTINGS)
+    names = [row.forward for row in leakage.chosen()]
+    rows = compression_rows.rows()
     plain = [each for each in rows if not each.bottleneck]
     assert names == [row.forward for row in plain]
 
@@ -133,20 +132,19 @@ def test_rows_number_text_alone():
     assert text.mask.sum() == 7
 
 
-def test_a_memory_is_attacked_at_the_first_visit_and_rated_at_the_second():
+def test_what_is_attacked_is_what_the_receiver_decodes():
     random = np.random.RandomState(0)
     values = random.randn(10, 6, 16).astype(np.float32)
     mask = np.arange(6)[None] < random.randint(2, 7, (10, 1))
     plain = attacks.line("identity", 4, 6, 16)(values, mask)
     np.testing.assert_array_equal(plain.arrays, values)
-    send = attacks.line("delta(pack_tokens|int8(16), 10)", 4, 6, 16)
+    send = attacks.line("pack_tokens|fp16", 4, 6, 16)
     for scale in (1.0, 2.0):  # nothing of an earlier tensor stays
-        first = send(scale * values, mask)
-        np.testing.assert_array_equal(first.arrays, scale * values)
-    assert first.ratio < 0.5 < plain.ratio
-    packed = attacks.line("pack_tokens|fp16", 4, 6, 16)(values, mask).arrays
-    assert not packed[~mask].any()
-    np.testing.assert_allclose(packed[mask], values[mask], atol=2e-3)
+        packed = send(scale * values, mask)
+        assert not packed.arrays[~mask].any()
+        want = scale * values[mask]
+        np.testing.assert_allclose(packed.arrays[mask], want, atol=4e-3)
+    assert packed.ratio < 0.5 < plain.ratio
 
 
 def test_what_is_attacked_is_trained_once(tmp_path, monkeypatch):

@@ -116,7 +116,7 @@ def base(folder):
 
 def run_all(folder, stub, names=()):
     stored = runs(folder, stub)
-    rows = compression_rows.rows(SETTINGS)
+    rows = compression_rows.rows()
     rows = [row for row in rows if not names or row.name in names]
     found = table5_compression.gather(stored, SETTINGS, base(folder), ["0", "1"], rows)
     return stored.provenance(["0", "1"]) | found
@@ -134,7 +134,7 @@ def result(made):
 
 
 def test_the_papers_ten_rows_and_ours_are_legal_codecs():
-    rows = compression_rows.rows(SETTINGS)
+    rows = compression_rows.rows()
     assert [row.name for row in rows if not row.is_ours] == list(sweep.PAPER["table5"])
     spec = {
         "hidden": jax.ShapeDtypeStruct((8, 12, 32), jnp.float32),
@@ -164,7 +164,7 @@ def test_every_run_is_done_once_and_a_stopped_table_goes_on(tmp_path):
     result = run_all(tmp_path, second)
     assert second.names[0] == "quality-int8_both_ways-seed0"
     assert not set(done) & set(second.names)
-    rows = compression_rows.rows(SETTINGS)
+    rows = compression_rows.rows()
     starts = compression_rows.STARTS
     assert len(done + second.names) == 1 + 3 * len(rows) + 2 * len(starts)
     third = Stub()

@@ -20,16 +20,14 @@ from nebula_jax.communication.codecs.bits import bits_for
 from nebula_jax.communication.codecs.block_floats import e3m0
 from nebula_jax.communication.codecs.block_sparse import sparse_loco
 from nebula_jax.communication.codecs.conformance import Report, check
-from nebula_jax.communication.codecs.differences import delta
-from nebula_jax.communication.codecs.floats import bf16, fp8, fp16
+from nebula_jax.communication.codecs.floats import bf16, fp16
 from nebula_jax.communication.codecs.integers import int4, int8
 from nebula_jax.communication.codecs.leaves import per_leaf
-from nebula_jax.communication.codecs.low_rank import subspace, svd
+from nebula_jax.communication.codecs.low_rank import svd
 from nebula_jax.communication.codecs.packing import pack_ids, pack_tokens
 from nebula_jax.communication.codecs.parser import NAMES, CodecError, from_string
 from nebula_jax.communication.codecs.private import epsilon, private
 from nebula_jax.communication.codecs.rotations import hadamard
-from nebula_jax.communication.codecs.sparse import top_k
 from nebula_jax.communication.codecs.wrappers import error_feedback, from_step
 from nebula_jax.communication.selector import Selector, by_step, chain
 
@@ -45,11 +43,9 @@ __all__ = [
     "by_step",
     "chain",
     "check",
-    "delta",
     "e3m0",
     "epsilon",
     "error_feedback",
-    "fp8",
     "fp16",
     "from_step",
     "from_string",
@@ -64,8 +60,6 @@ __all__ = [
     "ratio",
     "sparse_loco",
     "stateless",
-    "subspace",
     "svd",
-    "top_k",
     "zstd",
 ]

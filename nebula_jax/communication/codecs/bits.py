@@ -145,14 +145,6 @@ def select(words: jax.Array, rank: jax.Array) -> jax.Array:
     return position
 
 
-def first(words: jax.Array, count: jax.Array) -> jax.Array:
-    """Returns a bitmap with only the first `count` of its marks left."""
-    marks = jax.lax.population_count(words).astype(jnp.int32)
-    left = jnp.clip(count - (jnp.cumsum(marks) - marks), 0, marks)
-    below = (jnp.uint32(1) << select(words, left)) - 1
-    return jnp.where(left < marks, words & below, words)
-
-
 def positions(words: jax.Array, count: int) -> jax.Array:
     """Returns [count] int32, positions of a bitmap's first `count` marks, ascending.
 

@@ -71,7 +71,7 @@ def check(
       codec: a Codec or a Selector.
       spec: tree of jax.ShapeDtypeStruct. Floats are drawn; integers [n] are 0 to n - 1,
         others 0 and 1; booleans are True. An array in the place of a spec is used as it
-        is: give one where a codec needs certain integers, such as `delta`.
+        is: give one where a codec needs certain integers.
       eager: False leaves out what is slow, the comparison with no jit.
     """
     try:

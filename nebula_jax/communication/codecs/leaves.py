@@ -150,22 +150,9 @@ def named(arrays: codec.Arrays, name: str) -> Any:
     found = [
         leaf
         for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)
-        if _is_called(path, name)
+        if path
+        and name in (getattr(path[-1], "key", None), getattr(path[-1], "name", None))
     ]
     if len(found) != 1:
         raise ValueError(f"one leaf must be called {name!r}; {len(found)} are")
     return found[0]
-
-
-def replace_named(arrays: codec.Arrays, name: str, new: Any) -> codec.Arrays:
-    """Replaces the leaf of that name by `new`, or by None; also in None's place."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: new if _is_called(path, name) else leaf,
-        arrays,
-        is_leaf=lambda node: node is None,
-    )
-
-
-def _is_called(path: tuple, name: str) -> bool:
-    last = path[-1] if path else None
-    return name in (getattr(last, "key", None), getattr(last, "name", None))

@@ -1,11 +1,10 @@
-"""Low rank: the truncated SVD of eq. 1-5, and PowerSGD's cheaper subspace.
+"""Low rank: the truncated SVD of eq. 1-5.
 
 m rows, n columns of a matrix A; k its rank on the wire.
 """
 
 import functools
 import math
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +14,6 @@ from nebula_jax.communication import codec
 from nebula_jax.communication.codecs import leaves
 
 GROUP = 16  # enough for two cores; the compiled program grows with it
-LEAST_ROW = 1e-6  # of R, over its largest: smaller ones are float32's noise
 
 
 @struct.dataclass
@@ -82,17 +80,12 @@ def svd(ratio: float, flatten: bool = False) -> codec.Codec:
             return leaf
         matrix = leaf.astype(jnp.float32)
         if flatten:
-            matrix = matrix.reshape(_matrix_shape(leaf))
+            matrix = matrix.reshape(-1, leaf.shape[-1])
         left, right = truncated_svd(matrix, rank(ratio, *matrix.shape[-2:]))
         return Factors(left.astype(leaf.dtype), right.astype(leaf.dtype), leaf.shape)
 
     name = f"svd({ratio}, {str(flatten).lower()})"
     return leaves.codec_of(Factors, encode_leaf, _multiply, name)
-
-
-def _matrix_shape(leaf: Any) -> tuple[int, int]:
-    """Returns m and n of a leaf as one matrix: its leading axes, and its last."""
-    return math.prod(leaf.shape[:-1]), leaf.shape[-1]
 
 
 def truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -161,90 +154,6 @@ def _leading(gram: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     root = jnp.sqrt(jnp.maximum(singular, 1e-4 * singular[..., -1:]))
     inverse = jnp.where(root > 0, 1 / root, 0.0)
     return vectors[..., -k:], root, jnp.where(finite, inverse, jnp.nan)
-
-
-def subspace(rank: int, seed: int = 0) -> codec.Codec:
-    """Approximates a tensor by one step of power iteration (PowerSGD, Vogels 2019).
-
-    Warm-started: P = orth(A Q), R = A^T P, sent as A ≈ P R^T, and the next Q is R with
-    columns of length 1. Where one of R is zero, as of a tensor of zeros or of lower
-    rank, Q keeps the column that it had. Where tensors resemble their predecessors, the
-    error approaches the truncated SVD's.
-    Payload: per leaf, viewed as one matrix [m, n] = [product of leading axes, last],
-    left [m, k] and right [k, n] of its dtype, k = min(rank, m, n); leaves with fewer
-    than 2 axes pass. Wire: k (m + n) values for m n.
-    State: per such leaf Q [n, k] float32 on the sender, from a seeded normal; decoding
-    needs none. A leaf that holds NaN or Inf decodes as NaN and leaves Q as it was.
-
-    >>> codec.ratio(subspace(4), jax.ShapeDtypeStruct((2, 64, 128), jnp.float32))
-    0.0625
-
-    Args:
-      seed: of the first Q.
-
-    Raises:
-      ValueError: if an argument is out of its range.
-    """
-    if type(rank) is not int or rank < 1:
-        raise ValueError(f"rank must be a positive integer, not {rank!r}")
-    if type(seed) is not int or not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be an integer in [0, 2^32), not {seed!r}")
-
-    def init(spec: codec.Spec) -> codec.State:
-        shapes = [
-            _matrix_shape(leaf) for leaf in jax.tree.leaves(spec) if _is_matrix(leaf)
-        ]
-        keys = jax.random.split(jax.random.key(seed), len(shapes) + 1)
-        return tuple(
-            jax.random.normal(key, (n, min(rank, m, n)))
-            for key, (m, n) in zip(keys, shapes, strict=False)
-        )
-
-    def decode(
-        payload: codec.Payload, state: codec.State
-    ) -> tuple[codec.Arrays, codec.State]:
-        return leaves.decode(Factors, _multiply, payload), state
-
-    return codec.Codec(init, _encode_by_subspace, decode, f"subspace({rank}, {seed})")
-
-
-def _is_matrix(leaf: Any) -> bool:
-    return leaves.is_float(leaf) and len(leaf.shape) >= 2
-
-
-def _encode_by_subspace(
-    arrays: codec.Arrays, state: codec.State
-) -> tuple[codec.Payload, codec.State]:
-    nodes, structure = jax.tree.flatten(arrays)
-    before, after = iter(state), []
-    for i, leaf in enumerate(nodes):
-        if _is_matrix(leaf):
-            matrix = leaf.reshape(_matrix_shape(leaf)).astype(jnp.float32)
-            left, right, q = _power_step(matrix, next(before))
-            left, right = left.astype(leaf.dtype), right.astype(leaf.dtype)
-            nodes[i] = Factors(left, right, leaf.shape)
-            after.append(q)
-    return jax.tree.unflatten(structure, nodes), tuple(after)
-
-
-def _power_step(
-    matrix: jax.Array, q: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    # At most 1: squares of much larger or smaller values are beyond float32.
-    size = jnp.max(jnp.abs(matrix), initial=0.0)
-    matrix = matrix / jnp.where(size > 0, size, 1.0)
-    # Householder's QR gives orthonormal columns also where A Q has none: of zeros too.
-    p = jnp.linalg.qr(_product(matrix, q))[0]
-    r = _product(p.T, matrix)
-    norm = jnp.linalg.norm(r, axis=1, keepdims=True)
-    # Of length 1, or A Q would be of the size of A's square. A row of R that is zero or
-    # noise is no column of Q: later tensors may need the one before. Nor is NaN.
-    is_new = norm > LEAST_ROW * jnp.max(norm, initial=0.0)
-    after = jnp.where(is_new, r / norm, q.T).T
-    # As S^1/2 to both factors, for float16's sake.
-    root, scale = jnp.sqrt(norm), jnp.sqrt(size)
-    inverse = jnp.where(root != 0, 1 / root, 0.0)
-    return p * root.T * scale, r * inverse * scale, after
 
 
 def _multiply(factors: Factors) -> jax.Array:

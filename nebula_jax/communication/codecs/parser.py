@@ -1,7 +1,7 @@
 """Codecs in a flag: `pack_tokens|svd(0.6)|fp16`, `int8(64, stochastic)|zstd(3)`.
 
 The grammar is that of Python expressions: names and calls, chained by `|`. Arguments
-are numbers, words or codecs: `error_feedback(top_k(0.01)|fp16)`. `true` and `false` are
+are numbers, words or codecs: `error_feedback(int4(64)|bf16)`. `true` and `false` are
 booleans, other words are strings: `int8(row)`. Nothing is evaluated: the syntax tree is
 read, and any other expression is an error.
 
@@ -26,7 +26,6 @@ from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import (
     block_floats,
     block_sparse,
-    differences,
     floats,
     integers,
     low_rank,
@@ -34,17 +33,14 @@ from nebula_jax.communication.codecs import (
     packing,
     private,
     rotations,
-    sparse,
     wrappers,
 )
 
 _MADE_BY: dict[str, Callable[..., selector.CodecOrSelector]] = {
     "bf16": floats.bf16,
-    "delta": differences.delta,
     "e3m0": block_floats.e3m0,
     "error_feedback": wrappers.error_feedback,
     "fp16": floats.fp16,
-    "fp8": floats.fp8,
     "from_step": wrappers.from_step,
     "hadamard": rotations.hadamard,
     "identity": codec_lib.identity,
@@ -54,9 +50,7 @@ _MADE_BY: dict[str, Callable[..., selector.CodecOrSelector]] = {
     "pack_tokens": packing.pack_tokens,
     "private": private.private,
     "sparse_loco": block_sparse.sparse_loco,
-    "subspace": low_rank.subspace,
     "svd": low_rank.svd,
-    "top_k": sparse.top_k,
     "zstd": codec_lib.zstd,
 }
 NAMES: Mapping[str, Callable[..., selector.CodecOrSelector]] = types.MappingProxyType(

@@ -36,18 +36,19 @@ def error_feedback(
     With β below 1 what waits fades: around `sparse_loco` it is the momentum of
     SparseLoCo (arXiv 2508.15706), with β = 0.95 in its authors' code.
     Payload and wire: the inner codec's. A codec after it in a chain is not fed back:
-    `error_feedback(top_k(0.01)|fp16)`, not `error_feedback(top_k(0.01))|fp16`.
+    `error_feedback(svd(0.2)|fp16)`, not `error_feedback(svd(0.2))|fp16`.
     Where the residual would be NaN or Inf, it is 0: one bad tensor does not last.
 
-    >>> from nebula_jax.communication.codecs import sparse
-    >>> codec = error_feedback(sparse.top_k(0.5))
-    >>> x = jnp.array([3.0, 2.0])
+    >>> from nebula_jax.communication.codecs import block_floats
+    >>> codec = error_feedback(block_floats.e3m0())
+    >>> x = jnp.array([8.0, 5.0])
     >>> state = codec.init(x)
-    >>> _, state = codec.encode(x, state)
+    >>> payload, state = codec.encode(x, state)  # 5 is sent as 4
     >>> state.residual[0].tolist()
-    [0.0, 2.0]
-    >>> codec.encode(x, state)[0].values.tolist()
-    [4.0]
+    [0.0, 1.0]
+    >>> payload, state = codec.encode(x, state)  # 6 is sent as 8
+    >>> state.residual[0].tolist()
+    [0.0, -2.0]
 
     Args:
       beta: β, in (0, 1]; part of the name unless it is 1.

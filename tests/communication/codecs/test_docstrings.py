@@ -10,7 +10,6 @@ MODULES = (
     "block_floats",
     "block_sparse",
     "conformance",
-    "differences",
     "floats",
     "integers",
     "leaves",
@@ -18,7 +17,6 @@ MODULES = (
     "packing",
     "parser",
     "rotations",
-    "sparse",
     "wrappers",
 )
 

@@ -98,7 +98,6 @@ def test_a_loss_with_anything_but_a_dict_of_metrics_is_refused():
     [
         ("hadamard|int4(64)", "next to nothing to 77 columns: .* blocks of 1, .*as 80"),
         ("svd(1)", r"channel h: codec svd\(1, false\) saves nothing: it makes 5,952"),
-        ("subspace(64)", "saves nothing"),
     ],
 )
 def test_a_codec_that_does_nothing_on_these_arrays_says_so(string, words):

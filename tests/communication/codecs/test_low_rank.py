@@ -140,111 +140,10 @@ def test_rank_is_the_floor_also_where_binary_fractions_fall_short():
     assert low_rank.rank(1, 64, 768) == 64
 
 
-def relative_errors(codec, tensors):
-    state, errors = codec.init(tensors[0]), []
-    encode, decode = compiled(codec)
-    for x in tensors:
-        payload, state = encode(x, state)
-        got, _ = decode(payload, ())  # decoding needs no state
-        errors.append(float(np.linalg.norm(got - x)))
-    return errors
-
-
-def test_subspace_approaches_the_optimum_on_one_matrix():
-    x = matrix_with(1 / np.arange(1, 41), 120, 40).reshape(4, 30, 40)
-    errors = relative_errors(codecs.subspace(8), [x] * 12)
-    best = optimum(x.reshape(120, 40), 8)
-    assert errors[0] > 1.1 * best
-    assert errors[-1] < 1.005 * best
-    assert errors[-1] >= 0.9999 * best
-    cold = relative_errors(codecs.subspace(8, seed=1), [x])
-    assert cold[0] != errors[0]
-
-
-def test_one_step_of_subspace_is_powersgds():
-    x = GAUSSIAN[0]
-    codec = codecs.subspace(5)
-    (q,) = codec.init(x)
-    p, _ = np.linalg.qr(x @ np.asarray(q))
-    np.testing.assert_allclose(through(codec, x)[0], p @ (p.T @ x), atol=1e-4)
-
-
-def test_subspace_comes_back_from_zeros_and_nan():
-    x = matrix_with(0.5 ** np.arange(10), 30, 10)
-    bad = x.copy()
-    bad[0, 0] = np.nan
-    zeros = np.zeros_like(x)
-    errors = relative_errors(codecs.subspace(4), [zeros, zeros, bad, *[x] * 8])
-    assert errors[0] == 0
-    assert np.isnan(errors[2])
-    assert errors[-1] < 1.01 * optimum(x, 4)
-
-
-@pytest.mark.parametrize("first", ["zeros", "one_row", "one_column", "rank_one"])
-@pytest.mark.parametrize("codec", ["subspace(8)", "subspace(8)|fp16"])
-def test_subspace_keeps_its_rank_after_a_tensor_of_less(first, codec):
-    """As after a micro-batch without a gradient; then [CLS] alone has gradients."""
-    random = np.random.RandomState(0)
-    x = np.zeros((9, 16, 24), np.float32)
-    x[1:, 0] = random.randn(8, 24)  # the first rows are zero, which QR completes
-    poor = np.zeros_like(x)
-    if first == "one_row":
-        poor[0, 0] = 1
-    elif first == "one_column":
-        poor[..., 3] = 1
-    elif first == "rank_one":
-        poor[:] = random.randn(9, 16, 1) * random.randn(24)
-    made = codecs.from_string(codec)
-    state = made.init(x)
-    for tensor in (poor, x, x):
-        payload, state = compiled(made)[0](tensor, state)
-    got, _ = compiled(made)[1](payload, state)
-    assert np.linalg.norm(got - x) < 0.002 * np.linalg.norm(x)  # float16 rounds
-
-
-@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-7, 1e20, 1e35])
-def test_subspace_is_as_good_for_small_and_large_values(scale):
-    """Q has columns of length 1: with R itself A Q is of the size of A squared."""
-    x = matrix_with([3, 2, 1], 64, 32) * np.float32(scale)
-    codec = codecs.subspace(4)
-    state = codec.init(x)
-    for _ in range(6):
-        payload, state = compiled(codec)[0](x, state)
-        got = np.asarray(compiled(codec)[1](payload, ())[0])
-        assert np.linalg.norm(got / scale - x.astype(np.float64) / scale) < 1e-5
-        np.testing.assert_allclose(
-            np.linalg.norm(payload.left, axis=0),
-            np.linalg.norm(payload.right, axis=1),
-            rtol=1e-4,
-        )
-
-
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_what_is_not_finite_leaves_the_subspace_as_it_was(bad):
-    encode, decode = compiled(codecs.subspace(4))
-    _, (before,) = encode(GAUSSIAN, codecs.subspace(4).init(GAUSSIAN))
-    x = GAUSSIAN.copy()
-    x[2, 3, 4] = bad
-    payload, (after,) = encode(x, (before,))
-    np.testing.assert_array_equal(after, before)
-    assert np.isnan(decode(payload, ())[0]).all()
-
-
-def test_a_subspace_with_a_column_of_zeros_makes_no_nan():
-    """As checkpoints of earlier versions may have one."""
-    encode, decode = compiled(codecs.subspace(4))
-    (q,) = codecs.subspace(4).init(GAUSSIAN)
-    payload, (after,) = encode(GAUSSIAN, (q.at[:, 2].set(0),))
-    assert np.isfinite(decode(payload, ())[0]).all()
-    np.testing.assert_allclose(np.linalg.norm(after, axis=0), 1, rtol=1e-5)
-
-
-def test_vectors_pass_and_wide_ranks_are_cut_to_the_matrix():
+def test_vectors_pass():
     x = {"v": np.ones(5, np.float32), "m": GAUSSIAN[0]}
-    for codec in (codecs.svd(0.5), codecs.subspace(1000)):
-        payload, _ = compiled(codec)[0](x, codec.init(x))
-        np.testing.assert_array_equal(payload["v"], x["v"])
-    assert payload["m"].left.shape == (20, 20)
+    payload, _ = compiled(codecs.svd(0.5))[0](x, ())
+    np.testing.assert_array_equal(payload["v"], x["v"])
 
 
 @pytest.mark.parametrize(
@@ -256,7 +155,5 @@ def test_wrong_ratios_are_told(ratio):
 
 
 def test_other_wrong_arguments_are_told():
-    with pytest.raises(ValueError, match="rank must be a positive integer, not 0"):
-        codecs.subspace(0)
     with pytest.raises(ValueError, match="flatten must be"):
         codecs.svd(0.5, "yes")

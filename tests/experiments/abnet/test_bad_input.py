@@ -121,14 +121,11 @@ PACKS = "pack_ids would cut the numbers of examples, and the bits of length logi
 @pytest.mark.parametrize(
     ("codec", "words"),
     [
-        ("delta(fp16,59)", "index 59 is not in [0, 59)"),
-        ("delta(fp16,60,nope)", "one leaf must be called 'nope'"),
         ("pack_tokens(index)", "'index' must be bool or integer [B, L]"),
         ("from_step(2,pack_tokens(nope))", "one leaf must be called 'nope'"),
         ("pack_ids(32768)", PACKS),
         ("pack_tokens|pack_ids(32768)|fp16", PACKS),
         ("from_step(2, pack_ids(2147483648))", PACKS),
-        ("delta(pack_ids(60), 60)", PACKS),
     ],
 )
 @pytest.mark.parametrize("which", ["forward_codec", "backward_codec"])
@@ -145,8 +142,8 @@ def test_a_codec_that_is_not_for_what_crosses(which, codec, words):
     ("forward", "backward"),
     [
         ("pack_tokens|hadamard|int4(64)|fp16", "fp16"),
-        ("delta(pack_tokens|int8(row), 60)", "error_feedback(subspace(2)|fp16)"),
-        ("from_step(3, pack_tokens|svd(0.6)|fp16)", "top_k(0.1)|fp16"),
+        ("pack_tokens|int8(row)", "error_feedback(svd(0.5)|fp16)"),
+        ("from_step(3, pack_tokens|svd(0.6)|fp16)", "sparse_loco(2, 16)|fp16"),
         ("auto", "auto"),
     ],
 )

@@ -137,13 +137,13 @@ def test_a_translator_has_the_flags_shape():
         ("identity", "identity"),
         ("fp16", "fp16"),
         ("pack_tokens|fp16", "pack_tokens|fp16"),
-        ("delta(fp16,9)", "pack_tokens|fp16"),
+        ("error_feedback(fp16)", "pack_tokens|fp16"),
         ("from_step(3,fp16)", "from_step(3,fp16)"),
-        ("from_step(3,delta(fp16,9))", "pack_tokens|fp16"),
+        ("from_step(3,error_feedback(fp16))", "pack_tokens|fp16"),
     ],
 )
 def test_sentences_to_translate_are_sent_as_the_model_was_trained(codec, expected):
-    """Save by a codec that remembers training examples."""
+    """Save by a codec that remembers what was sent."""
     agreed = configured(forward_codec=codec).agreed
     spec = channels.evaluation_spec(agreed, 16)
     used = channels.evaluation_codec(agreed, spec)

@@ -107,7 +107,7 @@ def test_an_outer_step_that_cannot_be_is_no_flag(flag):
 @pytest.mark.parametrize(
     "codec",
     [
-        "error_feedback(top_k(0.1))",
+        "error_feedback(int4(8))",
         "hadamard(16)|error_feedback(sparse_loco(2, 16))",
     ],
 )

@@ -61,7 +61,7 @@ def a_round(group, copies, step=4, fragment=0):
 
 
 @pytest.mark.parametrize(
-    "codec", ["identity", "int8(row)", "error_feedback(top_k(0.3)|fp16)"]
+    "codec", ["identity", "int8(row)", "error_feedback(int4(8)|fp16)"]
 )
 def test_all_clusters_come_to_the_same_bits(codec):
     group = members(codecs.from_string(codec))
@@ -154,7 +154,7 @@ def test_weights_by_shares_of_a_batch():
     np.testing.assert_allclose(found, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("codec", ["identity", "error_feedback(top_k(0.3)|fp16)"])
+@pytest.mark.parametrize("codec", ["identity", "error_feedback(int4(8)|fp16)"])
 def test_a_member_goes_on_from_what_was_saved(codec):
     made = codecs.from_string(codec)
     group, again = members(made), members(made)
@@ -308,7 +308,7 @@ def test_a_divergence_shows(whose, after, where):
 
 def test_a_codec_whose_receiver_remembers_is_refused():
     messages.check_codec(codecs.int8("row", "stochastic"))
-    messages.check_codec(codecs.from_string("error_feedback(top_k(0.1)|fp16)"))
+    messages.check_codec(codecs.from_string("error_feedback(int4(8)|fp16)"))
     with pytest.raises(
         errors.SettingsError, match="its receiver remembers what came before"
     ):

@@ -143,7 +143,7 @@ def test_a_request_to_stop_of_a_leaf_that_is_late_ends_the_run(star):
 def test_a_leaf_sends_no_message_of_a_round_that_is_closed(star):
     """Its residual would be taken out of the codec, and be lost."""
     config = diloco.Config(inner_steps=4, mixing=0.0)
-    codec = codecs.from_string("error_feedback(top_k(0.3)|fp16)")
+    codec = codecs.from_string("error_feedback(int4(8)|fp16)")
     star = star(config=config, codec=codec)
     star[2].to(3)
     closing = star._pool.submit(star[0].to, 4)
