@@ -11,22 +11,14 @@ from nebula_jax import disk
 
 
 def digest(path: pathlib.Path) -> str:
-    """Computes the SHA-256 of a file's bytes, in hexadecimal.
-
-    Raises:
-      OSError: if the file cannot be read.
-    """
+    """Computes the SHA-256 of a file's bytes, in hexadecimal."""
     return disk.digest(path)
 
 
 def digest_of(values: Sequence[Any]) -> str:
-    """Computes a short digest of values, for names of derived files.
+    """Computes a digest of values, 12 hexadecimal digits for names of derived files.
 
-    Args:
-      values: of types whose `repr` gives all of them: numbers, strings, lists.
-
-    Returns:
-      12 hexadecimal digits.
+    Their `repr` has to give all of them, as of numbers, strings and lists.
     """
     return hashlib.sha256(repr(values).encode()).hexdigest()[:12]
 
@@ -41,11 +33,7 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
     If the block raises, nothing is left and `path` is as it was. A file replaces
     another at once. A folder, made by the block, replaces an empty one at most.
 
-    Args:
-      path: of a file or a folder; its parents are made if missing.
-
-    Yields:
-      A path with the same name, on the same disk.
+    The path has the same name, on the same disk. Missing parents are made.
 
     Raises:
       OSError: if the disk does not take it, or a folder with anything in it is at
@@ -70,15 +58,7 @@ def replacing(
 
     An older folder whose files differ is kept beside it, as `NAME.former`.
 
-    Args:
-      folder: its parents are made if missing.
-      log: takes a message for a person if something is kept.
-
-    Yields:
-      As in `writing`.
-
-    Raises:
-      OSError: if the disk does not take it.
+    `log` takes a message for a person if something is kept. For the rest see `writing`.
     """
     with writing(folder) as partial:
         yield partial

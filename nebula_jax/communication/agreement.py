@@ -101,9 +101,6 @@ class Formats:
     def compare(self, described: bytes, peer: str) -> None:
         """Compares them with what the peer's Welcome describes.
 
-        Args:
-          described: the peer's.
-
         Raises:
           Mismatch: if they differ.
           session.RemoteProtocolError: if it is no description.
@@ -211,11 +208,7 @@ def compare(
 ) -> None:
     """Raises Mismatch, with the first difference, unless two sides' channels agree.
 
-    Args:
-      senders: the channels that one side sends on, in order.
-      receivers: those that the other one receives on.
-      sender: name of the former side.
-      receiver: name of the latter.
+    `senders` are the channels that the side `sender` sends on, in order.
     """
     for here, there in zip(senders, receivers, strict=False):
         if here["digest"] != there["digest"]:

@@ -171,14 +171,7 @@ def _rendezvous(
     timeout: float,
     log: Callable[[str], None],
 ) -> greeting.Connected:
-    """Returns a connection on which the peer's Hello came; tries until one has.
-
-    Args:
-      attempt: makes one attempt at a connection, by a monotonic time.
-      where: the peer's name and address, for messages.
-      timeout: seconds to keep trying for.
-      log: called with a line when damage may be why an attempt failed.
-    """
+    """Returns a connection on which the peer's Hello came; tries until one has."""
     peer, address = where
     deadline, logged = time.monotonic() + timeout, ""
     while True:
@@ -210,12 +203,8 @@ def _attempt(
 ) -> greeting.Connected:
     """Makes a connection, and waits on it for the peer's Hello.
 
-    Args:
-      session_: with this side's Hello, which has reached nobody yet.
-      dial: makes the connection, by a monotonic time.
-      silence: seconds without a byte after which to give up. Nothing comes while this
-        side's Hello leaves: the peer's follows it.
-      deadline: monotonic time at which to give up.
+    Gives up after `silence` seconds without a byte. Nothing comes while this side's
+    Hello leaves: the peer's follows it.
     """
     connected = dial(deadline)
     sock = connected.sock
@@ -269,12 +258,7 @@ def _dial(
     call_sign: str,
     deadline: float,
 ) -> greeting.Connected:
-    """Makes one attempt; it lasts as long as the peer's bytes come.
-
-    Raises:
-      ConnectError: if the address cannot be one.
-      OSError: if nobody answers, or TLS fails.
-    """
+    """Makes one attempt; it lasts as long as the peer's bytes come."""
     left = max(RETRY_SECONDS, deadline - time.monotonic())
     sock, name = route(min(SILENT_SECONDS, left))
     try:
@@ -309,9 +293,7 @@ def greet(
 ) -> None:
     """Compares the peer's Hello with this side's; aborts the link if they differ.
 
-    Args:
-      check: see `Check`.
-      connected: the connection that shows the peer's certificate, if not checked yet.
+    `connected` shows the peer's certificate, if that is not checked yet.
     """
     try:
         check_agreement(hello, link.peer)
@@ -324,11 +306,7 @@ def greet(
 
 
 def check_certificate(cluster: str, connected: greeting.Connected) -> None:
-    """Raises Mismatch unless a peer's certificate lets it be the cluster that it is.
-
-    Args:
-      cluster: the peer's name, as its Hello has it.
-    """
+    """Raises Mismatch unless a peer's certificate lets it be the cluster that it is."""
     clusters = connected.clusters
     if clusters is not None and names_lib.label(cluster) not in clusters:
         owner = printable.line(connected.owner) or "nobody's DNS name"

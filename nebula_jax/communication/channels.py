@@ -54,14 +54,10 @@ Check = Callable[[codec_lib.Arrays], None]
 
 
 class Sender:
-    """The sending end of a channel.
+    """The sending end of channel number `channel` of a transport.
 
-    Args:
-      transport: that carries its tensors.
-      channel: its number there.
-      name: for error messages and byte counts.
-      spec: of the arrays.
-      codec: a Selector's choice is sent with every tensor.
+    `name` stands in errors and byte counts, `spec` is of the arrays. A Selector's
+    choice of a codec is sent with every tensor.
     """
 
     def __init__(
@@ -93,7 +89,6 @@ class Sender:
         Args:
           step: optimization step, counted from 1: part of the tag that the receiver
             checks, and an argument of a Selector's choice.
-          arrays: pytree of the channel's spec.
 
         Raises:
           agreement.FormatError: if they are not of the spec.
@@ -110,11 +105,6 @@ class Sender:
         self, step: int, selected: selector.Selected, micro_batch: int = 0
     ) -> None:
         """Queues a payload that was encoded elsewhere; see `training.cut`.
-
-        Args:
-          step: as in `send`.
-          selected: by the channel's codec.
-          micro_batch: as in `send`.
 
         Raises:
           agreement.FormatError: if it is no payload of the channel's codec.
@@ -133,10 +123,7 @@ class Sender:
     def end_step(self, step: int, micro_batches: int, identity: Any = None) -> None:
         """Ends the micro-batches of a step: the receiver compares how many there were.
 
-        Args:
-          step: as in `send`.
-          micro_batches: that were sent in this step.
-          identity: of the batch, see `identity_bytes`.
+        `identity` is that of the batch, see `identity_bytes`.
         """
         if ranks.is_root():
             tag, buffers = (self._channel, step), [identity_bytes(identity)]
@@ -268,9 +255,6 @@ class Receiver:
     def recv_end(self, step: int, micro_batches: int, identity: Any = None) -> None:
         """Waits for the end of a step, and compares the batch with the sender's.
 
-        Args:
-          step, micro_batches, identity: as in `Sender.end_step`, of this side.
-
         Raises:
           session.RemoteProtocolError: if the sender has more or fewer micro-batches, or
             both have an identity and these differ.
@@ -293,12 +277,7 @@ class Receiver:
     def _miscounted(
         self, message: frames.Tensor, step: int, here: str
     ) -> session.RemoteProtocolError:
-        """Returns the error of a step with another number of micro-batches there.
-
-        Args:
-          step: that this side is at.
-          here: micro-batches of this side, in words.
-        """
+        """Returns the error of a step with another number of micro-batches there."""
         count = message.micro_batch
         there = str(count) if message.is_end else f"at least {count + 1}"
         return session.RemoteProtocolError(
@@ -384,13 +363,7 @@ class Carrier(Protocol):
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
     ) -> Sender:
-        """Opens a channel to the peer; both ends in the same order.
-
-        Args:
-          name: for error messages and the ledger.
-          codec: that encodes them on the device; with zstd at its end, their bytes
-            are compressed on the host.
-        """
+        """Opens a channel to the peer; both ends in the same order."""
 
     def receiver(
         self,

@@ -59,11 +59,8 @@ class Link:
     ) -> None:
         """Makes a link of a session whose peer's Hello has come, not connected yet.
 
-        Args:
-          session: whose peer's Hello has come.
-          cluster: name of this side.
-          reconnect_timeout, line, log, work: see `bridge.connect`.
-          dial: connector: makes a new connection, see `driver.Driver`.
+        `cluster` is the name of this side; for the rest see `bridge.connect`, and
+        `driver.Driver` for `dial`.
         """
         self.session_id = session.session_id
         self.work = work or activity.Work()
@@ -330,12 +327,11 @@ class Link:
         most_seconds: float = 0.0,
         timeout: float | None = None,
     ) -> None:
-        """Waits for something that only the peer can bring about.
+        """Waits until `predicate` holds, which only the peer can bring about.
 
         Args:
-          predicate: true when it is there; `what` is a name for it.
+          what: a name of what is waited for.
           most_seconds: without room to read before that is an error.
-          timeout: seconds.
         """
         if predicate():
             return

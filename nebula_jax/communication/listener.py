@@ -4,47 +4,25 @@ with listener.Listener(endpoints.listen(address), hello, ...) as listening:
     link = listening.accept(timeout)
 
 One thread takes all connections, reads what they begin with as it comes, and waits for
-none of them: see `wire.greeting` for the steps, `pending_connections` for the bounds.
+none of them: see `wire.greeting` for the steps, `pending_connections` for the thread.
 """
 
-import contextlib
-import errno
 import queue
 import selectors
 import socket
 import ssl
-import threading
 import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from nebula_jax.communication import (
-    admission,
-    bridge,
-    endpoints,
-    pending_connections,
-    wan,
-)
+from nebula_jax.communication import admission, bridge, pending_connections, wan
 from nebula_jax.communication import link as link_lib
-from nebula_jax.communication.wire import (
-    activity,
-    frames,
-    greeting,
-    session,
-    states,
-    wakeups,
-)
-from nebula_jax.security import tls as tls_lib
+from nebula_jax.communication.wire import activity, frames, greeting, session, states
 
 MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
 MAX_ENDED = 64  # sessions remembered, so that a peer who comes back gets the reason
-MAX_ACCEPTED = 64  # at a time, before those that are there go on
-TURN_SECONDS = 0.05  # of work before pending connections are put in order again
-RETRY_SECONDS = 0.2  # after the system refused a connection
-LONGEST_SLEEP = 60.0  # seconds
 REFUSED = (admission.Refused, session.SessionOver, greeting.PlainPeer)
 """Errors whose reason a peer is sent."""
-OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 class Listener:
@@ -89,7 +67,7 @@ class Listener:
           check, work, finish: as in `bridge.connect`.
         """
         self.address: tuple[str, int] = listening.getsockname()[:2]
-        self._listening, self._hello, self._tls = listening, hello, tls
+        self._hello, self._tls = hello, tls
         self._check, self._finish = check, finish
         self._rules = admission.Rules(hello, clusters, may_return)
         self._peer_timeout = peer_timeout
@@ -104,27 +82,20 @@ class Listener:
         self._sessions: dict[bytes, link_lib.Link] = {}
         self._hosts: dict[bytes, str] = {}  # session -> group of its peer's address
         self._came: queue.Queue[link_lib.Link] = queue.Queue(MAX_WAITING)
-        self._pending = pending_connections.Pool(pending_connections.most())
-        self._is_closed = False
-        self._waker = wakeups.Waker()
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(self._waker, selectors.EVENT_READ)
-        self._selector.register(listening, selectors.EVENT_READ)
-        listening.setblocking(False)
-        listening.listen(endpoints.BACKLOG)  # it may be another process's, with less
-        self._thread = threading.Thread(target=self._run, name="listener", daemon=True)
-        self._thread.start()
+        self._acceptor = pending_connections.Acceptor(
+            listening,
+            self._answered,
+            greeting.PENDING_SECONDS,
+            known=self._known,
+            dropped=self._dropped.add,
+        )
 
     def accept(self, timeout: float, with_ended: bool = False) -> link_lib.Link:
-        """Waits for a cluster to come.
+        """Waits for a cluster to come whose Hello agrees with this side's.
 
         Args:
-          timeout: seconds.
           with_ended: whether one that has come and gone again counts: its link has the
             reason.
-
-        Returns:
-          A link whose peer has sent a Hello that agrees with this one.
 
         Raises:
           bridge.NobodyThere: if nobody came in time.
@@ -155,14 +126,7 @@ class Listener:
 
     def close(self) -> None:
         """Takes no more connections. Links go on, but cannot come back."""
-        self._is_closed = True
-        self._waker.wake()
-        self._thread.join()
-        for pending in self._pending:
-            self._forget(pending)
-        self._selector.close()
-        self._waker.close()
-        self._listening.close()
+        self._acceptor.close()
         self._dropped.flush()
         self._refused.flush()
         while not self._came.empty():
@@ -174,47 +138,7 @@ class Listener:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    # The thread.
-
-    def _run(self) -> None:
-        while not self._is_closed:
-            try:
-                self._turn()
-            except Exception as error:  # as of a log that fails: peers must get in
-                time.sleep(RETRY_SECONDS)
-                with contextlib.suppress(Exception):
-                    now = time.monotonic()
-                    self._dropped.add(f"the listener goes on after {error!r}", now)
-
-    def _turn(self) -> None:
-        ready = []
-        for key, _ in self._selector.select(self._sleep()):
-            if key.fileobj is self._waker:
-                self._waker.clear()
-            elif key.fileobj is self._listening:
-                self._accept()
-            else:
-                ready.append(key.data)
-        now = time.monotonic()
-        while (oldest := self._pending.oldest) and oldest.deadline <= now:
-            self._drop(oldest, f"no session within {greeting.PENDING_SECONDS:g} s")
-        self._advance_all(ready, now)
-
-    def _sleep(self) -> float:
-        oldest = self._pending.oldest
-        if oldest is None:
-            return LONGEST_SLEEP
-        return max(0.0, min(LONGEST_SLEEP, oldest.deadline - time.monotonic()))
-
-    def _advance_all(
-        self, ready: list[pending_connections.Pending], now: float
-    ) -> None:
-        """Takes the next steps of those that can; the rest is ready next time."""
-        ready = [each for each in ready if each in self._pending]
-        for pending in self._pending.in_turn(ready, self._known()):
-            self._advance(pending)
-            if time.monotonic() > now + TURN_SECONDS:
-                return
+    # For the acceptor's thread.
 
     def _known(self) -> set[str]:
         """Returns the groups of the addresses of known peers."""
@@ -227,68 +151,17 @@ class Listener:
         numbers = [number for number, link in links if not link.is_over]
         return [greeting.call_sign(number).encode() for number in numbers]
 
-    def _accept(self) -> None:
-        for _ in range(MAX_ACCEPTED):
-            try:
-                sock, address = self._listening.accept()
-            except BlockingIOError:
-                return
-            except OSError as error:  # it went again, or the system has no more
-                if error.errno not in OUT_OF_FILES:
-                    continue
-                if not self._make_room():
-                    time.sleep(RETRY_SECONDS)
-                continue
-            if self._pending.is_full:
-                self._make_room()
-            deadline = time.monotonic() + greeting.PENDING_SECONDS
-            connected = greeting.Connected(greeting.set_up(sock))
-            pending = pending_connections.Pending(connected, address[0], deadline)
-            pending.steps = self._steps(pending)
-            self._pending.add(pending)
-            self._selector.register(pending.fd, selectors.EVENT_READ, pending)
-
-    def _make_room(self) -> bool:
-        pending = self._pending.to_go(self._known())
-        if pending is not None:
-            self._drop(pending, "too many others had come")
-        return pending is not None
-
-    def _advance(self, pending: pending_connections.Pending) -> None:
+    def _answered(self, pending: pending_connections.Pending) -> greeting.Steps[None]:
+        """Takes a connection's steps, and sends the reason to one that is refused."""
         try:
-            try:
-                events = next(pending.steps)
-            except REFUSED as error:
-                pending.steps = greeting.refuse(pending.connected, str(error))
-                line = f"refused a connection from {pending.host}: {error}"
-                # Anybody can send a frame without TLS: it hides no other refusal.
-                is_plain = isinstance(error, greeting.PlainPeer)
-                log = self._dropped if is_plain else self._refused
-                log.add(line, time.monotonic())
-                events = next(pending.steps)
-        except StopIteration:
-            self._forget(pending)
-        except Exception as error:  # whatever one connection raises, others may come
-            self._drop(pending, tls_lib.in_words(error))
-        else:
-            self._selector.modify(pending.fd, events, pending)
-
-    def _drop(self, pending: pending_connections.Pending, why: str) -> None:
-        line = f"dropped a connection from {pending.host}: {why}"
-        try:  # the reason is in the log before the peer can notice
-            self._dropped.add(line, time.monotonic())
-        finally:
-            self._forget(pending)
-
-    def _forget(self, pending: pending_connections.Pending) -> None:
-        """Makes a pending none; closes its socket unless a link has it."""
-        self._pending.remove(pending)
-        self._selector.unregister(pending.fd)
-        pending.steps.close()
-        if not pending.is_taken:
-            pending.sock.close()
-
-    # What is done with a connection, step by step.
+            yield from self._steps(pending)
+        except REFUSED as error:
+            line = f"refused a connection from {pending.host}: {error}"
+            # Anybody can send a frame without TLS: it hides no other refusal.
+            is_plain = isinstance(error, greeting.PlainPeer)
+            log = self._dropped if is_plain else self._refused
+            log.add(line, time.monotonic())
+            yield from greeting.refuse(pending.connected, str(error))
 
     def _steps(self, pending: pending_connections.Pending) -> greeting.Steps[None]:
         """Brings a connection to its link, which is made if its session is new."""

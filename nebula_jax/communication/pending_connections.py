@@ -2,21 +2,33 @@
 
 Anybody can connect, and stay silent. So their number has a bound. A connection beyond
 the bound takes the place of the oldest one of the address that has the most: a flood
-drives out itself. Time and sockets are the caller's.
+drives out itself.
 """
 
+import contextlib
 import dataclasses
+import errno
 import ipaddress
 import resource
+import selectors
 import socket
+import threading
+import time
 from collections.abc import Callable, Collection, Iterator
 
-from nebula_jax.communication.wire import greeting
+from nebula_jax.communication import endpoints
+from nebula_jax.communication.wire import greeting, wakeups
+from nebula_jax.security import tls as tls_lib
 
 MOST = 1024  # at a time; fewer where a process may not have so many files
 KEPT = 8  # places of each known peer's address that no other address takes
 SUBNET_BITS = 64  # of an IPv6 address: the rest is the owner's to choose
 LOG_BURST, LOG_SECONDS = 20, 3.0  # lines that need not wait; between the others
+MAX_ACCEPTED = 64  # at a time, before those that are there go on
+TURN_SECONDS = 0.05  # of work before pending connections are put in order again
+RETRY_SECONDS = 0.2  # after the system refused a connection
+LONGEST_SLEEP = 60.0  # seconds
+OUT_OF_FILES = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 
 
 @dataclasses.dataclass(eq=False)
@@ -158,7 +170,7 @@ class RejectedLog:
     """The log of connections that came to nothing: a line each, or one for very many.
 
     What anybody can cause must not fill a disk. After the first few there is a line in
-    a while, with how many others it stands for. Time is an argument, as above.
+    a while, with how many others it stands for. Time is an argument.
     """
 
     def __init__(
@@ -198,3 +210,139 @@ class RejectedLog:
         if self._others:
             self._log(f"and {self._others} more connections like these")
         self._others = 0
+
+
+class Acceptor:
+    """A thread that takes all connections at a port, and waits for none of them.
+
+    What is done with each is a generator of steps (see `wire.greeting`).
+    """
+
+    def __init__(
+        self,
+        listening: socket.socket,
+        steps: Callable[[Pending], greeting.Steps[None]],
+        seconds: float,
+        *,
+        first: int = selectors.EVENT_READ,
+        known: Callable[[], Collection[str]] = tuple,
+        dropped: Callable[[str, float], object] = lambda line, now: None,
+    ) -> None:
+        """Starts to take connections.
+
+        Args:
+          listening: bound and listening socket; closed with the acceptor.
+          steps: makes the steps of a connection. It is closed after them, unless they
+            have set its `is_taken`.
+          seconds: that the steps may take.
+          first: the event that the first step waits for.
+          known: returns the groups of the addresses of known peers, which go first.
+          dropped: called with a line when a connection is dropped, and the time.
+        """
+        self.pending = Pool(most())
+        self.is_closed = False
+        self._listening, self._steps, self._seconds = listening, steps, seconds
+        self._first, self._known, self._dropped = first, known, dropped
+        self._waker = wakeups.Waker()
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._waker, selectors.EVENT_READ)
+        self._selector.register(listening, selectors.EVENT_READ)
+        listening.setblocking(False)
+        listening.listen(endpoints.BACKLOG)  # it may be another process's, with less
+        self._thread = threading.Thread(target=self._run, name="acceptor", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Takes no more connections, and closes the pending ones."""
+        self.is_closed = True
+        self._waker.wake()
+        self._thread.join()
+        for pending in self.pending:
+            self._forget(pending)
+        self._selector.close()
+        self._waker.close()
+        self._listening.close()
+
+    def _run(self) -> None:
+        while not self.is_closed:
+            try:
+                self._turn()
+            except Exception as error:  # as of a log that fails: peers must get in
+                time.sleep(RETRY_SECONDS)
+                with contextlib.suppress(Exception):
+                    self._dropped(f"the port goes on after {error!r}", time.monotonic())
+
+    def _turn(self) -> None:
+        ready = []
+        for key, _ in self._selector.select(self._sleep()):
+            if key.fileobj is self._waker:
+                self._waker.clear()
+            elif key.fileobj is self._listening:
+                self._accept()
+            else:
+                ready.append(key.data)
+        now = time.monotonic()
+        while (oldest := self.pending.oldest) and oldest.deadline <= now:
+            self._drop(oldest, f"no session within {self._seconds:g} s")
+        # The next steps of those that can; the rest is ready next time.
+        ready = [each for each in ready if each in self.pending]
+        for pending in self.pending.in_turn(ready, self._known()):
+            self._advance(pending)
+            if time.monotonic() > now + TURN_SECONDS:
+                return
+
+    def _sleep(self) -> float:
+        oldest = self.pending.oldest
+        if oldest is None:
+            return LONGEST_SLEEP
+        return max(0.0, min(LONGEST_SLEEP, oldest.deadline - time.monotonic()))
+
+    def _accept(self) -> None:
+        for _ in range(MAX_ACCEPTED):
+            try:
+                sock, address = self._listening.accept()
+            except BlockingIOError:
+                return
+            except OSError as error:  # it went again, or the system has no more
+                if error.errno not in OUT_OF_FILES:
+                    continue
+                if not self._make_room():
+                    time.sleep(RETRY_SECONDS)
+                continue
+            if self.pending.is_full:
+                self._make_room()
+            deadline = time.monotonic() + self._seconds
+            connected = greeting.Connected(greeting.set_up(sock))
+            pending = Pending(connected, address[0], deadline)
+            pending.steps = self._steps(pending)
+            self.pending.add(pending)
+            self._selector.register(pending.fd, self._first, pending)
+
+    def _make_room(self) -> bool:
+        pending = self.pending.to_go(self._known())
+        if pending is not None:
+            self._drop(pending, "too many others had come")
+        return pending is not None
+
+    def _advance(self, pending: Pending) -> None:
+        try:
+            self._selector.modify(pending.fd, next(pending.steps), pending)
+        except StopIteration:
+            self._forget(pending)
+        except Exception as error:  # whatever one connection raises, others may come
+            self._drop(pending, tls_lib.in_words(error))
+
+    def _drop(self, pending: Pending, why: str) -> None:
+        line = f"dropped a connection from {pending.host}: {why}"
+        try:  # the reason is in the log before the peer can notice
+            self._dropped(line, time.monotonic())
+        finally:
+            self._forget(pending)
+
+    def _forget(self, pending: Pending) -> None:
+        """Makes a pending none; closes its socket unless something else has it."""
+        self.pending.remove(pending)
+        self._selector.unregister(pending.fd)
+        pending.steps.close()
+        if not pending.is_taken:
+            pending.sock.close()

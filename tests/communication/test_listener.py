@@ -16,7 +16,6 @@ import time
 import links
 import pytest
 
-from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication import pending_connections
 from nebula_jax.communication.wire import frames, greeting, integrity
 from nebula_jax.security import tls
@@ -181,7 +180,7 @@ def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch)
 
 
 def test_a_log_that_fails_keeps_nobody_out(pool, monkeypatch):
-    monkeypatch.setattr(listener_lib, "RETRY_SECONDS", 0.01)
+    monkeypatch.setattr(pending_connections, "RETRY_SECONDS", 0.01)
 
     def fail(line):
         raise OSError("no space left on device")
@@ -236,9 +235,9 @@ def leave(sock, is_reset):
 def held(listening):
     """What this process has: descriptors, threads, KiB of memory."""
     deadline = time.monotonic() + 20.0
-    while len(listening._pending) and time.monotonic() < deadline:
+    while len(listening._acceptor.pending) and time.monotonic() < deadline:
         time.sleep(0.01)
-    assert not len(listening._pending)
+    assert not len(listening._acceptor.pending)
     gc.collect()
     status = pathlib.Path("/proc/self/status").read_text()
     resident = int(status.partition("VmRSS:")[2].split()[0])
@@ -334,7 +333,7 @@ def test_a_flood_beyond_the_bound_drives_out_itself(pool, monkeypatch):
         strangers = Strangers(listening.address, "silent", False, SAME)
         strangers.come(200)
         gets_in(listening, pool, "generator:0")
-        assert len(listening._pending) <= 50
+        assert len(listening._acceptor.pending) <= 50
         strangers.go()
 
 
@@ -343,7 +342,7 @@ def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(pool):
     with listen(None, []) as listening:
         strangers = Strangers(listening.address, "silent", False, SAME)
         strangers.come(20)
-        while len(listening._pending) < 20:
+        while len(listening._acceptor.pending) < 20:
             time.sleep(0.01)
         coming = [socket.socket() for _ in range(6)]
         used = max(map(int, os.listdir("/proc/self/fd")))

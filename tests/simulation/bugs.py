@@ -6,7 +6,7 @@ A bug is a list of (object, attribute, function of what was there -> what is the
 from collections.abc import Callable
 from typing import Any
 
-from nebula_jax.communication import listener
+from nebula_jax.communication import pending_connections
 from nebula_jax.communication.wire import (
     connection,
     frames,
@@ -121,7 +121,7 @@ def _newest_of_any(newest: Callable) -> Callable:
 
 def _forgotten(self: Any, pending: Any) -> None:
     """Forgets a pending, and leaves its socket open."""
-    self._pending.remove(pending)
+    self.pending.remove(pending)
     self._selector.unregister(pending.fd)
 
 
@@ -178,7 +178,7 @@ BUGS: dict[str, list[Patch]] = {
     ],
     "a peer that is stuck is waited for": [(stuck_peers.Watch, "is_stuck", _never)],
     "who is dropped stays open": [
-        (listener.Listener, "_forget", lambda _: _forgotten),
+        (pending_connections.Acceptor, "_forget", lambda _: _forgotten),
     ],
     "the window is one step wider": [
         (

@@ -262,14 +262,7 @@ class Driver:
             self._finish()
 
     def _turn(self, is_readable: bool) -> bool:
-        """Does what there is to do, and waits for more.
-
-        Args:
-          is_readable: the last result.
-
-        Returns:
-          True if there are bytes to read.
-        """
+        """Does what there is to do, and waits; returns True if bytes may be read."""
         current = self._connection
         with self._mutex:
             io = current.io

@@ -62,7 +62,6 @@ def run(steps: Steps[T], sock: socket.socket, deadline: float, silence: float) -
     """Takes all steps, waiting for the socket in between.
 
     Args:
-      steps: of one connection.
       deadline: monotonic time at which to give up.
       silence: seconds without anything from the peer after which to give up.
 
@@ -234,8 +233,7 @@ def send(sock: socket.socket, buffer: Any) -> Steps[None]:
 def when_ready(events: int, call: Callable[..., T], *args: Any) -> Steps[T]:
     """Makes a call on a non-blocking socket, again and again until it is done.
 
-    Args:
-      events: what a call waits for, unless TLS wants something else.
+    It waits for `events` in between, unless TLS wants something else.
     """
     while True:
         try:

@@ -58,15 +58,10 @@ class Traffic:
         return sum(entries[kind][1] for kind in entries if kind.startswith("sent"))
 
     def report(self, sock: socket.socket | None, tls: int) -> dict[str, int]:
-        """Returns the bytes so far, by who counts them.
+        """Returns the bytes so far: with those on the present connection, if any.
 
-        Args:
-          sock: of the present connection, if any.
-          tls: bytes that TLS has added on it.
-
-        Returns:
-          `frames` and `tls`, sent, as this side counts them; `kernel_sent` and
-          `kernel_received`, as the kernel does.
+        `frames` and `tls` are those sent, as this side counts them; `kernel_sent` and
+        `kernel_received` as the kernel does.
         """
         sent, received = counted(sock) if sock is not None else (0, 0)
         return {

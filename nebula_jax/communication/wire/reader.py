@@ -104,9 +104,6 @@ def opening_bytes(tags: Integrity = CHECKSUMS) -> int:
 def read_opening(data: bytes, tags: Integrity = CHECKSUMS) -> tuple[frames.Open, int]:
     """Reads the first frame of a connection whose session is yet to be found.
 
-    Args:
-      data: the first `opening_bytes` of the connection.
-
     Returns:
       The frame, and how many frames the connector acknowledges in it.
 

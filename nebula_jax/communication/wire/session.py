@@ -73,12 +73,7 @@ class Session:
     def __init__(
         self, role: states.Role, session_id: bytes, peer_timeout: float
     ) -> None:
-        """Starts without a connection.
-
-        Args:
-          session_id: 16 bytes.
-          peer_timeout: seconds of silence after which a connection counts as lost.
-        """
+        """Starts without a connection; `peer_timeout` is in seconds."""
         self.role, self._other, self.session_id = role, role.other, session_id
         self.peer = "the peer"
         self.hello: frames.Hello | None = None
@@ -174,10 +169,6 @@ class Session:
     ) -> None:
         """Goes on with a new connection that the peer has opened (listener only).
 
-        Args:
-          acknowledged: from the head of that frame.
-          now: seconds.
-
         Raises:
           RemoteProtocolError: if it is not a newer connection of this session.
         """
@@ -199,7 +190,6 @@ class Session:
     def lost(self) -> None:
         """Ends the connection; half a frame of it is no frame."""
         self._phase = states.Phase.NONE
-        self.liveness.lost()
         self.window.note_waiting()
         self._forget_connection()
 

@@ -29,13 +29,7 @@ class SocketIO:
     def __init__(
         self, sock: socket.socket, shaper: wan.Shaper, wakes: wakeups.Waker
     ) -> None:
-        """Takes over a socket.
-
-        Args:
-          sock: connected, TLS or not.
-          shaper: the line; it outlives connections.
-          wakes: ends `wait`.
-        """
+        """Takes over a connected socket, TLS or not; `wakes` ends `wait`."""
         sock.setblocking(False)
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -79,11 +73,7 @@ class SocketIO:
     def wait(self, seconds: float) -> bool:
         """Waits until something can be done, or somebody wakes.
 
-        Args:
-          seconds: at most.
-
-        Returns:
-          True if bytes may be read, or the end of the connection.
+        Returns True if bytes may be read, or the end of the connection.
         """
         is_readable = self._reads and self.has_unread
         for fd, happened in self._poller.poll(0 if is_readable else 1000 * seconds):
@@ -139,11 +129,6 @@ class SocketIO:
 
         `has_unread` is then True if there may be more: TLS hands out a record at a
         time, and may keep others where no poll sees them.
-
-        Args:
-          session: that the bytes are for.
-          now: seconds.
-          wants: returns True if more may be read, as it must be at first.
 
         Raises:
           session.PeerGone: if the peer has closed the connection.

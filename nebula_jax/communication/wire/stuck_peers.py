@@ -88,12 +88,7 @@ class Watch:
             self._progress(now)
 
     def pinged(self, report: Report, received: int, now: float) -> None:
-        """Records a Ping.
-
-        Args:
-          received: bytes that the peer has received.
-          now: seconds.
-        """
+        """Records a Ping, by which the peer has received so many bytes."""
         self._count, self._latest = self.count(now), now
         has_received = received > self._peer_received
         is_waiting = report.activity is Activity.WAITING
@@ -134,13 +129,7 @@ class Wait:
         work: Work,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begins to wait.
-
-        Args:
-          watch: of the peer's progress.
-          work: of this process; it has the stuck-peer timeout.
-          clock: that the watch's times are of.
-        """
+        """Begins to wait; `work`, of this process, has the stuck-peer timeout."""
         self._cluster, self._what, self._peer = cluster, what, peer
         self._watch, self._work, self._clock = watch, work, clock
         self._start = clock()

@@ -60,10 +60,7 @@ class Compressor:
         """Returns each buffer, compressed or as it is.
 
         A buffer that does not shrink below WORTH_IT rests for 1, 2, 4, ... tensors, so
-        that compression in vain costs next to nothing.
-
-        Args:
-          buffers: [n] uint8 each.
+        that compression in vain costs next to nothing. [n] uint8 each.
         """
         return [self._coded(index, each) for index, each in enumerate(buffers)]
 
@@ -96,7 +93,6 @@ class Decompressor:
 
         Args:
           buffers: as received, without the table; one of full size is not compressed.
-          sizes: bytes of each by the schema.
 
         Raises:
           EntropyError: if one decodes to more or less than its size, or not at all.

@@ -95,11 +95,7 @@ def _check_federation(settings: Settings) -> None:
 
 @functools.cache
 def recorder(settings: Settings, cluster: str) -> switch_client.Recorder:
-    """Returns this process's way into the audit log of its lab.
-
-    Args:
-      settings: of this cluster; without a federation nothing is recorded.
-    """
+    """Returns this process's way into the audit log of its lab, if there is one."""
     folder = site_folder.Folder(pathlib.Path(settings.federation))
     if not settings.federation:
         return switch_client.Recorder(None, "", "")
@@ -121,9 +117,6 @@ def dial(
       check: compares the peer's Hello with what only the caller has; raises
         bridge.Mismatch.
       work: what this process does; a new one if not given.
-
-    Returns:
-      A link whose peer sent a Hello that agrees with this one.
 
     Raises:
       bridge.ConnectError: if nobody answers, or TLS fails.

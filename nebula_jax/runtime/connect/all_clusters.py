@@ -63,11 +63,7 @@ def awaited(cluster: str, clusters: Sequence[str], hub: str = "") -> list[str]:
 def check_place(
     settings: connect.Settings, cluster: str, clusters: Sequence[str], hub: str = ""
 ) -> None:
-    """Checks that a cluster has what it needs to meet the others.
-
-    Args:
-      cluster: what it is: `all`, `whole`, or a cluster's name.
-      clusters, hub: as for `dialed`.
+    """Checks that a cluster has what it needs to meet the others; see `dialed`.
 
     Raises:
       errors.NebulaError: before anything has started.
@@ -119,12 +115,7 @@ class Peers:
     ) -> None:
         """Takes links whose peers have come; `connected` makes them.
 
-        Args:
-          links: name -> link, in the order of the clusters.
-          dialed: names of those that this cluster has dialed.
-          clusters: names of all.
-          hub: name of the hub, if there is one.
-          listener: through which clusters may rejoin; None if none may.
+        Clusters may rejoin through `listener`, if there is one.
         """
         self.hello = hello
         """The Hello of this cluster."""

@@ -91,12 +91,8 @@ def drop_unread() -> None:
 def handed_down(variable: str, is_kind: Callable[[int], bool]) -> int:
     """Returns the descriptor whose number the launcher has put into the environment.
 
-    Args:
-      variable: of the environment.
-      is_kind: a function of `stat`, true for the mode of such a file.
-
     Raises:
-      errors.SettingsError: if it is no number of such a file.
+      errors.SettingsError: if it is no number of a file whose mode `is_kind`.
     """
     value = os.environ[variable]
     with contextlib.suppress(OSError):

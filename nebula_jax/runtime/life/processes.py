@@ -30,12 +30,6 @@ GRACE_SECONDS = 8.0  # for the others to end by themselves once one has failed
 KILLED_GRACE_SECONDS = 1.0  # once one was killed: they would wait for it to come back
 POLL_SECONDS = 0.1
 REFUSED = 2  # settings that cannot work, of a cluster: see `process`
-WELL_ENDED = (
-    0,
-    process.STOPPED_BY_PEER,
-    128 + signal.SIGINT,
-    128 + signal.SIGTERM,
-)
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PROGRAMS = "compiled_programs"
 """The folder, in a run's, where JAX keeps compiled programs for the next start."""
@@ -76,11 +70,7 @@ class Processes:
         self._processes: dict[str, subprocess.Popen[str]] = {}
 
     def run(self) -> int:
-        """Runs the processes until all have ended.
-
-        Returns:
-          Their status; see `launcher.prepared`.
-        """
+        """Runs the processes until all have ended; see `launcher.prepared`."""
         before = {
             number: signal.signal(number, self._on_signal)
             for number in (signal.SIGINT, signal.SIGTERM)
@@ -201,7 +191,7 @@ class Processes:
 
     def _grace(self, status: int) -> float:
         """Returns the seconds that the others have to end, after one with `status`."""
-        if status in WELL_ENDED:
+        if status in process.SAVED:
             return float("inf")
         if status > 0:
             return GRACE_SECONDS
@@ -229,7 +219,7 @@ class Processes:
 
     def _to_blame(self, ends: dict[str, int]) -> str:
         """Returns the cluster because of which a run failed: the first of them."""
-        bad = [name for name in ends if ends[name] not in WELL_ENDED]
+        bad = [name for name in ends if ends[name] not in process.SAVED]
         # Who ended because a peer did, or was ended by us, is not to blame.
         blame = [
             name
@@ -241,7 +231,7 @@ class Processes:
     def _status(self, ends: dict[str, int], screen: screen_lib.Screen) -> int:
         if self._signal is not None and not self._failed(ends):
             return 128 + self._signal
-        if all(status in WELL_ENDED for status in ends.values()):
+        if all(status in process.SAVED for status in ends.values()):
             return max(ends.values())
         died = self._to_blame(ends)
         text = f"error: {died} {_ended(ends[died])}; all clusters ended"
@@ -275,9 +265,7 @@ class Processes:
 def must_restart(statuses: Sequence[int]) -> bool:
     """Returns True if a run is worth starting again: it died, and nobody refused.
 
-    Args:
-      statuses: of the clusters that were not ended by the launcher; -n if signal n
-        killed one.
+    `statuses` are those of clusters that the launcher did not end; -n is of signal n.
     """
     died = [
         status == process.ENDED_BY_PEER or _was_killed(status) for status in statuses

@@ -19,23 +19,16 @@ def record_death(workdir: pathlib.Path, cluster: str, how: str, now: float) -> N
 
 
 def record_first_step(folder: pathlib.Path, step: int, now: float) -> None:
-    """Records the first step that a cluster's process has taken.
-
-    Args:
-      step: counted from 1.
-      now: when it was done.
-    """
+    """Records the first step that a cluster's process has taken, once it is done."""
     _append(folder / STARTS, {"step": step, "at": now})
 
 
 def read(
     workdir: pathlib.Path, folders: Iterable[pathlib.Path]
 ) -> list[dict[str, Any]]:
-    """Lists the restarts of a run.
+    """Returns cluster, how (it died) and at of a run's restarts, in their order.
 
-    Returns:
-      For each: cluster, how (it died), at, and seconds from then until every cluster
-      had taken a step; None if one never did.
+    And seconds from then until every cluster had taken a step; None if one never did.
     """
     folders = list(folders)
     return [
@@ -45,14 +38,9 @@ def read(
 
 
 def seconds_until_step(folders: Sequence[pathlib.Path], moment: float) -> float | None:
-    """Returns how long it took until a new process of every cluster had taken a step.
+    """Returns the seconds until a new process of every cluster had taken a step.
 
-    Args:
-      folders: of the clusters.
-      moment: in seconds since 1970.
-
-    Returns:
-      Seconds; None if one of them has taken no step yet.
+    None if one of them has taken no step since `moment`.
     """
     took = []
     for folder in folders:
@@ -64,11 +52,7 @@ def seconds_until_step(folders: Sequence[pathlib.Path], moment: float) -> float 
 
 
 def markdown(summary: Mapping[str, Any]) -> str:
-    """Renders a run's restarts; empty if there were none.
-
-    Args:
-      summary: of the run; `restarts` as `read` returns them.
-    """
+    """Renders the `restarts` of a run's summary; empty if there were none."""
     lines = [
         f"- {each['cluster']} {each['how']}:"
         + (

@@ -96,7 +96,6 @@ def run(
     """Runs this process's part of the cluster.
 
     Args:
-      settings: which processes there are.
       described: what must be equal in all of them, JSON values by name.
       train: does the work, with JAX on the devices of all processes; returns the exit
         status.
@@ -155,9 +154,7 @@ def _join(
 ) -> None:
     """Meets the other processes, which `members` watches from then on; begins JAX.
 
-    Args:
-      settings, place, described, members: of this process.
-      service: path of the socket of JAX's service; used by the root.
+    `service` is the path of the socket of JAX's service, which the root has.
     """
     global _members
     timeout, address = settings.connect_timeout, place.address
@@ -303,11 +300,8 @@ def _begin_jax(
 ) -> None:
     """Makes one program of the processes, which are all there.
 
-    Args:
-      service: path at which JAX's service listens, in the root.
-      proxied: HOST:PORT at which this process reaches it.
-      place: of this process.
-      connect_timeout: seconds.
+    JAX's service listens at the path `service`, in the root. This process reaches it
+    at `proxied`, HOST:PORT.
     """
     # JAX's handler would swallow SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)

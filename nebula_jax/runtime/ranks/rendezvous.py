@@ -72,8 +72,7 @@ class Line:
 class Door:
     """The port of a cluster, at its root: says nothing to who has not proven itself.
 
-    One thread takes all connections and waits for none of them. Anybody may come, be
-    silent or send garbage: their number has a bound (`pending_connections`).
+    Anybody may come, be silent or send garbage (see `pending_connections.Acceptor`).
     """
 
     def __init__(self, server: socket.socket, secret: bytes, address: str) -> None:
@@ -92,69 +91,10 @@ class Door:
         """The path of the socket of JAX's service."""
         self.unproven = 0
         """Connections that had another secret, or none."""
-        self._server, self._secret, self._address = server, secret, address
-        self._pending = pending_connections.Pool(pending_connections.most())
-        self._is_closed = False
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(server, selectors.EVENT_READ)
-        server.setblocking(False)
-        self._thread = threading.Thread(target=self._run, name="door", daemon=True)
-        self._thread.start()
-
-    def close(self) -> None:
-        """Lets nobody in any more."""
-        self._is_closed = True
-        self._thread.join()
-        for pending in self._pending:
-            self._forget(pending)
-        self._selector.close()
-        self._server.close()
-
-    def _run(self) -> None:
-        while not self._is_closed:
-            try:
-                self._turn()
-            except Exception:  # whatever one of them does, others must get in
-                time.sleep(RETRY_SECONDS)
-
-    def _turn(self) -> None:
-        for key, _ in self._selector.select(RETRY_SECONDS):
-            if key.data is None:
-                self._accept()
-            elif key.data in self._pending:
-                self._advance(key.data)
-        now = time.monotonic()
-        while (oldest := self._pending.oldest) and oldest.deadline <= now:
-            self._forget(oldest)
-
-    def _accept(self) -> None:
-        if self._pending.is_full and (pending := self._pending.to_go(())):
-            self._forget(pending)
-        try:
-            sock, address = self._server.accept()
-        except (BlockingIOError, ConnectionError):
-            return  # it went again
-        connected = greeting.Connected(greeting.set_up(sock))
-        deadline = time.monotonic() + HELLO_SECONDS
-        pending = pending_connections.Pending(connected, address[0], deadline)
-        pending.steps = self._steps(pending)
-        self._pending.add(pending)
-        self._selector.register(pending.fd, selectors.EVENT_READ, pending)
-        self._advance(pending)
-
-    def _advance(self, pending: pending_connections.Pending) -> None:
-        try:
-            self._selector.modify(pending.fd, next(pending.steps), pending)
-        except (StopIteration, OSError, errors.NebulaError):
-            self._forget(pending)
-
-    def _forget(self, pending: pending_connections.Pending) -> None:
-        """Makes a pending none; closes its socket unless something else has it."""
-        self._pending.remove(pending)
-        self._selector.unregister(pending.fd)
-        pending.steps.close()
-        if not pending.is_taken:
-            pending.sock.close()
+        self._secret, self._address = secret, address
+        self.acceptor = pending_connections.Acceptor(
+            server, self._steps, HELLO_SECONDS, first=selectors.EVENT_WRITE
+        )
 
     def _steps(self, pending: pending_connections.Pending) -> greeting.Steps[None]:
         """Lets in who proves itself."""
@@ -207,7 +147,6 @@ def gather(
 
     Args:
       door: of the cluster; stays open, unless this fails.
-      processes: P.
       described: what must be equal in all processes, JSON values by name.
       timeout: seconds to wait.
 
@@ -233,7 +172,7 @@ def gather(
         for line in lines.values():
             line.send({"refused" if is_refused else "absent": str(error)})
             line.close()
-        door.close()
+        door.acceptor.close()
         raise
     door.is_complete = True
     for line in lines.values():
@@ -294,12 +233,7 @@ def attend(
     described: Mapping[str, Any],
     timeout: float,
 ) -> Line:
-    """Goes to the root, as another process, and waits for its answer.
-
-    Args:
-      address: of the coordinator.
-      secret: of the run.
-      processes, described, timeout: as for `gather`.
+    """Goes to the root, as another process, and waits for its answer; see `gather`.
 
     Returns:
       The line to the root.
@@ -360,9 +294,6 @@ def knock(
     """Connects to the root's door once, with proofs of both sides.
 
     Args:
-      address: of the coordinator.
-      secret: of the run.
-      rank: of this process.
       purpose: see `handshake`.
       deadline: monotonic time at which to give up; later by a moment if it is past.
 

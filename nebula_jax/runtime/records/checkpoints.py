@@ -179,11 +179,7 @@ class Checkpoints:
     def after(
         self, step: int, state: Any, position: Callable[[], Any] = _nothing
     ) -> None:
-        """Saves the state after `step` if a checkpoint is due.
-
-        Args:
-          state: after it.
-          position: returns the data position, as JSON values.
+        """Saves the state after `step`, and the data position, if a checkpoint is due.
 
         Raises:
           checkpoint.CheckpointError: if it cannot be written.
@@ -231,7 +227,6 @@ def check_same_run(
     """Checks that a cluster's folder holds no other run.
 
     Args:
-      settings: of the run, equal in all clusters.
       fingerprints: what else must be as it was, such as digests of the cluster's text
         and model, as far as they are there yet.
 
@@ -253,14 +248,9 @@ def difference(
     settings: Mapping[str, Any],
     fingerprints: Mapping[str, str],
 ) -> str:
-    """Returns the first difference of a checkpoint's run from this one, in words.
+    """Returns the first difference of a checkpoint's run from this one; empty if none.
 
-    Args:
-      cluster: name of this one.
-      fingerprints: of this run, as far as they are known; others are not compared.
-
-    Returns:
-      Empty if there is none.
+    `fingerprints` are this run's, as far as they are known; others are not compared.
     """
     before, known = about.get("settings"), about.get("fingerprints")
     if not isinstance(before, dict) or not isinstance(known, dict):
@@ -312,9 +302,5 @@ def to_keep(window: int, every: int) -> int:
 
     When a generator saves step d + window + 1, the discriminator may not have saved d
     yet: its newest is then d - every.
-
-    Args:
-      window: steps that one cluster may be ahead of another.
-      every: steps between checkpoints.
     """
     return 3 + (window + 1) // every

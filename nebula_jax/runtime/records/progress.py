@@ -95,16 +95,14 @@ class Skips:
         """
         if metrics.get("is_finite", True):
             return
-        what = (
-            f"{self._cluster}: a gradient of step {step}, or a parameter after it, is"
-        )
-        what += " not finite"
-        if "loss" in metrics:
-            loss = float(metrics["loss"])
-            what = f"{self._cluster}: the loss of step {step} is {loss}"
-            if math.isfinite(loss):
-                what = f"{self._cluster}: step {step} has the loss {loss:.4g}, but its"
-                what += " gradient or the parameters after it are not finite"
+        loss = float(metrics.get("loss", 0.0))
+        what = f"{self._cluster}: the loss of step {step} is {loss}"
+        if "loss" not in metrics:
+            what = f"{self._cluster}: a gradient of step {step}, or a parameter after"
+            what += " it, is not finite"
+        elif math.isfinite(loss):
+            what = f"{self._cluster}: step {step} has the loss {loss:.4g}, but its"
+            what += " gradient or the parameters after it are not finite"
         if self.count >= self._allowed:
             raise NonfiniteError(
                 f"{what}; nothing after it is saved (allow_nonfinite={self._allowed}"
@@ -235,12 +233,7 @@ class Progress:
             self._log.write(step, values)
 
     def evaluation(self, step: int, figures: Mapping[str, Mapping[str, float]]) -> None:
-        """Records figures on held-out text.
-
-        Args:
-          step: after which they were measured.
-          figures: language or split -> name -> number.
-        """
+        """Records figures on held-out text: language or split -> name -> number."""
         by_name: dict[str, dict[str, float]] = {}
         for key, each in figures.items():
             for name, number in each.items():
@@ -250,11 +243,9 @@ class Progress:
     def probe(
         self, step: int, figures: Mapping[str, float | Mapping[str, float]]
     ) -> None:
-        """Records figures of probes: numbers, or language -> number.
+        """Records figures of probes as `probe_<name>`: numbers, or language -> number.
 
-        Args:
-          step: after which they were measured.
-          figures: by name; recorded as `probe_<name>`. If there are none, nothing is.
+        If there are none, nothing is recorded.
         """
         if figures:
             self._write(step, {f"probe_{name}": each for name, each in figures.items()})

@@ -126,13 +126,9 @@ def print_paths(*paths: pathlib.Path) -> None:
 
 
 def first_and_last(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Picks the first and the last logged loss.
+    """Returns first, first_step, last and last_step of the losses in metrics.jsonl.
 
-    Args:
-      records: of a cluster's metrics.jsonl.
-
-    Returns:
-      first, first_step, last, last_step; {} if no loss was logged.
+    {} if no loss was logged.
     """
     steps = [record for record in records if "loss" in record]
     if not steps:
@@ -153,11 +149,7 @@ def write(path: pathlib.Path, record: Mapping[str, Any]) -> None:
 
 
 def is_stale(path: pathlib.Path, folders: Iterable[pathlib.Path]) -> bool:
-    """Returns True if a run's summary is missing or older than a cluster's.
-
-    Args:
-      path: of the run's summary.json.
-    """
+    """Returns True if a run's summary is missing or older than a cluster's."""
     if not path.is_file():
         return True
     summaries = [folder / "summary.json" for folder in folders]
@@ -166,21 +158,12 @@ def is_stale(path: pathlib.Path, folders: Iterable[pathlib.Path]) -> bool:
 
 
 def wall_seconds(command: float, clusters: Iterable[Mapping[str, Any]]) -> float:
-    """Returns the seconds of a command, or of training if an earlier one has trained.
-
-    Args:
-      command: wall time of this one.
-      clusters: summaries; {} of a cluster that has none.
-    """
+    """Returns a command's seconds, or training's if an earlier one has trained."""
     return max([command, *(each["seconds"] for each in clusters if each)])
 
 
 def outages(clusters: Iterable[Mapping[str, Any]]) -> str:
-    """Renders how often clusters were cut off, for how long, and what waited.
-
-    Args:
-      clusters: of a record; those that dialed have `outages`, see `Link.outages`.
-    """
+    """Renders how often clusters were cut off, for how long, and what waited."""
     found = []
     for each in clusters:
         lost = each.get("outages", {})
@@ -292,9 +275,6 @@ def missing(summary: Mapping[str, Any]) -> str:
 
     A full disk, or a kill after the last checkpoint, leaves a cluster without its
     summary, or with that of an earlier stop.
-
-    Args:
-      summary: as for `clusters`.
     """
     ends = {each["cluster"]: each["last_step"] for each in summary["clusters"]}
     last = max(ends.values(), default=0)

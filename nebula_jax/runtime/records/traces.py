@@ -29,9 +29,6 @@ def _name(rank: int) -> str:
 def time(trace: trace_lib.Trace, links: Sequence[Link | WorkerLink]) -> dict[str, Any]:
     """Returns where the time of this process went, and what crossed its lines.
 
-    Args:
-      links: to other clusters.
-
     Returns:
       JSON values: `seconds`, their `parts`, `cpu_seconds` since the first step, and the
       bytes of each line as this side and as the kernel counts them.
@@ -49,11 +46,9 @@ def time(trace: trace_lib.Trace, links: Sequence[Link | WorkerLink]) -> dict[str
 def gather(
     folder: pathlib.Path, clusters: Iterable[pathlib.Path], processes: int
 ) -> None:
-    """Writes one trace of all processes of a run, if it was traced.
+    """Writes one trace of all `processes` of each cluster, if the run was traced.
 
-    Args:
-      processes: of each cluster, that were traced; what others have left there, of an
-        attempt before, is not gathered.
+    What others have left there, of an attempt before, is not gathered.
     """
     names = [_name(rank) for rank in range(processes)]
     parts = [each / name for each in clusters for name in names]

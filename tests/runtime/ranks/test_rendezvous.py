@@ -36,8 +36,8 @@ def opened():
 
     yield make
     for each in doors:
-        if not each._is_closed:
-            each.close()
+        if not each.acceptor.is_closed:
+            each.acceptor.close()
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def test_a_thousand_strangers_keep_nobody_out(opened, pool, monkeypatch):
             silent(address, stack)
         root = pool.submit(rendezvous.gather, door, 2, SEED, 30.0)
         line = rendezvous.attend(address, SECRET, 1, 2, SEED, 30.0)
-        assert len(door._pending) <= 100
+        assert len(door.acceptor.pending) <= 100
         close(line, *root.result(30).values())
 
 
@@ -218,7 +218,7 @@ def test_who_proves_nothing_in_time_is_closed(opened, monkeypatch):
     with socket.create_connection(address) as stranger:
         read_line(stranger)
         assert stranger.recv(1) == b""
-    wait_until(lambda: not len(door._pending))
+    wait_until(lambda: not len(door.acceptor.pending))
 
 
 def test_who_comes_with_the_secret_when_all_are_there_tries_again(opened, pool):
