@@ -3,6 +3,7 @@
 Settings are environment variables, so that the processes that tests start have them.
 """
 
+import concurrent.futures
 import gc
 import os
 import pathlib
@@ -101,6 +102,13 @@ def compiled_programs_do_not_pile_up():
 
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture
+def pool():
+    """Threads in which the other side of a test works."""
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        yield pool
 
 
 RANDOM = ("training", "models", "evaluation")  # folders of code that draws

@@ -124,9 +124,3 @@ def test_another_clusters_certificate_takes_nobodys_place(stack, folder):
     with pytest.raises(session.PeerAborted, match=words):
         spoke.dial(certificate="spoke-1").result(5.0)
     assert not spoke.here.is_over
-
-
-def test_a_name_that_is_not_expected_is_refused(stack):
-    spoke = Spoke(stack)
-    with pytest.raises(session.PeerAborted, match="spoke:7 was not expected"):
-        spoke.dial(name="spoke:7").result(5.0)

@@ -1,4 +1,3 @@
-import concurrent.futures
 import contextlib
 import re
 import socket
@@ -8,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import links
 import numpy as np
+import ports
 import pytest
 from cryptography import x509
 from two_labs import wait_until
@@ -30,22 +30,6 @@ def hello(cluster, settings=SETTINGS, version="0.1"):
 
 
 OURS = hello("discriminator")
-
-
-def credentials(tmp_path, encrypted):
-    if not encrypted:
-        return {}, {}
-    certificates.issue_for_run(tmp_path, ["discriminator", "generator:0"])
-    return (
-        {"tls": tls.server_contexts(tmp_path / "discriminator")},
-        {"tls": tls.client_contexts(tmp_path / "generator-0")},
-    )
-
-
-@pytest.fixture
-def pool():
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 @pytest.fixture
@@ -73,7 +57,7 @@ def arrays(seed):
 def test_tensors_and_tokens_cross_unchanged_both_ways(
     tmp_path, pool, encrypted, wan_flag, linked
 ):
-    server, client = credentials(tmp_path, encrypted)
+    server, client = links.credentials(tmp_path, encrypted)
     lines = wan.from_string(wan_flag)
     here, there = linked(server | {"line": lines.down}, client | {"line": lines.up})
     incoming = here.receiver("tokens", SPEC, codec.identity())
@@ -106,12 +90,11 @@ def test_tensors_and_tokens_cross_unchanged_both_ways(
 
 
 def test_a_tensor_larger_than_every_buffer_crosses(tmp_path, pool, linked):
-    server, client = credentials(tmp_path, True)
+    server, client = links.credentials(tmp_path, True)
     here, there = linked(server, client)
     spec = jax.ShapeDtypeStruct((3_000_000,), jnp.float32)
     big = np.arange(3_000_000, dtype=np.float32)
-    incoming = here.receiver("h", spec, codec.identity())
-    outgoing = there.sender("h", spec, codec.identity())
+    outgoing, incoming = links.channel(there, here, "h", spec)
     links.begin(here, there)
 
     def far():
@@ -129,8 +112,7 @@ def test_a_tensor_larger_than_every_buffer_crosses(tmp_path, pool, linked):
 def test_send_blocks_while_nobody_reads(pool, linked):
     here, there = linked()
     spec = jax.ShapeDtypeStruct((4_000_000,), jnp.float32)
-    incoming = here.receiver("h", spec, codec.identity())
-    outgoing = there.sender("h", spec, codec.identity())
+    outgoing, incoming = links.channel(there, here, "h", spec)
     links.begin(here, there)
     sent = []
 
@@ -163,8 +145,7 @@ ODD = {
 
 def test_arrays_of_any_dtype_and_shape_cross(linked):
     here, there = linked()
-    incoming = here.receiver("odd", ODD, codec.identity())
-    outgoing = there.sender("odd", ODD, codec.identity())
+    outgoing, incoming = links.channel(there, here, "odd", ODD)
     links.begin(here, there)
     arrays = {name: jnp.ones(spec.shape, spec.dtype) for name, spec in ODD.items()}
     outgoing.send(1, arrays)
@@ -177,8 +158,7 @@ def test_arrays_of_any_dtype_and_shape_cross(linked):
 
 def test_a_step_is_waited_for_until_its_token_comes(pool, linked):
     here, there = linked()
-    outgoing = here.sender("grads", SPEC, codec.identity())
-    incoming = there.receiver("grads", SPEC, codec.identity())
+    outgoing, incoming = links.channel(here, there, "grads", SPEC)
     here.welcome(4)
     there.wait_for_welcome(5.0)
     there.wait_for_step(4)
@@ -421,14 +401,6 @@ def test_nobody_there_is_an_error_after_the_timeout():
     assert time.monotonic() - start < 10
 
 
-def test_nobody_coming_is_an_error_after_the_timeout():
-    with (
-        links.listening() as listening,
-        pytest.raises(bridge.ConnectError, match="nobody came within"),
-    ):
-        listening.accept(0.2)
-
-
 def test_a_port_in_use_is_named():
     with endpoints.listen(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
@@ -436,16 +408,7 @@ def test_a_port_in_use_is_named():
             endpoints.listen(("127.0.0.1", port))
 
 
-def has_ipv6():
-    with (
-        contextlib.suppress(OSError),
-        socket.create_server(("::1", 0), family=socket.AF_INET6),
-    ):
-        return True
-    return False
-
-
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+needs_ipv6 = pytest.mark.skipif(not ports.has_ipv6(), reason="this host has no IPv6")
 
 
 @needs_ipv6
@@ -471,8 +434,8 @@ def test_addresses_of_ipv6_stand_in_brackets():
 
 
 def test_a_stranger_with_another_authority_gets_nowhere(tmp_path, pool):
-    server, _ = credentials(tmp_path / "ours", True)
-    _, client = credentials(tmp_path / "theirs", True)
+    server, _ = links.credentials(tmp_path / "ours", True)
+    _, client = links.credentials(tmp_path / "theirs", True)
     with links.listening(**server) as listening:
         with pytest.raises(bridge.ConnectError, match="no TLS with discriminator"):
             links.dial(listening.address, connect_timeout=10.0, **client)
@@ -490,7 +453,7 @@ def refused(listening, pool, client, name, words):
 
 
 def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
-    server, client = credentials(tmp_path, True)
+    server, client = links.credentials(tmp_path, True)
     words = "generator:1 shows a certificate for generator-0"
     said = []
     with links.listening(log=said.append, **server) as listening:
@@ -502,7 +465,7 @@ def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):
 
 
 def test_a_listener_too_may_only_speak_under_its_certificates_name(tmp_path):
-    server, client = credentials(tmp_path, True)
+    server, client = links.credentials(tmp_path, True)
     words = "generator:1 shows a certificate for discriminator"
     with (
         links.listening("generator:1", **server) as listening,
@@ -527,7 +490,7 @@ def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
 
 @pytest.mark.parametrize("on", ["listener", "connector"])
 def test_tls_on_one_side_alone_is_said_on_both(tmp_path, on):
-    server, client = credentials(tmp_path, encrypted=True)
+    server, client = links.credentials(tmp_path, encrypted=True)
     said = []
     if on == "listener":
         client, words = {}, "refused this cluster: it sent a frame without TLS: that is"
@@ -544,7 +507,7 @@ def test_tls_on_one_side_alone_is_said_on_both(tmp_path, on):
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_who_is_not_expected_is_refused_without_a_hello(tmp_path, encrypted):
-    server, client = credentials(tmp_path, encrypted)
+    server, client = links.credentials(tmp_path, encrypted)
     received = b""
     with links.listening(OURS, clusters=["generator:1"], **server) as listening:
         raw = socket.create_connection(listening.address, 5.0)
@@ -583,7 +546,7 @@ def test_a_run_whose_cluster_was_started_anew_ends_soon_so_that_all_start_again(
     tmp_path, pool, encrypted
 ):
     """By a certificate alone: else anybody could end a run whose line breaks."""
-    server, client = credentials(tmp_path, encrypted)
+    server, client = links.credentials(tmp_path, encrypted)
     with links.listening(reconnect_timeout=30.0, **server) as listening:
         coming = pool.submit(links.dial, listening.address, **client)
         here, killed = listening.accept(5.0), coming.result(5.0)
@@ -608,37 +571,6 @@ def test_a_run_whose_cluster_was_started_anew_ends_soon_so_that_all_start_again(
             assert not here.is_over
             here.abort("done")
         killed.abort("done")
-
-
-def test_a_vanished_peer_is_noticed_and_named(linked):
-    here, there = linked()
-    here.welcome(0)
-    there._driver._connection.io.socket.shutdown(socket.SHUT_RDWR)
-    with pytest.raises(session.PeerGone, match="generator:0"):
-        here.wait_for_step(1)
-
-
-def test_a_silent_peer_is_noticed_within_the_timeout():
-    with links.listening(OURS, peer_timeout=0.6) as listening:
-        raw = socket.create_connection(listening.address)
-        raw.sendall(frames.encode(frames.Open(bytes(16), 1), 0, 0)[0])
-        raw.sendall(frames.encode(hello("generator:0"), 0, 0)[0])
-        here = listening.accept(5.0)
-        here.welcome(0)
-        start = time.monotonic()
-        with pytest.raises(session.PeerGone, match="generator:0 has been silent"):
-            here.wait_for_step(1)
-        assert time.monotonic() - start < 10
-        raw.close()
-
-
-def test_idle_peers_keep_each_other_company(linked):
-    here, there = linked(peer_timeout=3.0)
-    time.sleep(4.5)
-    links.begin(here, there)
-    here.abort("done")
-    with pytest.raises(session.PeerAborted, match="discriminator gave up: done"):
-        there.wait_for_step(1)
 
 
 def test_stopping_is_asked_for_and_announced(linked):

@@ -1,6 +1,5 @@
 """Peers that get nothing done, lines that are down: real sockets, short timeouts."""
 
-import concurrent.futures
 import contextlib
 import threading
 
@@ -22,12 +21,6 @@ from nebula_jax.communication.wire.activity import Activity
 SPEC = jax.ShapeDtypeStruct((8,), np.int32)
 IDS = np.arange(8, dtype=np.int32)
 PEER_TIMEOUT = 0.4  # seconds: a Ping every tenth of a second
-
-
-@pytest.fixture
-def pool():
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 class Star:

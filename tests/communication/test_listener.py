@@ -1,6 +1,5 @@
 """A real listener among strangers: who is known gets in, and nothing is left behind."""
 
-import concurrent.futures
 import contextlib
 import functools
 import gc
@@ -38,12 +37,6 @@ def enough_files():
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 16_384), hard))
     yield
     resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
-
-
-@pytest.fixture
-def pool():
-    with concurrent.futures.ThreadPoolExecutor(2) as pool:
-        yield pool
 
 
 @pytest.fixture(scope="module")

@@ -5,10 +5,14 @@ import concurrent.futures
 from breakable_line import Proxy
 
 from nebula_jax.communication import bridge, endpoints
+from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
+from nebula_jax.security import tls
+from nebula_jax.security.tls import certificates
 
 SECONDS = 10.0  # to connect
+IDENTITY = codec_lib.identity()
 SETTINGS = {
     "peer_timeout": 5.0,
     "reconnect_timeout": 0.0,
@@ -41,6 +45,18 @@ def dial(address, theirs="generator:0", peer="discriminator", **settings):
     )
 
 
+def credentials(folder, encrypted=True):
+    """The TLS of a listener and of generator 0; nothing of plain connections."""
+    if not encrypted:
+        return {}, {}
+    names = ["discriminator", "generator:0", "generator:1"]
+    certificates.issue_for_run(folder, names)
+    return (
+        {"tls": tls.server_contexts(folder / "discriminator")},
+        {"tls": tls.client_contexts(folder / "generator-0")},
+    )
+
+
 def begin(here, there, step=0):
     """The run begins on a listener's and a connector's link."""
     here.welcome(step)
@@ -66,3 +82,8 @@ class Pair:
 
     def begin(self, step=0):
         begin(self.here, self.there, step)
+
+
+def channel(sends, receives, name, spec, codec=IDENTITY):
+    """Both ends of a channel: `Sender` on one link, `Receiver` on its peer's."""
+    return sends.sender(name, spec, codec), receives.receiver(name, spec, codec)

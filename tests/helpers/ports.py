@@ -1,5 +1,6 @@
 """Ports for tests."""
 
+import contextlib
 import random
 import socket
 
@@ -16,3 +17,13 @@ def free_port() -> int:
                 return port
         except OSError:
             continue
+
+
+def has_ipv6() -> bool:
+    """Returns True if this host can connect to itself by IPv6."""
+    with (
+        contextlib.suppress(OSError),
+        socket.create_server(("::1", 0), family=socket.AF_INET6),
+    ):
+        return True
+    return False

@@ -18,19 +18,12 @@ from nebula_jax import errors
 from nebula_jax.communication import codec, wan
 from nebula_jax.communication.wire import driver, frames, reconnect, session
 from nebula_jax.security import tls
-from nebula_jax.security.tls import certificates
 
 SPEC = jax.ShapeDtypeStruct((40_000,), jnp.float32)
 
 
 def value(step, side):
     return np.random.RandomState(2 * step + side).randn(40_000).astype(np.float32)
-
-
-@pytest.fixture
-def pool():
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 class Line(links.Pair):
@@ -78,23 +71,12 @@ def line():
         yield lambda **settings: Line(stack, **settings)
 
 
-def credentials(tmp_path, encrypted):
-    if not encrypted:
-        return {}
-    certificates.issue_for_run(
-        tmp_path, ["discriminator", "generator:0", "generator:1"]
-    )
-    return {
-        "server": {"tls": tls.server_contexts(tmp_path / "discriminator")},
-        "client": {"tls": tls.client_contexts(tmp_path / "generator-0")},
-    }
-
-
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_nothing_is_lost_doubled_or_reordered_when_the_line_breaks(
     tmp_path, line, pool, encrypted
 ):
-    line = line(**credentials(tmp_path, encrypted))
+    server, client = links.credentials(tmp_path, encrypted)
+    line = line(server=server, client=client)
     is_done = threading.Event()
 
     def break_it():
@@ -170,7 +152,8 @@ def test_a_half_open_connection_is_noticed_and_replaced(line, pool, holes):
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_a_slow_line_that_still_moves_is_never_cut_off(tmp_path, line, pool, encrypted):
-    line = line(peer_timeout=1.5, **credentials(tmp_path, encrypted))
+    server, client = links.credentials(tmp_path, encrypted)
+    line = line(peer_timeout=1.5, server=server, client=client)
 
     def disturb(step):
         if step == 2:
@@ -225,7 +208,8 @@ def test_a_session_ends_well_though_the_line_breaks_at_its_end(line, pool):
 
 
 def test_a_session_cannot_be_taken_over_with_another_certificate(tmp_path, line, pool):
-    line = line(**credentials(tmp_path, True))
+    server, client = links.credentials(tmp_path)
+    line = line(server=server, client=client)
     line.begin()
     context = tls.client_contexts(tmp_path / "generator-1")()
     opening = frames.encode(frames.Open(line.there.session_id, 2), 0, 1)
@@ -323,8 +307,7 @@ def test_a_side_that_reads_nothing_for_long_is_not_given_up_by_who_sends(
     monkeypatch.setattr(reconnect, "LASTING_SECONDS", 0.2)
     monkeypatch.setattr(reconnect, "LONGEST_PAUSE", 0.1)
     line = line(peer_timeout=0.4, reconnect_timeout=2.0)
-    incoming = line.here.receiver("h", SPEC, codec.identity())
-    outgoing = line.there.sender("h", SPEC, codec.identity())
+    outgoing, incoming = links.channel(line.there, line.here, "h", SPEC)
     line.begin()
     big = 160  # tensors: more than both sides and the sockets between them keep
 

@@ -1,16 +1,7 @@
-import concurrent.futures
 import threading
 import time
 
-import pytest
-
 from nebula_jax.communication.wire import wakeups
-
-
-@pytest.fixture
-def pool():
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        yield pool
 
 
 def test_what_holds_already_is_not_waited_for():

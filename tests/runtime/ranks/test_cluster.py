@@ -118,15 +118,7 @@ def test_processes_of_different_runs_are_refused(tmp_path):
         assert started.message(number) == words
 
 
-def has_ipv6():
-    try:
-        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
-    except OSError:
-        return False
-    return True
-
-
-needs_ipv6 = pytest.mark.skipif(not has_ipv6(), reason="this host has no IPv6")
+needs_ipv6 = pytest.mark.skipif(not ports.has_ipv6(), reason="this host has no IPv6")
 
 
 @needs_ipv6

@@ -1,6 +1,5 @@
 """The door of a cluster, and the rendezvous behind it."""
 
-import concurrent.futures
 import contextlib
 import os
 import re
@@ -38,12 +37,6 @@ def opened():
     for each in doors:
         if not each.acceptor.is_closed:
             each.acceptor.close()
-
-
-@pytest.fixture
-def pool():
-    with concurrent.futures.ThreadPoolExecutor() as found:
-        yield found
 
 
 @pytest.fixture
