@@ -156,16 +156,19 @@ class Link:
 
     @property
     def outages(self) -> dict[str, float]:
-        """The times that the line was down and what waited for it meanwhile, at most.
-
-        count, seconds, tensors and bytes.
-        """
-        return self._driver.outages
+        """The times that the line was down, and the most that waited for it then."""
+        window, policy = self._session.window, self._driver.connection.reconnect
+        return {
+            "count": policy.outages,
+            "seconds": policy.seconds,
+            "tensors": window.most_tensors,
+            "bytes": window.most_bytes,
+        }
 
     @property
     def traffic(self) -> dict[str, int]:
         """The bytes on the line, as this side and as the kernel counts them."""
-        return self._driver.traffic
+        return self._driver.connection.traffic
 
     def sender(
         self,

@@ -528,7 +528,7 @@ def test_a_cluster_may_be_started_anew_before_the_run_has_begun(pool):
         coming = pool.submit(links.dial, listening.address)
         first, killed = listening.accept(5.0), coming.result(5.0)
         killed._driver._dial = lambda by: time.sleep(60)  # it does not come back
-        killed._driver._connection.io.socket.shutdown(socket.SHUT_RDWR)
+        killed._driver.connection.io.socket.shutdown(socket.SHUT_RDWR)
         while not first.is_away:
             time.sleep(0.01)
         coming = pool.submit(links.dial, listening.address)
@@ -553,7 +553,7 @@ def test_a_run_whose_cluster_was_started_anew_ends_soon_so_that_all_start_again(
         here.welcome(3)
         assert killed.wait_for_welcome(5.0) == 3
         killed._driver._dial = lambda by: time.sleep(60)  # it does not come back
-        killed._driver._connection.io.socket.shutdown(socket.SHUT_RDWR)
+        killed._driver.connection.io.socket.shutdown(socket.SHUT_RDWR)
         while not here.is_away:
             time.sleep(0.01)
         if encrypted:

@@ -21,7 +21,6 @@ from nebula_jax.communication.wire import (
     connection,
     frames,
     greeting,
-    reconnect,
     session,
     socket_io,
     wakeups,
@@ -69,7 +68,7 @@ class Driver:
         """True if nothing moves any more."""
         self._session, self._dial, self._has_room = session_, dial, has_room
         self._waker, self._waiters = wakeups.Waker(), wakeups.Waiters()
-        self._connection = connection.Connection(
+        self.connection = connection.Connection(
             session_,
             line,
             self._waker,
@@ -92,7 +91,7 @@ class Driver:
         with self._mutex:
             self._adopt(sock)
             try:
-                self._connection.deliver()  # what came with the peer's Hello
+                self.connection.deliver()  # what came with the peer's Hello
             except errors.NebulaError as error:
                 self._fail(error)
 
@@ -120,7 +119,7 @@ class Driver:
             )
 
     def _adopt(self, sock: socket.socket) -> None:
-        self._connection.adopt(sock)
+        self.connection.adopt(sock)
         if not self._has_started:
             self._thread.start()  # raises RuntimeError if the system has no more
             self._has_started = True
@@ -133,33 +132,12 @@ class Driver:
     @property
     def is_away(self) -> bool:
         """True if the session is over, or has no connection at present."""
-        return self.is_dead or self._connection.io is None
+        return self.is_dead or self.connection.io is None
 
     @property
     def was_lost(self) -> bool:
         """True if the session ended because the peer did not come back."""
         return isinstance(self._error, session.PeerGone)
-
-    @property
-    def traffic(self) -> dict[str, int]:
-        """The bytes so far, see `kernel.Traffic.report`."""
-        return self._connection.traffic
-
-    @property
-    def outages(self) -> dict[str, float]:
-        """The times without a connection; see `link.Link.outages`."""
-        window, policy = self._session.window, self.reconnect
-        return {
-            "count": policy.outages,
-            "seconds": policy.seconds,
-            "tensors": window.most_tensors,
-            "bytes": window.most_bytes,
-        }
-
-    @property
-    def reconnect(self) -> reconnect.Reconnect:
-        """The policy, which counts the times without a connection."""
-        return self._connection.reconnect
 
     def check(self) -> None:
         """Raises what has ended the session, if it was an error."""
@@ -178,7 +156,7 @@ class Driver:
             peer = self._session.peer
             raise session.SessionOver(f"the session with {peer} has ended")
         with self._mutex:
-            self._connection.send(message, is_small=nbytes <= INLINE_BYTES)
+            self.connection.send(message, is_small=nbytes <= INLINE_BYTES)
 
     def channels_ready(self) -> None:
         """Admits what follows the Welcome: channels are added (connector only)."""
@@ -187,9 +165,9 @@ class Driver:
                 try:
                     self._session.channels_ready()
                 finally:
-                    self._connection.deliver()
+                    self.connection.deliver()
             except frames.Damaged as error:
-                self._connection.lose(error)
+                self.connection.lose(error)
             except Exception as error:
                 self._fail(error)
         self._waker.wake()
@@ -197,7 +175,7 @@ class Driver:
 
     def notify_space(self) -> None:
         """Makes the thread call `has_room` again: there may be more room."""
-        if self._connection.is_stalled:
+        if self.connection.is_stalled:
             self._waker.wake()
 
     def wait(
@@ -220,7 +198,7 @@ class Driver:
         self.notify_space()
 
         def is_done() -> bool:
-            has_ended = self._connection.has_received_end and not past_end
+            has_ended = self.connection.has_received_end and not past_end
             return predicate() or self.is_dead or has_ended or not self._has_room()
 
         self._waiters.wait(is_done, timeout)
@@ -243,16 +221,16 @@ class Driver:
     # The thread.
 
     def _run(self) -> None:
-        is_readable, lost = False, self._connection.reconnect
+        is_readable, lost = False, self.connection.reconnect
         try:
             while not self.is_dead:
                 if self._abort_reason is not None:
                     with self._mutex:
-                        self._connection.send_final(self._abort_reason)
+                        self.connection.send_final(self._abort_reason)
                         self.is_dead = True
-                elif lost.is_lost and time.monotonic() >= self._connection.deadline():
+                elif lost.is_lost and time.monotonic() >= self.connection.deadline():
                     self._give_up()
-                elif self._connection.io is None:
+                elif self.connection.io is None:
                     self._redial()
                 else:
                     is_readable = self._turn(is_readable)
@@ -263,7 +241,7 @@ class Driver:
 
     def _turn(self, is_readable: bool) -> bool:
         """Does what there is to do, and waits; returns True if bytes may be read."""
-        current = self._connection
+        current = self.connection
         with self._mutex:
             io = current.io
             if io is None:
@@ -286,12 +264,12 @@ class Driver:
         if self._dial is None:
             self._pause(LONGEST_SLEEP)  # until one is attached
             return
-        policy = self._connection.reconnect
+        policy = self.connection.reconnect
         self._pause(policy.next_pause())
         if self._is_ending:
             return
         try:
-            connected = self._dial(self._connection.deadline())
+            connected = self._dial(self.connection.deadline())
         except errors.PeerLost as error:
             self._fail(session.PeerGone(str(error)))
             return
@@ -309,8 +287,8 @@ class Driver:
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while self._connection.io is None and not self._is_ending:
-            left = min(until, self._connection.deadline()) - time.monotonic()
+        while self.connection.io is None and not self._is_ending:
+            left = min(until, self.connection.deadline()) - time.monotonic()
             if left <= 0:
                 return
             self._waker.wait(left)
@@ -319,7 +297,7 @@ class Driver:
         if self._session.owes_only_end:
             self.is_dead = True
         else:
-            self._fail(session.PeerGone(self._connection.reconnect.explanation))
+            self._fail(session.PeerGone(self.connection.reconnect.explanation))
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, errors.NebulaError):  # not of a socket: `_turn`
@@ -335,8 +313,8 @@ class Driver:
         with self._mutex:
             try:
                 if isinstance(self._error, REPORTED):
-                    self._connection.send_final(str(self._error))
+                    self.connection.send_final(str(self._error))
             finally:
-                self._connection.drop(linger=True)
+                self.connection.drop(linger=True)
                 self._session.window.drop()
                 self._waker.close()

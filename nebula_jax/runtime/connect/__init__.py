@@ -11,16 +11,15 @@ import functools
 import os
 import pathlib
 import stat
-import time
 from collections.abc import Iterator, Sequence
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, endpoints, ranks
-from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.federation import inner, switch_client, trainer_keys
+from nebula_jax.runtime.connect import gathering as gathering_lib
 from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
 from nebula_jax.security import tls
@@ -159,45 +158,22 @@ def listen(
     Raises:
       bridge.NobodyThere: if one did not connect in time.
       bridge.Mismatch: if one of them runs something else. Others are refused.
+      session.PeerAborted: if one of them gives up before all are there.
     """
     if not ranks.is_root():
         yield [routes.worker_link(work) for _ in clusters]
         return
-    deadline = time.monotonic() + settings.connect_timeout
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(routes.Routes(settings, hello, check, work))
+        gathering = gathering_lib.Gathering(own)
         listener = stack.enter_context(own.listening(clusters))
-        links = _gather(listener, clusters, deadline, settings.connect_timeout)
+        try:
+            gathering.gather(clusters, listener)
+        except BaseException as error:
+            gathering_lib.abort(gathering.links.values(), error)
+            raise
+        links = [gathering.links[name] for name in clusters]
         for link in links:
             stack.enter_context(link)
             routes.share(link)
         yield links
-
-
-def _gather(
-    listener: listener_lib.Listener,
-    clusters: Sequence[str],
-    deadline: float,
-    timeout: float,
-) -> list[Link]:
-    """Returns a link to each cluster, or ends those that have come with the error."""
-    links: dict[str, Link] = {}
-
-    def missing() -> list[str]:
-        """Returns those that have not come, or are gone for good: they may rejoin."""
-        return [name for name in clusters if name not in links or links[name].is_over]
-
-    try:
-        while missing():
-            link = listener.accept(deadline - time.monotonic())
-            links[link.peer.cluster] = link
-    except BaseException as error:
-        if isinstance(error, bridge.NobodyThere):
-            error = bridge.NobodyThere(
-                f"{', '.join(missing())} did not come within {timeout:g} s"
-                " (connect_timeout)"
-            )
-        for link in links.values():
-            link.abort(str(error) or type(error).__name__)
-        raise error from None
-    return [links[name] for name in clusters]

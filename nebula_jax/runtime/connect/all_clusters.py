@@ -12,7 +12,6 @@ answers while it dials others itself, and links close in one order everywhere.
 
 import contextlib
 import os
-import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -173,7 +172,6 @@ def connected(
     clusters: Sequence[str],
     *,
     hub: str = "",
-    check: routes.Check = bridge.no_further_check,
     work: activity.Work | None = None,
     may_return: bool = False,
 ) -> Iterator[Peers]:
@@ -185,7 +183,7 @@ def connected(
       clusters: names of all, in the same order everywhere.
       hub: name of the cluster that all others have their only link to; empty if each
         has one to each.
-      check, work: as in `connect.dial`, for each of the peers.
+      work: what this process does; a new one if not given.
       may_return: True if clusters may rejoin the hub, or be gone at the end.
 
     Yields:
@@ -209,7 +207,7 @@ def connected(
     where = dict(zip(dials, _addresses(settings, hello.cluster, dials), strict=True))
     links: dict[str, AnyLink] = {}
     with contextlib.ExitStack() as stack:
-        own = stack.enter_context(routes.Routes(settings, hello, check, work))
+        own = stack.enter_context(routes.Routes(settings, hello, work=work))
         gathering, listener = gathering_lib.Gathering(own), None
         if waits:  # before this cluster dials: none shall find its port closed
             _report_return(settings, may_return)
@@ -225,7 +223,7 @@ def connected(
             _close(links, may_be_gone=may_return and bool(waits))
         except BaseException as error:
             ended = [*gathering.links.values(), *links.values(), *_waiting(listener)]
-            _abort(ended, str(error) or type(error).__name__)
+            gathering_lib.abort(ended, error)
             raise
 
 
@@ -263,19 +261,6 @@ def _waiting(listener: listener_lib.Listener | None) -> Iterator[Link]:
             return
         except errors.NebulaError:  # it has got a reason already
             pass
-
-
-def _abort(links: Sequence[AnyLink], reason: str) -> None:
-    """Aborts all links at once: one that takes long keeps no other cluster waiting."""
-    threads = [
-        threading.Thread(target=link.abort, args=(reason,), daemon=True)
-        for link in links
-        if isinstance(link, Link)
-    ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join()
 
 
 def agree_start(peers: Peers, every: int, window: int, timeout: float) -> int:

@@ -1,18 +1,20 @@
-"""The rendezvous of a cluster with all others: from no links to one to each.
+"""The rendezvous of a cluster with others: from no links to one to each.
 
 Some are dialed, and some come; those that are missing at the end are named.
 """
 
 import functools
 import re
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from nebula_jax import errors
 from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames, session
+from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.runtime.connect import routes
 
 POLL_SECONDS = 0.1  # between looks at the links, while others are waited for
@@ -125,3 +127,17 @@ def _reason(link: Link | None) -> str:
     except errors.NebulaError as error:
         return str(error)
     return ""
+
+
+def abort(links: Iterable[Link | WorkerLink], error: BaseException) -> None:
+    """Aborts all links at once: one that takes long keeps no other cluster waiting."""
+    reason = str(error) or type(error).__name__
+    threads = [
+        threading.Thread(target=link.abort, args=(reason,), daemon=True)
+        for link in links
+        if isinstance(link, Link)
+    ]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()

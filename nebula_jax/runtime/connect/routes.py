@@ -105,7 +105,7 @@ class Routes:
         self,
         settings: Settings,
         hello: frames.Hello,
-        check: Check,
+        check: Check = bridge.no_further_check,
         work: activity.Work | None = None,
     ) -> None:
         """Dials and listens to nobody yet.
