@@ -64,12 +64,7 @@ class Trace:
     def __init__(
         self, is_on: bool = False, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begins without a span, in the thread that has the process's loop.
-
-        Args:
-          is_on: whether anything is recorded.
-          clock: returns seconds; only goes forward.
-        """
+        """Begins without a span, in the thread that has the process's loop."""
         self.is_on = is_on
         self._clock, self._to_epoch = clock, time.time() - clock()
         self._spans: list[Span] = []
@@ -92,11 +87,9 @@ class Trace:
 
     @contextlib.contextmanager
     def span(self, name: str, **about: Any) -> Iterator[None]:
-        """Records what is done meanwhile.
+        """Records what is done meanwhile: `name` is a part of the ledger.
 
-        Args:
-          name: of what it is: a part of the ledger.
-          about: JSON values that are shown with it.
+        The JSON values `about` are shown with it.
         """
         if not self.is_on:
             yield
@@ -126,13 +119,7 @@ class Trace:
             yield item  # type: ignore[misc]
 
     def add(self, lane: str, name: str, begin: float, end: float, **about: Any) -> None:
-        """Records a span of any thread, which no ledger has.
-
-        Args:
-          lane: what it is shown on.
-          name, about: as for `span`.
-          begin, end: seconds of the clock.
-        """
+        """Records a span of any thread, on a lane of its own, which no ledger has."""
         if not self.is_on:
             return
         if len(self._spans) < MOST_SPANS:

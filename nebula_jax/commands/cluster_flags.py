@@ -200,7 +200,6 @@ def context(
     """Returns the context of a training loop of a run.
 
     Args:
-      agreed, local: the settings of this process.
       window: steps that one cluster may be ahead of another.
       emulated_seconds: of each `Context.emulate_compute`.
     """

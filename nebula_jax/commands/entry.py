@@ -20,7 +20,6 @@ def run(
     """Runs an entry point: parses its flags, prints errors as one line, exits.
 
     Args:
-      main: does the work, returns the exit status.
       defaults: of shared flags, in this command; those that cannot be end it.
       names: of the flags that the command has beside those that its file defines.
     """

@@ -163,9 +163,7 @@ def ratio(codec: Codec, spec: Spec) -> float:
 def fitted(what: str, codec: Codec, spec: Spec) -> Payload:
     """Returns what `payload_spec` does, of a codec that gives back what it is given.
 
-    Args:
-      what: a name for the arrays, for errors.
-      codec: to be tried, without computing anything.
+    Nothing is computed. `what` names the arrays in errors.
 
     Raises:
       errors.SettingsError: at arrays that are none, or if what is decoded differs from
@@ -203,9 +201,6 @@ def warn_unless_smaller(what: str, name: str, spec: Spec, payloads: Payload) -> 
 
 def check_arrays(what: str, tree: Any) -> None:
     """Checks that every leaf of a tree is an array, or the spec of one.
-
-    Args:
-      what: a name for the tree, for errors.
 
     Raises:
       errors.SettingsError: with the leaf's path and type, and what to do.

@@ -26,11 +26,8 @@ def written(address: tuple[str, int]) -> str:
 def host_and_port(name: str, value: str) -> tuple[str, int]:
     """Parses `HOST:PORT`, `[::]:PORT` or `[fe80::1%eth0]:PORT`.
 
-    Args:
-      name: of the argument, for the error.
-
     Raises:
-      errors.SettingsError: if it is none.
+      errors.SettingsError: naming the argument, if it is none.
     """
     host, _, port = value.rpartition(":")
     try:
@@ -48,14 +45,7 @@ def host_and_port(name: str, value: str) -> tuple[str, int]:
 
 
 def hosts_and_ports(name: str, value: str) -> list[tuple[str, int]]:
-    """Parses addresses with commas between them; none if the text is empty.
-
-    Args:
-      name, value: as for `host_and_port`.
-
-    Raises:
-      errors.SettingsError: if one of them is none.
-    """
+    """Parses addresses with commas between them; none if the text is empty."""
     return [host_and_port(name, each) for each in value.split(",") if value]
 
 

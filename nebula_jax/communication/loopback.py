@@ -132,8 +132,7 @@ class End(NamedTuple):
 def ends(seconds: float = 0.0) -> tuple[End, End]:
     """Makes two parties, of which one receives what the other sends, as over a link.
 
-    Args:
-      seconds: that a receiver waits, for parties in threads of their own.
+    A receiver waits for so many seconds, for parties in threads of their own.
     """
     forth, back = Loopback(seconds), Loopback(seconds)
     return End(forth, back), End(back, forth)

@@ -155,13 +155,9 @@ def _copy() -> Any:
 
 
 def to_root(arrays: Any) -> Any:
-    """Brings sharded arrays to the root's host, one after the other.
+    """Brings sharded arrays to the root's host as NumPy's, one after the other.
 
-    Args:
-      arrays: tree of arrays; on every process.
-
-    Returns:
-      The tree of NumPy arrays; None in other processes.
+    Returns None in other processes.
     """
     leaves, structure = jax.tree.flatten(arrays)
     hosts = []
@@ -172,11 +168,7 @@ def to_root(arrays: Any) -> Any:
 
 
 def in_step(steps: Iterator[int]) -> Iterator[int]:
-    """Yields the root's steps in every process.
-
-    Args:
-      steps: numbers above 0; used by the root alone.
-    """
+    """Yields the root's steps, numbers above 0, in every process."""
     if count() == 1:
         yield from steps
         return

@@ -10,7 +10,7 @@ Bars: bytes of a state, 16; of a payload, `Scenario.payload_bytes`.
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -164,159 +164,137 @@ class Cluster:
 
     def run(self) -> int:
         """Trains to the end; returns the exit status."""
-        programs = {
-            "discriminator": discriminator,
-            "generator": generator,
-            "source": source,
-            "target": target,
-        }
-        last = programs[self.name.partition(":")[0]](self)
+        lead_or_follow, opened = {
+            "discriminator": (lead, discriminator),
+            "generator": (follow, generator),
+            "source": (follow, source),
+            "target": (lead, target),
+        }[self.name.partition(":")[0]]
+        last = lead_or_follow(self, opened)
         return 0 if last >= self.shape.steps else 3
 
 
-def discriminator(cluster: Cluster) -> int:
-    """Leads generators; see experiments/m3/discriminator.py."""
+def lead(cluster: Cluster, opened: Callable[..., Any]) -> int:
+    """Trains as the cluster that listens; returns the last step.
+
+    `opened` opens the channels on its links. It returns a function of a step, the state
+    before it, and what lets the others go on, which returns the state after it.
+    """
     shape, watch = cluster.shape, cluster.simulation
     saved = cluster.saved()
     hello = cluster.hello(saved)
     with connect.listen(watch.settings, hello, shape.names, work=cluster.work) as links:
-        tokens = [link.receiver("tokens", shape.spec, IDENTITY) for link in links]
-        held_out = [link.receiver("held_out", shape.spec, IDENTITY) for link in links]
+        train = opened(cluster, links)
         start = common_start(cluster, saved, links)
         for link in links:
             link.welcome(start)
         state = cluster.restore(saved, start)
         cluster.work.begin()
-        step = start
-        steps = pace.Lead(
-            links,
-            start,
-            shape.steps,
-            shape.window,
-            cluster.stop_requested,
-            watch.message,
-        )
-        for step in steps:
-            watch.begins(cluster, step, links)
-            received = [take(each, step) for each in tokens]
-            watch.compute(cluster)
-            state = chain(state, step, *received)
+        step, stop = start, cluster.stop_requested
+        steps = pace.Lead(links, start, shape.steps, shape.window, stop, watch.message)
+
+        def done() -> None:
             watch.leads(step)
             steps.done(step)
-            if shape.is_evaluated(step):
-                for channel, number in shape.each_of(held_out):
-                    state = chain(state, take(channel, step, number))
+
+        for step in steps:
+            watch.begins(cluster, step, links)
+            state = train(step, state, done)
             cluster.reached(step, state)
             saved.after(step, state)
         saved.at_end(step, state)
     return step
 
 
-def generator(cluster: Cluster) -> int:
-    """Follows the discriminator; see experiments/m3/generator.py."""
+def follow(cluster: Cluster, opened: Callable[..., Any]) -> int:
+    """Trains as a cluster that dials, likewise; returns the last step."""
     shape, watch = cluster.shape, cluster.simulation
     saved = cluster.saved()
-    hello = cluster.hello(saved)
-    with connect.dial(
-        watch.settings, hello, peer="discriminator", work=cluster.work
-    ) as link:
-        tokens = link.sender("tokens", shape.spec, IDENTITY)
-        held_out = link.sender("held_out", shape.spec, IDENTITY)
+    hello, work = cluster.hello(saved), cluster.work
+    with connect.dial(watch.settings, hello, peer=shape.leader, work=work) as link:
+        train = opened(cluster, link)
         start = link.wait_for_welcome(watch.settings.connect_timeout)
         state = cluster.restore(saved, start)
-        cluster.work.begin()
-        step = start
-        for step in pace.follow(
-            link, start, shape.steps, shape.window, cluster.stop_requested
-        ):
+        work.begin()
+        step, stop = start, cluster.stop_requested
+        for step in pace.follow(link, start, shape.steps, shape.window, stop):
             watch.begins(cluster, step, [link])
-            watch.compute(cluster)
-            state = chain(state, step)
+            state = train(step, state)
             cluster.reached(step, state)
-            put(tokens, step, payload(shape, state))
-            if shape.is_evaluated(step):
-                for channel, number in shape.each_of([held_out]):
-                    put(channel, step, payload(shape, state, number), number)
-                    watch.check_memory(link)
             saved.after(step, state)
         saved.at_end(step, state)
         link.wait_for_step(step)
     return step
 
 
-def target(cluster: Cluster) -> int:
-    """Leads the source; see experiments/abnet/target.py."""
+def discriminator(cluster: Cluster, links: Sequence[Any]) -> Callable[..., bytes]:
+    """Learns from generators; see experiments/m3/discriminator.py."""
+    shape = cluster.shape
+    tokens = [link.receiver("tokens", shape.spec, IDENTITY) for link in links]
+    held_out = [link.receiver("held_out", shape.spec, IDENTITY) for link in links]
+
+    def train(step: int, state: bytes, done: Callable[[], None]) -> bytes:
+        received = [take(each, step) for each in tokens]
+        cluster.simulation.compute(cluster)
+        state = chain(state, step, *received)
+        done()
+        if shape.is_evaluated(step):
+            for channel, number in shape.each_of(held_out):
+                state = chain(state, take(channel, step, number))
+        return state
+
+    return train
+
+
+def generator(cluster: Cluster, link: Any) -> Callable[..., bytes]:
+    """Makes tokens; see experiments/m3/generator.py."""
     shape, watch = cluster.shape, cluster.simulation
-    saved = cluster.saved()
-    hello = cluster.hello(saved)
-    with connect.listen(watch.settings, hello, shape.names, work=cluster.work) as links:
-        hidden = links[0].receiver("hidden", shape.spec, IDENTITY)
-        gradient = links[0].sender("gradient", shape.spec, IDENTITY)
-        start = common_start(cluster, saved, links)
-        links[0].welcome(start)
-        state = cluster.restore(saved, start)
-        cluster.work.begin()
-        step = start
-        steps = pace.Lead(
-            links,
-            start,
-            shape.steps,
-            0,
-            cluster.stop_requested,
-            watch.message,
+    tokens = link.sender("tokens", shape.spec, IDENTITY)
+    held_out = link.sender("held_out", shape.spec, IDENTITY)
+
+    def train(step: int, state: bytes) -> bytes:
+        watch.compute(cluster)
+        state = chain(state, step)
+        put(tokens, step, payload(shape, state))
+        if shape.is_evaluated(step):
+            for channel, number in shape.each_of([held_out]):
+                put(channel, step, payload(shape, state, number), number)
+                watch.check_memory(link)
+        return state
+
+    return train
+
+
+def target(cluster: Cluster, links: Sequence[Any]) -> Callable[..., bytes]:
+    """Answers the source; see experiments/abnet/target.py."""
+    hidden = links[0].receiver("hidden", cluster.shape.spec, IDENTITY)
+    gradient = links[0].sender("gradient", cluster.shape.spec, IDENTITY)
+    batch = range(cluster.shape.micro_batches)
+
+    def train(step: int, state: bytes, done: Callable[[], None]) -> bytes:
+        received, _, _ = pipeline.back_step(
+            Back(cluster), state, batch, None, step, hidden, gradient, None
         )
-        for step in steps:
-            watch.begins(cluster, step, links)
-            received, _, _ = pipeline.back_step(
-                Back(cluster),
-                state,
-                range(shape.micro_batches),
-                None,
-                step,
-                hidden,
-                gradient,
-                None,
-            )
-            state = chain(state, step, *received)
-            cluster.reached(step, state)
-            watch.leads(step)
-            steps.done(step)
-            saved.after(step, state)
-        saved.at_end(step, state)
-    return step
+        done()
+        return chain(state, step, *received)
+
+    return train
 
 
-def source(cluster: Cluster) -> int:
-    """Follows the target; see experiments/abnet/source.py."""
-    shape, watch = cluster.shape, cluster.simulation
-    saved = cluster.saved()
-    hello = cluster.hello(saved)
-    with connect.dial(watch.settings, hello, peer="target", work=cluster.work) as link:
-        hidden = link.sender("hidden", shape.spec, IDENTITY)
-        gradient = link.receiver("gradient", shape.spec, IDENTITY)
-        start = link.wait_for_welcome(watch.settings.connect_timeout)
-        state = cluster.restore(saved, start)
-        cluster.work.begin()
-        step = start
-        for step in pace.follow(link, start, shape.steps, 0, cluster.stop_requested):
-            watch.begins(cluster, step, [link])
-            received, _, _ = pipeline.front_step(
-                Front(cluster),
-                state,
-                range(shape.micro_batches),
-                None,
-                step,
-                hidden,
-                gradient,
-                None,
-                ahead=shape.ahead,
-            )
-            state = chain(state, step, *received)
-            cluster.reached(step, state)
-            saved.after(step, state)
-        saved.at_end(step, state)
-        link.wait_for_step(step)
-    return step
+def source(cluster: Cluster, link: Any) -> Callable[..., bytes]:
+    """Sends to the target; see experiments/abnet/source.py."""
+    hidden = link.sender("hidden", cluster.shape.spec, IDENTITY)
+    gradient = link.receiver("gradient", cluster.shape.spec, IDENTITY)
+    batch, ahead = range(cluster.shape.micro_batches), cluster.shape.ahead
+
+    def train(step: int, state: bytes) -> bytes:
+        ends = hidden, gradient
+        received, _, _ = pipeline.front_step(
+            Front(cluster), state, batch, None, step, *ends, None, ahead=ahead
+        )
+        return chain(state, step, *received)
+
+    return train
 
 
 def common_start(cluster: Cluster, saved: Any, links: Sequence[Any]) -> int:
@@ -335,33 +313,15 @@ class Front:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def zero_grads(self, params: bytes) -> tuple[bytes, ...]:
+    def zero_grads(self, params):
         return ()
 
-    def forward(
-        self,
-        params: bytes,
-        batch: int,
-        rng: Any,
-        states: Any,
-        step: int,
-        received: None,
-    ):
+    def forward(self, params, batch, rng, states, step, received):
         self._cluster.simulation.compute(self._cluster)
         sent = payload(self._cluster.shape, params, step, batch)
         return selector.Selected(sent, 0), None, 0.0, states
 
-    def backward(
-        self,
-        params: bytes,
-        batch: int,
-        rng: Any,
-        kept: Any,
-        selected: Any,
-        states: Any,
-        grads: tuple[bytes, ...],
-        step: int,
-    ):
+    def backward(self, params, batch, rng, kept, selected, states, grads, step):
         return (*grads, selected.payload.tobytes()), states, None
 
 
@@ -371,19 +331,10 @@ class Back:
     def __init__(self, cluster: Cluster) -> None:
         self._cluster = cluster
 
-    def zero_grads(self, params: bytes) -> tuple[bytes, ...]:
+    def zero_grads(self, params):
         return ()
 
-    def step(
-        self,
-        params: bytes,
-        batch: int,
-        rng: Any,
-        received: Any,
-        states: Any,
-        grads: tuple[bytes, ...],
-        step: int,
-    ):
+    def step(self, params, batch, rng, received, states, grads, step):
         self._cluster.simulation.compute(self._cluster)
         data = received.payload.tobytes()
         reply = selector.Selected(payload(self._cluster.shape, params, data), 0)

@@ -93,24 +93,19 @@ def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
 
     Args:
       per: see `int8`.
-      rounding: see `int8`.
-      seed: see `int8`.
+      rounding, seed: see `int8`.
 
     Raises:
       ValueError: if an argument is none of these.
     """
-
     return _integers("int4", 7, pack_nibbles, unpack_nibbles, per, rounding, seed)
 
 
 def pack_nibbles(q: jax.Array, size: int) -> jax.Array:
-    """Packs the low halves of [g, values in each] integers, the layout of `int4`.
-
-    Args:
-      q: integers; of them the first `size` count.
+    """Packs the low halves of the first `size` of [g, values in each] integers.
 
     Returns:
-      [ceil(n / 2)] uint8, in the groups' shape where that can be halved.
+      [ceil(n / 2)] uint8, in the groups' shape where that can be halved: see `int4`.
     """
     groups, width = q.shape
     full = q.size == size
@@ -241,12 +236,8 @@ def scaled(
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns a leaf's groups, float32, their scales [g], and the inverses [g, 1].
 
-    Per tensor, the groups are rows, with one scale and one inverse.
-
-    Args:
-      leaf: floating-point.
-      per: the kind of group, see `int8`.
-      limit: value that the largest |x| of a group becomes.
+    Per tensor, the groups are rows, with one scale and one inverse. `limit` is what the
+    largest |x| of a group becomes.
     """
     groups = grouped(leaf.astype(jnp.float32).reshape(-1), leaf.shape, per)
     peak = jnp.max(jnp.abs(groups), axis=-1, initial=0.0)

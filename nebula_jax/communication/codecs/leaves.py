@@ -53,11 +53,7 @@ def codec_of(
 ) -> codec.Codec:
     """Makes a stateless codec of all floating-point leaves; others pass untouched.
 
-    Args:
-      kind: type of the nodes that `encode_leaf` makes.
-      encode_leaf: array -> node.
-      decode_leaf: node -> array.
-      name: of the codec, with its arguments.
+    `encode_leaf` makes nodes of type `kind`, which `decode_leaf` makes arrays.
     """
     return codec.stateless(
         lambda arrays: encode(encode_leaf, arrays),

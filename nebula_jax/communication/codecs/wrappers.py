@@ -100,7 +100,7 @@ def _encode_with_feedback(
         for leaf, each in zip(leaves.floats(arrays), waiting, strict=True)
     ]
     payload, encoder = inner.encode(leaves.with_floats(arrays, wanted), state.encode)
-    got, decoder = decode_as_receiver(inner, payload, state.decode)
+    got, decoder = _decode_as_receiver(inner, payload, state.decode)
     residual = tuple(
         _finite_or_zero(want - leaf.astype(jnp.float32))
         for want, leaf in zip(wanted, leaves.floats(got), strict=True)
@@ -153,16 +153,15 @@ def check_codec(codec: Any) -> None:
         raise ValueError(f"codec must be a codec such as fp16, not {codec!r}")
 
 
-def decode_as_receiver(
+def _decode_as_receiver(
     codec: codec_lib.Codec, payload: codec_lib.Payload, state: codec_lib.State
 ) -> tuple[codec_lib.Arrays, codec_lib.State]:
     """Decodes such that what is computed on it has the same bits on both ends.
 
-    A sender that mirrors the receiver decodes its own payload, in another program. Two
-    things could make that differ: XLA dropping a rounding to bfloat16 and back, which
-    the barrier prevents; and a product and sum that become one operation with one
-    rounding here but not there, which the selection between them prevents. Inf comes
-    out as NaN.
+    The receiver decodes the same payload in another program. Two things could make that
+    differ: XLA dropping a rounding to bfloat16 and back, which the barrier prevents;
+    and a product and sum that become one operation with one rounding here but not
+    there, which the selection between them prevents. Inf comes out as NaN.
     """
     payload, state = jax.lax.optimization_barrier((payload, state))
     arrays, state = codec.decode(payload, state)

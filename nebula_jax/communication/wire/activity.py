@@ -60,12 +60,7 @@ class Work:
         clock: Callable[[], float] = time.monotonic,
         trace: trace_lib.Trace = trace_lib.OFF,
     ) -> None:
-        """Starts with activity STARTING.
-
-        Args:
-          stuck_timeout: seconds; 0 to derive them from the steps.
-          clock: returns seconds; only goes forward.
-        """
+        """Starts as STARTING; a `stuck_timeout` of 0 is derived from the steps."""
         self.trace = trace
         """The spans of this process; an activity is one."""
         self.waiting: list[str] = []

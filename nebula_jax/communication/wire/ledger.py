@@ -24,12 +24,7 @@ class Ledger:
         return self._channels[direction][number]
 
     def count(self, direction: str, message: frames.Message, nbytes: int) -> None:
-        """Enters a frame.
-
-        Args:
-          direction: SENT or RECEIVED.
-          message: in the frame; a tensor counts under the name of its channel.
-        """
+        """Enters the frame of a message; a tensor counts under its channel's name."""
         if type(message) is frames.Tensor:
             name = self.channel(direction, message.channel)
         else:

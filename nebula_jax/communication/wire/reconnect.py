@@ -22,11 +22,9 @@ class Reconnect:
     """The state of a session that may have lost its connection."""
 
     def __init__(self, timeout: float, seed: bytes) -> None:
-        """Starts with a connection.
+        """Starts with a connection, without which a session may be so many seconds.
 
-        Args:
-          timeout: seconds that the session may be without one; 0 to give up at once.
-          seed: of the pauses' jitter: many connectors shall not come back as one.
+        `seed` is of the pauses' jitter: many connectors shall not come back as one.
         """
         self.timeout = timeout
         self._jitter = random.Random(seed)
@@ -44,7 +42,6 @@ class Reconnect:
         """Records that the connection broke.
 
         Args:
-          now: seconds.
           crossed: messages that had crossed by then, of the whole session.
           idle_at: the time until when nothing was in flight that the peer would have
             read.

@@ -55,11 +55,7 @@ class Schema:
         self._channels: list[list[Shape]] = []  # channel -> option
 
     def add(self, options: Sequence[Sequence[int]], is_compressed: bool) -> int:
-        """Adds a channel; returns its number.
-
-        Args:
-          options: for each shape, the size of each buffer in bytes.
-          is_compressed: whether the sizes are limits.
+        """Adds a channel: for each shape, the bytes of each buffer; returns its number.
 
         Raises:
           ValueError: if a table of its buffers' lengths would not fit on the stage.

@@ -106,10 +106,6 @@ def advance(states: States, sender: Role, kind: type) -> States:
     Two rules stand beside TRANSITIONS: Welcome opens the connector's direction as well,
     and an Abort may be sent in any state.
 
-    Args:
-      states: of both directions, by sender.
-      kind: of the message, which is numbered or an Abort.
-
     Raises:
       OutOfPlace: if the sender's state does not allow it.
     """

@@ -108,13 +108,7 @@ class Routes:
         check: Check = bridge.no_further_check,
         work: activity.Work | None = None,
     ) -> None:
-        """Dials and listens to nobody yet.
-
-        Args:
-          check: compares a peer's Hello with what only the caller has; raises
-            bridge.Mismatch.
-          work: what this process does; a new one if not given.
-        """
+        """Dials and listens to nobody yet; `work` is a new one if not given."""
         self.settings, self.hello, self.check = settings, hello, check
         self.work = work or activity.Work(settings.stuck_timeout)
         self._switch: switch_client.Trainer | None = None
@@ -196,12 +190,7 @@ class Routes:
     def listening(
         self, clusters: Sequence[str], may_return: bool = False
     ) -> Iterator[listener_lib.Listener]:
-        """Opens the listener; links need it for as long as they live.
-
-        Args:
-          clusters: names of those that dial.
-          may_return: see `listener.Listener`.
-        """
+        """Opens the listener of `clusters`; links need it for as long as they live."""
         more = self._own_tls(tls.server_contexts)
         if self._switch is not None:
             finish = self._switch.finish(states.Role.LISTENER)

@@ -212,21 +212,12 @@ def _exit(number: int, frame: FrameType | None) -> None:
     sys.exit(128 + number)
 
 
-def no_report(reason: str) -> None:
-    """Reports an error to nobody."""
+def guarded(
+    main: Callable[[], int], report: Callable[[str], None] = lambda reason: None
+) -> int:
+    """Runs the work of a process, and returns its exit status; errors are one line.
 
-
-def guarded(main: Callable[[], int], report: Callable[[str], None] = no_report) -> int:
-    """Runs the work of a process; prints its errors as one line.
-
-    What the process prints needs no encoding of its own: see `replace_unencodable`.
-
-    Args:
-      main: does the work, returns the exit status.
-      report: is called with an error before that is printed.
-
-    Returns:
-      The exit status.
+    `report` is called with an error before that is printed.
     """
     replace_unencodable()
     try:

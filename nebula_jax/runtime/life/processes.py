@@ -53,12 +53,9 @@ class Processes:
         listening: Mapping[str, socket.socket],
         restarts: int,
     ) -> None:
-        """Starts nothing yet.
+        """Starts nothing yet; a request to stop is passed on to the first command.
 
-        Args:
-          commands: name -> command; a request to stop is passed on to the first one.
-          listening: name -> the socket that its process is given; of those that listen.
-          restarts: see `launcher.prepared`.
+        Those that listen are given their sockets. For `restarts` see `launcher`.
         """
         self._workdir, self._commands, self._listening = workdir, commands, listening
         self._names = list(commands)

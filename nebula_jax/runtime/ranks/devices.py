@@ -25,10 +25,7 @@ class Layout:
 def check(layout: Layout, batch_size: int, parts: int = 1) -> None:
     """Checks, before JAX is used, that a batch can be spread over the devices.
 
-    Args:
-      layout: of the cluster; if it has all devices there are, `mesh` checks it.
-      batch_size: examples of a step.
-      parts: micro-batches of a batch.
+    A batch has `parts` micro-batches. A layout of all devices there are `mesh` checks.
 
     Raises:
       errors.SettingsError: if something does not divide, with what would.
@@ -46,8 +43,7 @@ def check(layout: Layout, batch_size: int, parts: int = 1) -> None:
 def simulate(layout: Layout, processes: int = 1) -> None:
     """Makes CPU devices, if their number is given; to be called before JAX is used.
 
-    Args:
-      processes: of the cluster, each of which has as many of the devices.
+    Each of the cluster's processes has as many of them.
 
     Raises:
       errors.SettingsError: if they do not divide.

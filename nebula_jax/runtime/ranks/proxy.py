@@ -28,12 +28,8 @@ RETRY_SECONDS = 0.2  # after the system refused a connection
 def open_to(connect: Callable[[], socket.socket]) -> str:
     """Opens the line; it is there until this process ends.
 
-    Args:
-      connect: connects to the service, or raises OSError or a NebulaError: it may not
-        be there yet.
-
-    Returns:
-      HOST:PORT at which this process reaches the service.
+    `connect` connects to the service, or raises OSError or a NebulaError: it may not be
+    there yet. Returns HOST:PORT at which this process reaches the service.
     """
     server = socket.create_server((LOOPBACK, 0))
     _start(_serve, server, connect)

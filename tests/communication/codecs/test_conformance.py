@@ -345,24 +345,6 @@ def test_nan_and_inf_are_never_silently_finite(case):
     assert not np.isinf(got).any()
 
 
-@each_case
-def test_what_the_sender_takes_the_receiver_to_have_is_what_it_has(case):
-    """Bit for bit, over the whole stream: a difference would grow step by step."""
-    sender, receiver = stream(case)[0].sender, stream(case)[0].receiver
-    for ours, theirs in zip(mirrors(sender), mirrors(receiver), strict=True):
-        jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
-def mirrors(state: Any) -> list[Any]:
-    """The parts of a state that both ends have alike."""
-    found = []
-    nodes = jax.tree.leaves(state, is_leaf=lambda node: hasattr(node, "decode"))
-    for node in nodes:
-        if hasattr(node, "decode"):
-            found.append(node.decode)
-    return found
-
-
 STATEFUL = [
     case
     for case in CASES

@@ -268,17 +268,6 @@ def test_the_error_names_all_that_are_missing_and_why():
     )
 
 
-def test_other_settings_are_named_on_both_sides():
-    run = Run(NAMES[:2])
-    run.start("a", began)
-    run.start("b", began, hello("b", steps=5))
-    found = run.all()
-    assert str(found["a"]) == "b has --steps=5, a has --steps=9"
-    assert str(found["b"]) == "a has --steps=9, b has --steps=5"
-    for error in found.values():
-        assert isinstance(error, bridge.Mismatch)
-
-
 @pytest.mark.parametrize("hub", ["", "a"])
 def test_one_with_other_settings_ends_all_soon(hub):
     run = Run(NAMES, hub)
@@ -544,26 +533,6 @@ def test_the_hub_ends_without_those_that_are_gone():
     assert found["c"] == 0
 
 
-def test_a_cluster_that_rejoins_with_other_settings_takes_no_place(monkeypatch):
-    said = []
-    monkeypatch.setattr(process, "message", said.append)
-    run = Run(NAMES[:2], hub="a")
-    hub = Hub(run)
-    run.start("b", until_end)
-    link = hub.there().links["b"]
-    settings = run.settings("b")
-    refused = pytest.raises(session.PeerAborted, match="b has --steps=5, a has")
-    with (
-        refused,
-        joined(settings, hello("b", steps=5), run.names, hub="a"),
-    ):
-        pass
-    assert not link.is_over
-    hub.end()
-    assert run.all() == {"a": None, "b": 0}
-    assert not hub.came
-
-
 def test_a_newcomer_whose_settings_differ_does_not_end_the_run(monkeypatch):
     """If the place is free: then they are compared as it is taken."""
     said = []
@@ -580,27 +549,6 @@ def test_a_newcomer_whose_settings_differ_does_not_end_the_run(monkeypatch):
     hub.wait_for(1)
     hub.end()
     assert run.all() == {"a": None, "b": 7}
-
-
-def test_without_leave_no_cluster_rejoins():
-    run = Run(NAMES[:2], hub="a")
-    is_there, is_done = threading.Event(), threading.Event()
-
-    def body(peers):
-        began(peers)
-        is_there.set()
-        is_done.wait(SECONDS)
-        return peers.rejoined()
-
-    run.start("a", body)
-    run.start("b", until_end)
-    settings = run.settings("b")
-    assert is_there.wait(SECONDS)
-    refused = pytest.raises(session.PeerAborted, match="b is here already")
-    with refused, joined(settings, hello("b"), run.names, hub="a"):
-        pass
-    is_done.set()
-    assert run.all() == {"a": None, "b": 0}
 
 
 def test_clusters_rejoin_a_hub_alone():
