@@ -19,14 +19,11 @@ class Refused(errors.NebulaError):
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-    """The rules of one listener."""
+    """The rules of one listener, which has the fields as arguments."""
 
     hello: frames.Hello
-    """The listener's own."""
-    clusters: Collection[str] | None = None
-    """Names of those that may come, each once; None for any."""
-    may_return: bool = False
-    """True if a cluster may rejoin: take the place of its former link."""
+    clusters: Collection[str] | None
+    may_return: bool
 
     def check_certificate(self, connected: greeting.Connected) -> None:
         """Raises Refused unless a cluster that may come can have this certificate."""

@@ -54,17 +54,15 @@ class Listener:
           listening: bound and listening socket; closed with the listener.
           hello: this side's. It is sent to who is expected alone, and with TLS has the
             certificate.
-          peer_timeout: seconds of silence after which a connection counts as lost.
-          reconnect_timeout: seconds that a peer may take to come back.
           tls: makes a server context for each connection (one for several would let a
             revoked peer resume its session); None for plain TCP.
           clusters: names of those that may come, each once; None for any.
           may_return: whether a cluster may rejoin as long as this listener is open: its
             former link then ends. Without TLS anybody can take a cluster's place.
-          line: what to emulate for all that this side sends over a link.
           log: called with a line when a connection is dropped or refused (one line for
             many, if there are many), and when a known one breaks or comes back.
-          check, work, finish: as in `bridge.connect`.
+          peer_timeout, reconnect_timeout, line, check, work, finish: as in
+            `bridge.connect`.
         """
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._hello, self._tls = hello, tls

@@ -39,20 +39,35 @@ def check_role(settings: Settings, cluster: str, listener: str, connector: str) 
     Raises:
       errors.NebulaError: before anything has started.
     """
+    dials = [listener] if cluster.partition(":")[0] == connector else []
+    addresses(settings, cluster, dials)
     listens = cluster == listener
-    dials = cluster.partition(":")[0] == connector
-    if not settings.federation:
-        if dials and not settings.peer:
-            raise errors.SettingsError(
-                f"cluster={cluster} needs peer=HOST:PORT of the {listener}"
-            )
-        if settings.peer and not dials:
-            raise errors.SettingsError(
-                f"peer is for a {connector}, not for cluster={cluster}"
-            )
-        if dials:
-            endpoints.host_and_port("peer", settings.peer)
-    check_means(settings, cluster, listens=listens, dials=dials)
+    check_means(settings, cluster, listens=listens, dials=bool(dials))
+
+
+def addresses(
+    settings: Settings, cluster: str, dials: Sequence[str]
+) -> list[tuple[str, int] | None]:
+    """Returns the address of each cluster that one dials; None in a federation.
+
+    Raises:
+      errors.SettingsError: if `peer` has more or fewer.
+    """
+    if settings.federation:
+        return [None for _ in dials]
+    found = endpoints.hosts_and_ports("peer", settings.peer)
+    if len(found) == len(dials):
+        return list(found)
+    if not dials:
+        raise errors.SettingsError(
+            f"peer={settings.peer}: cluster={cluster} dials no other one"
+        )
+    form = "HOST:PORT,..." if len(dials) > 1 else "HOST:PORT"
+    count = f"{len(dials)} address{'es' * (len(dials) > 1)}"
+    raise errors.SettingsError(
+        f"cluster={cluster} needs peer={form} with {count}, of {', '.join(dials)}"
+        f" in this order; it has {len(found)}"
+    )
 
 
 def check_means(
@@ -125,9 +140,7 @@ def dial(
         return routes.worker_link(work)
     own = routes.Routes(settings, hello, check, work)
     try:
-        address = None
-        if not settings.federation:
-            address = endpoints.host_and_port("peer", settings.peer)
+        (address,) = addresses(settings, hello.cluster, [peer])
         link = own.dial(peer, address)
     except BaseException:
         own.close()

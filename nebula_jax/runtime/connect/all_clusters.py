@@ -16,7 +16,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from nebula_jax import errors
-from nebula_jax.communication import bridge, endpoints, ranks
+from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication import link as link_lib
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
@@ -69,34 +69,9 @@ def check_place(
     """
     names_lib.check(clusters)
     dials = dialed(cluster, clusters, hub)
-    _addresses(settings, cluster, dials)
+    connect.addresses(settings, cluster, dials)
     listens = bool(awaited(cluster, clusters, hub))
     connect.check_means(settings, cluster, listens=listens, dials=bool(dials))
-
-
-def _addresses(
-    settings: connect.Settings, cluster: str, dials: Sequence[str]
-) -> list[tuple[str, int] | None]:
-    """Returns the address of each cluster that this one dials.
-
-    Raises:
-      errors.SettingsError: if --peer has more or fewer.
-    """
-    if settings.federation:
-        return [None for _ in dials]
-    found = endpoints.hosts_and_ports("peer", settings.peer)
-    if len(found) == len(dials):
-        return list(found)
-    if not dials:
-        raise errors.SettingsError(
-            f"peer={settings.peer}: cluster={cluster} dials no other one"
-        )
-    form = "HOST:PORT,..." if len(dials) > 1 else "HOST:PORT"
-    count = f"{len(dials)} address{'es' * (len(dials) > 1)}"
-    raise errors.SettingsError(
-        f"cluster={cluster} needs peer={form} with {count}, of {', '.join(dials)}"
-        f" in this order; it has {len(found)}"
-    )
 
 
 class Peers:
@@ -116,19 +91,15 @@ class Peers:
 
         Clusters may rejoin through `listener`, if there is one.
         """
-        self.hello = hello
-        """The Hello of this cluster."""
-        self.links = links
-        """The links by the clusters' names, in the order of the clusters."""
+        self.hello, self.links = hello, links
+        """The Hello of this cluster; links by the clusters' names, in their order."""
         self.lines: list[AnyLink] = list(links.values())
         """The links so far: also the former ones of clusters that have rejoined."""
         self.dialed = tuple(dialed)
         """The names of those whose Welcome this cluster waits for; it sends one to the
         rest."""
-        self.clusters = tuple(clusters)
-        """The names of all clusters, in the same order everywhere."""
-        self.hub = hub
-        """The name of the hub; empty if there is none."""
+        self.clusters, self.hub = tuple(clusters), hub
+        """The names of all clusters, in the same order everywhere, and of the hub."""
         self._listener, self._work = listener, work
 
     def rejoined(self) -> AnyLink | None:
@@ -178,8 +149,6 @@ def connected(
     """Waits until this cluster has links to its peers, in whatever order they come.
 
     Args:
-      settings: of this cluster; `peer` has the address of each that it dials.
-      hello: of this cluster, which is one of `clusters`.
       clusters: names of all, in the same order everywhere.
       hub: name of the cluster that all others have their only link to; empty if each
         has one to each.
@@ -204,7 +173,8 @@ def connected(
         shared: dict[str, AnyLink] = {name: routes.worker_link(work) for name in order}
         yield Peers(hello, shared, dials, clusters, hub, work)
         return
-    where = dict(zip(dials, _addresses(settings, hello.cluster, dials), strict=True))
+    found = connect.addresses(settings, hello.cluster, dials)
+    where = dict(zip(dials, found, strict=True))
     links: dict[str, AnyLink] = {}
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(routes.Routes(settings, hello, work=work))
@@ -270,7 +240,6 @@ def agree_start(peers: Peers, every: int, window: int, timeout: float) -> int:
     and they compare. All channels have to be open: this sends Welcome, or waits for it.
 
     Args:
-      peers: of `connected`.
       every: steps between checkpoints.
       window: steps that one cluster may be ahead of another.
       timeout: seconds to wait for the others' Welcome.

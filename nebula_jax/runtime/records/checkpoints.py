@@ -275,8 +275,6 @@ def newest_of_all(
 
     Args:
       steps: cluster -> steps it has saved.
-      every: steps between checkpoints.
-      window: steps that one cluster may be ahead of another.
 
     Raises:
       checkpoint.CheckpointError: if there is none, though some cluster is so far that

@@ -72,23 +72,16 @@ class Skips:
         count: int = 0,
         record: Callable[[int, int], None] = lambda step, count: None,
     ) -> None:
-        """Begins to count.
+        """Begins to count, of `allowed` steps in the whole run, those after `count`.
 
-        Args:
-          allowed: steps that may be skipped in the whole run.
-          count: steps that were skipped before this process started.
-          record: is given the step and the count at every skip.
+        `record` is given the step and the count at every skip.
         """
         self._cluster, self._allowed, self._record = cluster, allowed, record
         self.count = count
         """Steps that were skipped so far."""
 
     def take(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Takes the outcome of a step; waits for it.
-
-        Args:
-          step: counted from 1.
-          metrics: of the step, with `loss`; `is_finite` is False if it was skipped.
+        """Takes the outcome of a step; waits for it. It was skipped unless `is_finite`.
 
         Raises:
           NonfiniteError: if more steps were skipped than are allowed.

@@ -101,7 +101,10 @@ ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "side_dir": "source_s
         ({"side_dir": "own"}, "--side_dir is for one cluster"),
         (ALONE | {"side_dir": ""}, "--cluster=source needs --side_dir=FOLDER"),
         (ALONE | {"tls": "auto"}, "cluster=source needs tls=FOLDER"),
-        (ALONE | {"peer": ""}, "cluster=source needs peer=HOST:PORT of the target"),
+        (
+            ALONE | {"peer": ""},
+            "cluster=source needs peer=HOST:PORT with 1 address, of target",
+        ),
         (ALONE, "source_side: train.tsv.gz is missing"),
         ({"cluster": "target", "tls": "off"}, "needs listen=HOST:PORT"),
         ({"source_model": "./nowhere"}, "nowhere is no folder"),

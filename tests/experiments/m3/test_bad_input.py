@@ -80,7 +80,7 @@ def test_bad_flags_are_refused(flag):
         ({"generators": "9" * 9}, "families.json is missing"),
         ({"cluster": "discriminator"}, "needs listen=HOST:PORT"),
         ({"cluster": "discriminator", "listen": "h:99999"}, "expected HOST:PORT"),
-        ({"peer": "h:1"}, "peer is for a generator"),
+        ({"peer": "h:1"}, "cluster=all dials no other one"),
         ({"generators": "en|en"}, "'en' comes twice"),
         ({"generators": "3"}, "families.json is missing"),
         ({"task_mix": "mlm"}, "unknown task 'mlm'"),

@@ -49,10 +49,10 @@ def test_settings_that_cannot_work_are_refused(values, words):
 @pytest.mark.parametrize(
     ("cluster", "values", "words"),
     [
-        ("g:0", {}, "cluster=g:0 needs peer=HOST:PORT of the d"),
-        ("all", {"peer": "h:1"}, "peer is for a g, not for cluster=all"),
-        ("d", {"peer": "h:1"}, "peer is for a g"),
-        ("g:0", {"peer": "h:1,h:2"}, "peer=h:1,h:2: expected HOST:PORT"),
+        ("g:0", {}, "cluster=g:0 needs peer=HOST:PORT with 1 address, of d"),
+        ("all", {"peer": "h:1"}, "peer=h:1: cluster=all dials no other one"),
+        ("d", {"peer": "h:1"}, "cluster=d dials no other one"),
+        ("g:0", {"peer": "h:1,h:2"}, "with 1 address, of d in this order; it has 2"),
         ("d", {}, "cluster=d needs listen=HOST:PORT"),
         ("g:0", {"peer": "h:1", "tls": "auto"}, "needs tls=FOLDER with its"),
         ("g:0", {"peer": "h:1", "tls": "/nowhere"}, "/nowhere"),
