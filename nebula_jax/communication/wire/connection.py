@@ -12,7 +12,7 @@ from nebula_jax import errors
 from nebula_jax.communication import wan
 from nebula_jax.communication.wire import (
     frames,
-    kernel,
+    ledger,
     reconnect,
     session,
     socket_io,
@@ -55,7 +55,7 @@ class Connection:
         self._receive, self._has_room = receive, has_room
         self._notify, self._log = notify, log
         self._shaper, self._waker = wan.Shaper(line), wakes
-        self._traffic = kernel.Traffic(session_.ledger)
+        self._traffic = ledger.Traffic(session_.ledger)
         self._next_tick = 0.0  # before both sides have sent Open: always
 
     @property
@@ -83,7 +83,7 @@ class Connection:
 
     @property
     def traffic(self) -> dict[str, int]:
-        """The bytes so far, see `kernel.Traffic.report`."""
+        """The bytes so far, see `ledger.Traffic.report`."""
         io = self.io
         if io is None:
             return self._traffic.report(None, 0)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from nebula_jax.communication import wan
-from nebula_jax.communication.wire import kernel, receive_buffer, wakeups
+from nebula_jax.communication.wire import ledger, receive_buffer, wakeups
 from nebula_jax.communication.wire import session as session_lib
 
 # Bytes per call: as much as a socket's buffer holds, so that a turn ends soon.
@@ -116,7 +116,7 @@ class SocketIO:
         try:
             count = self.socket.send(view) if len(view) else 0
             if self._tls is not None:
-                self.tls_bytes += kernel.tls_bytes(count)
+                self.tls_bytes += ledger.tls_bytes(count)
             return count
         except BLOCKED:
             self.is_blocked = True

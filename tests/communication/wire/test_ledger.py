@@ -3,7 +3,7 @@ import threading
 
 import pytest
 
-from nebula_jax.communication.wire import frames, kernel, ledger
+from nebula_jax.communication.wire import frames, ledger
 
 
 @pytest.fixture
@@ -27,8 +27,8 @@ def cross(one, other, count):
 
 def test_what_crossed_is_what_the_kernel_counts(pair):
     cross(*pair, 1_000_000)
-    sent, _ = kernel.counted(pair[0])
-    _, received = kernel.counted(pair[1])
+    sent, _ = ledger.counted(pair[0])
+    _, received = ledger.counted(pair[1])
     assert sent == 1_000_000
     assert received in (1_000_000, 1_000_001)  # Linux adds a number of its own
 
@@ -36,19 +36,19 @@ def test_what_crossed_is_what_the_kernel_counts(pair):
 def test_what_is_no_tcp_connection_has_no_count():
     one, other = socket.socketpair()
     with one, other:
-        assert kernel.counted(one) == (0, 0)
+        assert ledger.counted(one) == (0, 0)
 
 
 @pytest.mark.parametrize(
     ("count", "added"), [(0, 0), (1, 22), (16384, 22), (16385, 44)]
 )
 def test_tls_adds_22_bytes_a_record(count, added):
-    assert kernel.tls_bytes(count) == added
+    assert ledger.tls_bytes(count) == added
 
 
 def test_several_connections_add_up(pair):
     book = ledger.Ledger()
-    traffic = kernel.Traffic(book)
+    traffic = ledger.Traffic(book)
     traffic.opened(pair[0])
     book.count(ledger.SENT, frames.End(), 1000)
     cross(*pair, 1000)
@@ -61,6 +61,6 @@ def test_several_connections_add_up(pair):
     }
     cross(*pair, 500)  # a handshake, and a first frame of 400
     book.count(ledger.SENT, frames.End(), 400)
-    traffic = kernel.Traffic(book)
+    traffic = ledger.Traffic(book)
     traffic.opened(pair[0])
     assert traffic.report(pair[0], 44)["tls"] == 1500 - 1400 + 44
