@@ -33,7 +33,7 @@ class Received(NamedTuple):
 
     arrays: [N, L, D] float32, decoded.
     ratio: bytes of the payloads over those of padded float32, as in Table 5 but for the
-      heads of frames. Of a codec that sends differences, when it sends rows again.
+      heads of frames.
     """
 
     arrays: np.ndarray
