@@ -44,6 +44,7 @@ ELEMENTWISE = (
 OTHERS = (
     "hadamard",
     "hadamard|int4(64)",
+    "private(1.0)",
     "svd(0.6)",
     "svd(0.6)|fp16",
     "svd(0.2)|fp16",

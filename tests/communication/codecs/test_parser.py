@@ -37,6 +37,7 @@ NAMED = [
     *("from_step(2, fp16)", "from_step(3, fp16)", "from_step(2, bf16)"),
     *("e3m0(256)", "e3m0(64)", "sparse_loco(32, 4096)", "sparse_loco(64, 4096)"),
     *("sparse_loco(32, 1024)", "error_feedback(fp16)", "error_feedback(fp16, 0.9)"),
+    *("private(1, 0)", "private(1, 0.5)"),
     "error_feedback(sparse_loco(64, 4096), 0.95)",
     "svd(0.6, false)|fp16",
     "fp16|svd(0.6, false)",
