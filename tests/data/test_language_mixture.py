@@ -21,27 +21,16 @@ def test_groups_are_read():
     assert language_mixture.parse_groups("en") == [["en"]]
 
 
-@pytest.mark.parametrize("text", ["en|", "|", "", "en de|en", "en en"])
-def test_bad_groups_are_refused(text):
-    with pytest.raises(language_mixture.MixtureError, match="generators"):
-        language_mixture.parse_groups(text)
-
-
 def test_errors_name_the_flag_and_its_readers():
     names = ("languages", "cluster")
     for text, words in (
         ("en|", 'languages="en|": a cluster without languages'),
+        ("", 'languages="": a cluster without languages'),
         ("en|../x", "languages: '../x' is no language"),
         ("en|en", "languages=\"en|en\": 'en' comes twice"),
     ):
         with pytest.raises(language_mixture.MixtureError, match=re.escape(words)):
             language_mixture.parse_groups(text, *names)
-    for text, words in (
-        ("mrtd|mrtd|mrtd", "3 mixes for 2 clusters"),
-        ("mrtd=0", "a cluster without a task"),
-    ):
-        with pytest.raises(language_mixture.MixtureError, match=words):
-            language_mixture.parse_tasks(text, GROUPS, "cluster")
     with pytest.raises(language_mixture.MixtureError, match="cluster:0 has no"):
         language_mixture.parse_tasks("trtd", [["en"], ["de"]], "cluster")
 
@@ -60,7 +49,6 @@ def test_one_task_mix_serves_all_generators_or_each_has_its_own():
     [
         ("mlm", "unknown task 'mlm'"),
         ("mrtd=x", "'x' is no weight"),
-        ("mrtd=-1", "'-1' is no weight"),
         ("mrtd=nan", "'nan' is no weight"),
         ("mrtd=0", "without a task"),
         ("mrtd|mrtd|mrtd", "3 mixes for 2 generators"),
@@ -69,13 +57,6 @@ def test_one_task_mix_serves_all_generators_or_each_has_its_own():
 def test_bad_tasks_are_refused(text, words):
     with pytest.raises(language_mixture.MixtureError, match=words):
         language_mixture.parse_tasks(text, GROUPS)
-
-
-def test_english_alone_cannot_translate():
-    with pytest.raises(
-        language_mixture.MixtureError, match="generator:0 has no language"
-    ):
-        language_mixture.parse_tasks("trtd", [["en"], ["de"]])
 
 
 @pytest.fixture(scope="module")

@@ -55,36 +55,20 @@ def test_examples_are_read_in_the_order_of_their_ids(tmp_path, ending):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        ("", r":1: the header has no column 'id'"),
         ("a\teins\n", r":1: the header has no column 'id'"),
-        ("id\ten\na\teins\n", r":1: the header has no column 'text'"),
         ("id\ttext\ten\n", r":1: the header has 3 columns; .* nothing else"),
-        ("id\ttext\n", "has no rows below its header"),
         ("id\ttext\na\teins\na b\tzwei\n", r":3: an id is"),
         ("id\ttext\na\teins\né\tzwei\n", r":3: an id is"),
         ("id\ttext\na\teins\nb\tzwei\na\tdrei\n", r":4: id 'a' is in line 2 already"),
-        ("id\ttext\na\teins\nb\n", r":3: 1 tab-separated fields; expected 2"),
         ("id\ttext\na\teins\tone\n", r":2: 3 tab-separated fields; expected 2"),
-        ("id\ttext\na\t \n", r":2: text is empty"),
-        ("id\ttext\n\teins\n", r":2: id is empty"),
-        ("id\ttext\na\tei\0ns\n", r":2: control character U\+0000 in text"),
         ("id\ttext\na\tei\rns\n", r":2: control character U\+000D in text"),
         ("id\ttext\na\tei\u2028ns\n", r":2: control character U\+2028 in text"),
-        (b"id\ttext\na\tei\xffns\n", r":2: not UTF-8"),
     ],
 )
 def test_a_malformed_side_is_named_with_file_and_line(tmp_path, content, words):
     with pytest.raises(corpora.CorpusError, match=rf"train\.tsv:? ?.*{words}") as error:
         parallel_side.read(write(tmp_path / "train.tsv", content))
     assert not any(word in str(error.value) for word in ("eins", "zwei", "drei"))
-
-
-def test_a_truncated_gzip_file_is_an_error(tmp_path):
-    rows = "".join(f"{n}\ttext {n * 7919}\n" for n in range(5000))
-    file = write(tmp_path / "train.tsv.gz", "id\ttext\n" + rows)
-    file.write_bytes(file.read_bytes()[:-40])
-    with pytest.raises(corpora.CorpusError, match="cannot be read after line"):
-        parallel_side.read(file)
 
 
 def test_a_missing_split_is_named(tmp_path):
@@ -99,6 +83,9 @@ def test_each_side_gets_its_own_language_and_the_same_ids(text_folder, tmp_path)
     source, target = split_parallel.split(text_folder, ("es", "en"), out)
     assert (source, target) == (out / "source", out / "target")
     assert parallel_side.splits(source) == ("train", "dev", "test", "flores")
+    for folder, foreign in ((source, "English"), (target, "español")):
+        for content in contents(folder).values():
+            assert foreign not in gzip.decompress(content).decode()
     for split in parallel_side.splits(source):
         x, y = read(source, split), read(target, split)
         assert x.ids == y.ids
@@ -108,17 +95,7 @@ def test_each_side_gets_its_own_language_and_the_same_ids(text_folder, tmp_path)
     assert read(source, "flores") == parallel_side.Side(
         ["flores-000001"], ["flores español 1"]
     )
-
-
-def test_no_word_of_one_side_is_in_the_folder_of_the_other(text_folder, tmp_path):
-    source, target = split_parallel.split(text_folder, ("es", "en"), tmp_path / "sides")
-    for folder, foreign in ((source, "English"), (target, "español")):
-        for content in contents(folder).values():
-            assert foreign not in gzip.decompress(content).decode()
-
-
-def test_the_direction_may_be_the_other(text_folder, tmp_path):
-    source, _ = split_parallel.split(text_folder, ("en", "es"), tmp_path / "sides")
+    source, _ = split_parallel.split(text_folder, ("en", "es"), tmp_path / "other")
     assert read(source, "dev").texts[0] == "dev English 1"
 
 
@@ -213,9 +190,7 @@ def test_what_cannot_be_split_is_an_error(
     ("content", "words"),
     [
         ("en\tfr\nHello\tSalut\n", r"dev\.tsv\.gz:1: the header has no column 'es'"),
-        ("en\tes\nHello\t\n", r"dev\.tsv\.gz:2: es is empty"),
         ("en\tes\nHel\x07lo\tHola\n", r"dev\.tsv\.gz:2: control character U\+0007"),
-        ("en\tes\n", r"dev\.tsv\.gz: has no rows below its header"),
     ],
 )
 def test_a_malformed_pair_is_named(text_folder, tmp_path, content, words):

@@ -35,19 +35,11 @@ def command(module, *arguments):
     )
 
 
-@pytest.mark.parametrize(
-    ("module", "flag"),
-    [
-        ("experiments.pretrain_m3", "--epochs=3"),
-        ("scripts.issue_certificates", "--learning_rate=1"),
-    ],
-)
-def test_a_flag_of_another_command_is_refused(module, flag):
-    done = command(module, flag)
+def test_a_flag_of_another_command_is_refused():
+    done = command("experiments.pretrain_m3", "--epochs=3")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
-    name = flag.lstrip("-").partition("=")[0]
-    assert line.startswith(f"error: Unknown command line flag '{name}'")
+    assert line.startswith("error: Unknown command line flag 'epochs'")
 
 
 def test_help_has_the_flags_by_their_groups():
@@ -92,15 +84,8 @@ def test_an_experiments_own_defaults_hold(name, config):
     assert flags.FLAGS["learning_rate"].default == 1e-4  # elsewhere
 
 
-@pytest.mark.parametrize(
-    ("module", "flag"),
-    [
-        ("train_abnet", b"--workdir=\xff"),
-        ("finetune_xnli", "--seed=4294967296"),
-    ],
-)
-def test_bad_values_are_one_line(module, flag):
-    done = command(f"experiments.{module}", flag)
+def test_a_bad_value_is_one_line():
+    done = command("experiments.train_abnet", b"--workdir=\xff")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")

@@ -271,26 +271,6 @@ def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
     assert error(matched) < 0.5 * error(unmatched)
 
 
-def test_adapters_and_length_head_train_and_nothing_else(source_params, target_params):
-    def names(tree):
-        return {path.split("/")[0] for path in _paths(tree)}
-
-    trained, frozen = partition.split(source_params, abnet_params.is_trained)
-    assert names(trained) == {"adapters_0", "adapters_1", "length_table"}
-    assert names(frozen) == {"embeddings", "encoder"}
-    trained, frozen = partition.split(target_params, abnet_params.is_trained)
-    assert names(trained) == {"adapters_0", "adapters_1"}
-    assert names(frozen) == {"embeddings", "encoder", "mlm_head"}
-    trained, frozen = partition.split(
-        target_params, functools.partial(abnet_params.is_trained, mlm_head=True)
-    )
-    assert names(trained) == {"adapters_0", "adapters_1", "mlm_head"}
-    assert names(frozen) == {"embeddings", "encoder"}
-    assert jax.tree.structure(partition.merge(trained, frozen)) == jax.tree.structure(
-        target_params
-    )
-
-
 def test_the_gradient_of_frozen_parameters_is_never_made(target_params, hidden):
     """No product of the gradient's program has a frozen matrix's shape."""
     trained, frozen = partition.split(target_params, abnet_params.is_trained)
@@ -315,31 +295,6 @@ def test_the_gradient_of_frozen_parameters_is_never_made(target_params, hidden):
     assert not made & {(16, 32), (32, 16), (30, 16), (16, 30)}
 
 
-def test_dropout_belongs_to_the_example(source_params, target_params, hidden):
-    config = dataclasses.replace(
-        CMLM,
-        source=dataclasses.replace(SOURCE, dropout=0.2),
-        target=dataclasses.replace(TARGET, dropout=0.2),
-    )
-    keys = jax.random.split(jax.random.key(3), 2)
-    second = np.asarray([1, 1])  # twice, in another batch than the first stands in
-    whole = encode(config, source_params, X, X_MASK, keys)
-    other = encode(config, source_params, X[second], X_MASK[second], keys[second])
-    np.testing.assert_allclose(other.hidden[0], whole.hidden[1], atol=1e-5)
-    np.testing.assert_array_equal(other.hidden[0], other.hidden[1])
-    without = encode(CMLM, source_params, X, X_MASK)
-    assert not np.allclose(whole.hidden, without.hidden, atol=1e-2)
-
-    rows = (Y, Y_MASK, hidden, X_MASK)
-    positions = np.arange(12)
-    whole = decode(config, target_params, *rows, positions, keys)
-    rows_of_second = (row[second] for row in rows)
-    other = decode(config, target_params, *rows_of_second, positions, keys[second])
-    np.testing.assert_allclose(other[:6], whole[6:], atol=1e-5)
-    without = everywhere(CMLM, target_params, *rows).reshape(12, 30)
-    assert not np.allclose(whole, without, atol=1e-2)
-
-
 def test_the_papers_adapters_have_the_papers_size():
     """ABNet: 10.24 M parameters on the encoder side, 37.84 M on the decoder side.
 
@@ -357,13 +312,6 @@ def test_the_papers_adapters_have_the_papers_size():
 
     assert millions(abnet_params.init_source) == pytest.approx(10.24, abs=0.01)
     assert millions(abnet_params.init_target) == pytest.approx(37.84, abs=0.01)
-
-
-def _paths(tree):
-    return [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, _ in jax.tree_util.tree_leaves_with_path(tree)
-    ]
 
 
 NARROW = dataclasses.replace(CMLM, bottleneck=5)
@@ -402,26 +350,6 @@ def test_a_bottleneck_begins_as_the_translator_with_the_approximation(
     readers = abnet_params.narrowed_target(target_params, start)
     got = everywhere(config, readers, Y, Y_MASK, sent.hidden, X_MASK)
     np.testing.assert_allclose(got, want, atol=1e-4)
-
-
-def test_parameters_of_a_bottleneck_have_the_shapes_of_its_model(
-    source_params, target_params
-):
-    for init, params in (
-        (init_source, abnet_params.narrowed_source(source_params, beginning(5))),
-        (init_target, abnet_params.narrowed_target(target_params, beginning(5))),
-    ):
-        wanted = jax.eval_shape(lambda init=init: init(NARROW, jax.random.key(0)))
-        shapes = jax.tree.map(lambda leaf: leaf.shape, params)
-        assert shapes == jax.tree.map(lambda leaf: leaf.shape, wanted)
-        trained, _ = partition.split(params, abnet_params.is_trained)
-        assert set(trained) <= {
-            "adapters_0",
-            "adapters_1",
-            "length_table",
-            "bottleneck",
-        }
-    assert "bottleneck" in abnet_params.narrowed_source(source_params, beginning(5))
 
 
 def test_a_bottleneck_wider_than_the_model_is_refused():

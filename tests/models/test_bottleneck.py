@@ -40,14 +40,6 @@ def test_it_begins_as_the_best_approximation_of_its_rank(rank, power):
     np.testing.assert_allclose(through(rows, start), best(rows, rank), atol=3e-4)
 
 
-def test_the_first_columns_are_the_bottleneck_of_a_lower_rank():
-    hidden = activations(100)
-    found = bottleneck.moments(hidden, np.ones(100, bool))
-    wide, narrow = (bottleneck.start(found, rank) for rank in (7, 3))
-    np.testing.assert_array_equal(wide.down[:, :3], narrow.down)
-    np.testing.assert_array_equal(wide.up[:3], narrow.up)
-
-
 def test_columns_are_scaled_by_their_moment_to_the_power():
     hidden = activations(5000)
     found = bottleneck.moments(hidden, np.ones(5000, bool))

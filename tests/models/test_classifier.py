@@ -115,12 +115,3 @@ def test_every_family_can_be_a_classifier(name, tmp_path):
     for path, leaf in traverse_util.flatten_dict(grads, sep="/").items():
         # The bias of keys moves all scores of a query alike.
         assert np.any(leaf) or path.endswith("key/bias"), path
-
-
-def test_dropout_follows_its_key(folder):
-    config, params = made(folder)
-    one, same, other = (
-        logits_of(config, params, IDS, jax.random.key(seed)) for seed in (0, 0, 1)
-    )
-    np.testing.assert_array_equal(one, same)
-    assert np.any(np.asarray(one) != np.asarray(other))

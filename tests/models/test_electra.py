@@ -25,14 +25,6 @@ def test_a_generator_answers_at_masked_positions_only():
     np.testing.assert_allclose(logits[1, 0], full[1, 2], atol=1e-5)
 
 
-def test_a_discriminator_answers_for_every_token_and_names_masked_ones():
-    discriminator = electra.Discriminator(CONFIG)
-    params = jax.eval_shape(discriminator.init, jax.random.key(0), *INPUTS)
-    rtd, clm = jax.eval_shape(discriminator.apply, params, *INPUTS)
-    assert rtd.shape == (2, 16)
-    assert clm.shape == (2, 3, 60)
-
-
 def test_corrective_logits_are_eq_10():
     """Hidden state of the masked position times the token's embedding, plus a bias."""
     discriminator = electra.Discriminator(CONFIG)

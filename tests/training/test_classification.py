@@ -67,11 +67,6 @@ def test_frozen_embeddings_stay_and_the_rest_learns_the_batch(made):
     np.testing.assert_allclose(found.sum(-1), 1, rtol=1e-5)
 
 
-def test_embeddings_may_stay():
-    paths = ["embeddings/x", "encoder/layer_0/x", "classifier/x"]
-    assert [classification.is_trained(each) for each in paths] == [False, True, True]
-
-
 def test_a_step_has_dropout_and_a_prediction_none(made):
     config, params = made
     both = config, dataclasses.replace(config, dropout=0.5)

@@ -67,14 +67,6 @@ def test_a_median_norm_bounds_what_one_cluster_does():
     np.testing.assert_allclose(moved.anchor["w"], -0.5 / 3, rtol=1e-3)
 
 
-def test_a_sparse_average_is_over_all_clusters():
-    settings = config(learning_rate=1.0, momentum=0.0)
-    outer = diloco.begin(settings, fragment(0.0, 0.0, 0.0))
-    deltas = [fragment(2.0, 1.0, 0.0), fragment(0.0, 3.0, 0.0)]
-    outer = diloco.outer_step(settings, outer, deltas, [0.5, 0.5], False)
-    assert outer.anchor["w"].tolist() == [-1.0, -2.0, 0.0]
-
-
 def test_momentum_needs_enough_steps():
     assert config(inner_steps=23).outer_momentum == 0
     assert config(inner_steps=24).outer_momentum == diloco.MOMENTUM

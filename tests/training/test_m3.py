@@ -283,20 +283,6 @@ def test_a_training_step_has_dropout(generator, discriminator):
     assert (np.abs(losses_with(CONFIG) - losses_with(PLAIN)) > 1e-4).all()
 
 
-def test_a_batch_is_the_concatenation_of_the_generators_micro_batches(
-    generator, discriminator
-):
-    parts = [corrupted(generator, seed) for seed in range(2)]
-    joined = jax.tree.map(lambda *leaves: np.concatenate(leaves), *parts)
-    apart, _ = discriminator_step(PLAIN, discriminator, parts)
-    together, _ = discriminator_step(PLAIN, discriminator, [joined])
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-        (apart.params, apart.opt_state),
-        (together.params, together.opt_state),
-    )
-
-
 def test_generators_start_different_and_share_nothing_with_the_discriminator():
     first, second = (init_generator(CONFIG, 0, k).params for k in range(2))
     discriminator = init_discriminator(CONFIG, 0).params

@@ -114,30 +114,6 @@ def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
         opened(tmp_path / "metrics.jsonl", 1)
 
 
-def test_the_progress_line_says_it_all():
-    line = metrics.progress_line(
-        "generator:0",
-        600,
-        {
-            "step": 120,
-            "loss": 5.25,
-            "tokens_per_second": 12_345.6,
-            "steps_per_second": 2.0,
-            "bytes_sent": 1_234_567,
-            "waiting_share": 0.125,
-        },
-    )
-    for part in (
-        "generator:0",
-        "120/600",
-        "5.2500",
-        "12,346 tokens/s",
-        "1.2 MB",
-        "12%",
-    ):
-        assert part in line
-
-
 @pytest.mark.parametrize(
     ("count", "text"),
     [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (3e12, "3000.0 GB")],

@@ -87,8 +87,6 @@ def test_the_model_has_what_the_flags_name():
         ({"clusters": 1}, "--sync=streaming is for several clusters"),
         ({"languages": "en|de|sw"}, "has 3 groups: give one, for every cluster, or"),
         ({"languages": "en|../sw"}, "languages: '../sw' is no language"),
-        ({"languages": "en|en"}, "languages=\"en|en\": 'en' comes twice"),
-        ({"languages": "en|"}, "a cluster without languages"),
         ({"emulate_compute": "5,6"}, "--emulate_compute=5,6: expected one number"),
         ({"micro_batches": 3}, "micro_batches=3 does not divide batch_size=16"),
         (

@@ -45,10 +45,6 @@ def fails_here(runs, monkeypatch, words, **values):
         pretrain_m3.main()
 
 
-def test_an_unknown_flag_is_refused_before_anything_starts(runs):
-    fails(runs, "Unknown command line flag 'stepz'", status=2, stepz=3)
-
-
 @pytest.mark.parametrize("flag", ["--steps=many", "--steps=0"])
 def test_bad_flags_are_refused(flag):
     with flagsaver.flagsaver(), pytest.raises(flags.Error, match=flag):
@@ -74,20 +70,16 @@ def test_bad_flags_are_refused(flag):
             {"cluster": "generator:²", "peer": "h:1", "tls": "off"},
             "expected all, whole",
         ),
-        ({"generators": "²"}, "'²' is no language"),
         ({"generators": "en|../sw"}, "'../sw' is no language"),
-        ({"generators": "x" * 5000}, "is no language"),
         ({"generators": "9" * 9}, "families.json is missing"),
         ({"cluster": "discriminator"}, "needs listen=HOST:PORT"),
         ({"cluster": "discriminator", "listen": "h:99999"}, "expected HOST:PORT"),
         ({"peer": "h:1"}, "cluster=all dials no other one"),
-        ({"generators": "en|en"}, "'en' comes twice"),
-        ({"generators": "3"}, "families.json is missing"),
-        ({"task_mix": "mlm"}, "unknown task 'mlm'"),
         ({"generators": "en|sw", "task_mix": "trtd"}, "generator:0 has no language"),
-        ({"wan": "fast"}, "cannot read 'fast'"),
         ({"model_parallel": 3, "devices_per_cluster": 2}, "does not divide"),
         ({"connect_timeout": 0.0}, "must be above 0"),
+        ({"data_dir": "/nowhere"}, "there is no such folder"),
+        ({"generators": "en de|ur"}, "language 'ur' has no text"),
         ({"data_dir": "package:numpy"}, "the only package is package:django"),
         (
             {"cluster": "generator:0", "peer": "h:1", "tls": "off", "vocabulary": ""},
@@ -97,17 +89,6 @@ def test_bad_flags_are_refused(flag):
 )
 def test_impossible_combinations_are_refused_in_words(runs, monkeypatch, values, words):
     fails_here(runs, monkeypatch, words, **values)
-
-
-def test_a_missing_or_empty_folder(runs, monkeypatch, tmp_path):
-    nowhere, empty = str(tmp_path / "nowhere"), str(tmp_path)
-    fails_here(runs, monkeypatch, "there is no such folder", data_dir=nowhere)
-    fails_here(runs, monkeypatch, "no text in it", data_dir=empty)
-
-
-def test_a_language_without_text(runs, monkeypatch):
-    words = "language 'ur' has no text"
-    fails_here(runs, monkeypatch, words, generators="en de|ur")
 
 
 def test_a_malformed_line(runs, monkeypatch, tmp_path):

@@ -168,10 +168,13 @@ def test_layers_are_those_of_the_size_or_as_many_as_were_asked_for(hot):
             generator_size="nano",
             discriminator_size="mini",
             generator_layers=asked,
+            fsdp=2,
+            pipeline=4,
         )
         made = models.load(run, words).config
         assert [made.generator.layers, made.discriminator.layers] == want
         assert (made.generator.width, made.discriminator.width) == (64, 256)
+        assert (made.generator.pipeline, made.discriminator.pipeline) == (4, 4)
 
 
 def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, hot):

@@ -54,15 +54,6 @@ def test_model_and_tokenizer_are_trimmed_to_a_text_alike(folder):
         np.testing.assert_array_equal(table(small)[ids], table(model)[whole_ids])
 
 
-def test_rows_are_selected_in_their_order(folder):
-    model = pretrained.load(folder)
-    rows = np.asarray([3, 0, 7, 1])
-    chosen = pretrained.select_rows(model, rows)
-    assert chosen.config.vocab_size == 4
-    np.testing.assert_array_equal(table(chosen), table(model)[rows])
-    assert chosen.params["encoder"] is model.params["encoder"]
-
-
 def test_trained_rows_go_back_into_the_whole_table_and_others_stay(folder):
     model = pretrained.load(folder)
     rows = np.asarray([3, 0, 7, 1])
@@ -83,13 +74,6 @@ def test_trained_rows_go_back_into_the_whole_table_and_others_stay(folder):
     ]
     np.testing.assert_array_equal(scale[0], scale[1] + 1)
     assert whole.config == model.config
-
-
-def test_all_rows_put_back_are_the_model_itself(folder):
-    model = pretrained.load(folder)
-    rows = np.arange(model.config.vocab_size)
-    again = pretrained.with_rows(model, model.params["embeddings"], rows)
-    jax.tree.map(np.testing.assert_array_equal, again.params, model.params)
 
 
 @pytest.mark.parametrize("rows", [[0, 1], [0, 1, 999]])

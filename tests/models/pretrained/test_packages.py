@@ -149,10 +149,3 @@ def test_no_network_is_said_in_one_line(tmp_path, monkeypatch):
 def test_an_unknown_name_is_told_what_there_is(tmp_path):
     with pytest.raises(pretrained.PretrainedError, match="'e6'; there are e5-small,"):
         packages.prepare("e6", tmp_path)
-
-
-def test_the_rounded_model_is_never_called_the_original():
-    for name in ("e5-small", "e5-small-enpt"):
-        assert packages.MODELS[name].description.startswith(
-            "4-bit-rounded multilingual-e5"
-        )

@@ -11,7 +11,6 @@ from flax import traverse_util
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import electra, pretrained, transformer
-from nebula_jax.models.pretrained import names as state_names
 
 TOLERANCE = 1e-4  # the issue's, in float32; outputs are of order 1
 
@@ -377,30 +376,6 @@ def test_what_was_trained_here_goes_out_as_electra(tmp_path):
     assert_same(again.params, params)
 
 
-@pytest.mark.parametrize("name", state_names.FAMILIES)
-def test_no_two_parameters_have_one_name(name):
-    family = state_names.FAMILIES[name]
-    config = transformer.Config(
-        vocab_size=9,
-        layers=3,
-        width=8,
-        heads=2,
-        feed_forward=4,
-        max_length=5,
-        token_types=2,
-        embedding_width=4 if name == "electra" else None,
-    )
-    shapes = pretrained.shapes(config)
-    names = [state_names.foreign(path, family.rules) for path in shapes]
-    known = [each for each in names if each is not None]
-    assert len(set(known)) == len(known)
-    modules = {path for path, each in zip(shapes, names, strict=True) if each is None}
-    nameless = {pretrained.part_of(path) for path in modules}
-    assert nameless <= {"mlm_head", "rtd_head", "pooler", "embeddings"}
-    # Only ERNIE-M has no token types.
-    assert ("embeddings" in nameless) == name.startswith("ernie_m")
-
-
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
 def test_weights_of_any_floating_point_type_are_read(tmp_path, dtype):
     folder = write(tmp_path)
@@ -462,11 +437,3 @@ def test_a_tokenizer_of_another_kind_is_noticed(tmp_path, name, said, kind, pads
                 pretrained.PretrainedError, match=f"is {kind}, which pad"
             ):
                 pretrained.check_tokenizer(model, Tokenizer)
-
-
-def test_a_description_says_what_it_is(tmp_path):
-    text = pretrained.describe(pretrained.load(write(tmp_path)))
-    assert text.startswith(
-        "bert, 2 layers of width 8, 4 heads, feed-forward 12, 23 rows"
-    )
-    assert "mlm_head" in text

@@ -89,19 +89,11 @@ def keys(folder: pathlib.Path) -> list[pathlib.Path]:
     ]
 
 
-def test_keys_of_a_run_are_in_no_file_even_if_its_launcher_is_killed(start, tmp_path):
+def test_keys_of_a_run_are_in_no_file_and_a_cluster_has_no_others(start, tmp_path):
+    """Even if the launcher is killed."""
     process = start(tls="auto")
     family = clusters(process, tmp_path)
     assert not keys(tmp_path)
-    process.kill()
-    tiny_runs.assert_all_gone(family)
-    left = {path.name for path in tmp_path.iterdir()}
-    assert left == set(tiny_cluster.CLUSTERS)
-
-
-def test_a_cluster_has_the_key_of_no_other(start, tmp_path):
-    process = start(tls="auto")
-    family = clusters(process, tmp_path)
     held = {
         name: {
             pathlib.Path(f"/proc/{each.pid}/fd/{fd}").read_bytes()
@@ -113,10 +105,10 @@ def test_a_cluster_has_the_key_of_no_other(start, tmp_path):
     for name, contents in held.items():
         assert len(contents) == 3, name
     assert len(set.intersection(*held.values())) == 1  # the authority's certificate
-    for name in family:
-        end(tmp_path, name)
-    process.communicate(timeout=30)
-    assert process.returncode == 0
+    process.kill()
+    tiny_runs.assert_all_gone(family)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == set(tiny_cluster.CLUSTERS)
 
 
 def test_a_folder_of_the_users_is_left_alone(start, tmp_path):
@@ -179,16 +171,15 @@ def test_a_run_that_was_restarted_ends_well(start, tmp_path):
     assert launched.returncode == 0, output
 
 
-@pytest.mark.parametrize("status", [1, 2])
-def test_a_cluster_that_refused_is_not_started_again(start, tmp_path, status):
+def test_a_cluster_that_refused_is_not_started_again(start, tmp_path):
     launched = start(restart=3)
     clusters(launched, tmp_path)
-    end(tmp_path, "dials:0", status)
+    end(tmp_path, "dials:0", 2)
     end(tmp_path, "listens", process.ENDED_BY_PEER)
     output, _ = launched.communicate(timeout=30)
-    assert launched.returncode == status
+    assert launched.returncode == 2
     line = output.splitlines()[-1]
-    assert line == f"error: dials:0 ended with status {status}; all clusters ended"
+    assert line == "error: dials:0 ended with status 2; all clusters ended"
     assert "start again" not in output
 
 
