@@ -126,3 +126,12 @@ def no_key_is_used_twice(request):
 
     with jax.debug_key_reuse(not set(RANDOM).isdisjoint(request.path.parts)):
         yield
+
+
+@pytest.fixture(scope="module")
+def labs(tmp_path_factory):
+    """Two labs whose switches run and have a line, for the tests of a module."""
+    import two_labs  # not before the environment is set
+
+    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
+        yield made

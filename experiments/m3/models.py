@@ -10,6 +10,7 @@ import pathlib
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 from jax.sharding import Mesh
 
 from experiments.m3 import config
@@ -93,10 +94,21 @@ def generator_init(
     mesh: Mesh, models: Models, seed: int, index: int
 ) -> mesh_lib.ShardedInit:
     """Returns generator `index` at step 0, planned on the mesh."""
+    if models.generator is None:
+        # Numbers that differ are arguments: all generators are of one program.
+        return mesh_lib.sharded_init(
+            mesh, _drawn(models.config), np.uint32(seed), np.int32(index)
+        )
     init = functools.partial(
         m3.init_generator, models.config, seed, index, models.generator
     )
-    return _sharded(mesh, models, init)
+    return mesh_lib.sharded_init_from_arrays(mesh, init)
+
+
+@functools.cache
+def _drawn(config: m3.Config) -> Callable[..., Any]:
+    """Returns (seed, index) -> a generator with random weights; always the same one."""
+    return functools.partial(m3.init_generator, config)
 
 
 def discriminator_init(mesh: Mesh, models: Models, seed: int) -> mesh_lib.ShardedInit:
@@ -104,7 +116,9 @@ def discriminator_init(mesh: Mesh, models: Models, seed: int) -> mesh_lib.Sharde
     init = functools.partial(
         m3.init_discriminator, models.config, seed, models.discriminator
     )
-    return _sharded(mesh, models, init)
+    if models.discriminator is None:
+        return mesh_lib.sharded_init(mesh, init)
+    return mesh_lib.sharded_init_from_arrays(mesh, init)
 
 
 def discriminator_step(
@@ -113,14 +127,6 @@ def discriminator_step(
     """Compiles (state, tokens of every micro-batch) -> (next state, metrics)."""
     step = functools.partial(m3_steps.discriminator_step, models.config)
     return mesh_lib.jit_step(step, mesh, RULES, fresh.shapes)
-
-
-def _sharded(
-    mesh: Mesh, models: Models, init: Callable[[], Any]
-) -> mesh_lib.ShardedInit:
-    if models.generator is None:
-        return mesh_lib.sharded_init(mesh, init)
-    return mesh_lib.sharded_init_from_arrays(mesh, init)
 
 
 def export(

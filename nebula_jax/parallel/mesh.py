@@ -173,17 +173,17 @@ class ShardedInit(NamedTuple):
     sharding: Any
 
 
-def sharded_init(
-    mesh: Mesh, init: Callable[[], Any], rules: Rules = RULES
-) -> ShardedInit:
+def sharded_init(mesh: Mesh, init: Callable[..., Any], *given: Any) -> ShardedInit:
     """Plans a state that is computed in place: no device holds more than its shards.
 
     Args:
-      init: makes the state; is jitted.
+      init: makes the state of `given`; is jitted, once for all states that it makes.
+      given: arrays or numbers.
     """
-    shapes = jax.eval_shape(init)
-    sharding = rules_lib.shardings(mesh, rules, shapes)
-    return ShardedInit(jax.jit(init, out_shardings=sharding), shapes, sharding)
+    shapes = jax.eval_shape(init, *given)
+    sharding = rules_lib.shardings(mesh, RULES, shapes)
+    jitted = jax.jit(init, out_shardings=sharding)
+    return ShardedInit(lambda: jitted(*given), shapes, sharding)
 
 
 def sharded_init_from_arrays(

@@ -88,13 +88,6 @@ def test_a_run_that_was_killed_while_it_tested_has_the_seconds_of_both(
     assert 5000.0 < after["seconds"] < 5100.0
 
 
-def test_devices_that_cannot_share_a_batch_of_evaluation_are_refused_at_once(runs):
-    given = {"devices_per_cluster": 3, "batch_size": 6, "eval_batch_size": 64}
-    status, output = runs.run(workdir="uneven", steps=STEPS, **given)
-    assert status == 2
-    assert "--eval_batch_size=64 cannot be split evenly over 3 devices" in output
-
-
 def predictions(folder):
     """Language -> the lines of its file."""
     return {

@@ -51,12 +51,6 @@ from nebula_jax.security.membership import (
 from nebula_jax.security.tls import between_labs
 
 
-@pytest.fixture(scope="module")
-def labs(tmp_path_factory):
-    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
-        yield made
-
-
 @pytest.mark.parametrize("ends", ["st", "ts", "tt"])
 def test_trainers_of_two_labs_meet_and_exchange_or_of_one(labs, ends):
     """The dialing switch may be at either trainer, or both trainers at one switch."""

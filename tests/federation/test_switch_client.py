@@ -4,7 +4,6 @@ import contextlib
 import datetime
 
 import pytest
-import two_labs
 from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
@@ -17,12 +16,6 @@ OTHER_LABS = '{"jobs": {"m3": {"labs": {"generator:0": ["lab-u"]}}}}'
 
 
 SHOWN = [incarnations.shown(number) for number in range(6)]
-
-
-@pytest.fixture(scope="module")
-def labs(tmp_path_factory):
-    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
-        yield made
 
 
 def certificate(lab, role):

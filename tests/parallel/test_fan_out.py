@@ -1,10 +1,8 @@
-import dataclasses
 import functools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from nebula_jax.models import transformer
 from nebula_jax.parallel import fan_out
@@ -21,7 +19,15 @@ MODEL = transformer.Config(
     max_length=L,
     dropout=0.1,
 )
-CONFIG = m3.Config(MODEL, MODEL, steps=5, learning_rate=1e-3, warmup_steps=2, fan_out=N)
+CONFIG = m3.Config(
+    MODEL,
+    MODEL,
+    steps=5,
+    learning_rate=1e-3,
+    warmup_steps=2,
+    fan_out=N,
+    micro_batches=2,
+)
 
 
 def text():
@@ -40,27 +46,26 @@ def initial():
 
 
 @functools.cache
-def taken(config, devices=1, fsdp=1):
+def taken(devices=1, fsdp=1):
     """A step on a mesh: parameters, the tokens of each micro-batch, metrics."""
     mesh = mesh_lib.make_mesh(jax.devices()[:devices], fsdp=fsdp)
     start, _ = initial()
     fresh = mesh_lib.sharded_init_from_arrays(mesh, lambda: start)
-    step = fan_out.generator_step(config, mesh, fresh)
+    step = fan_out.generator_step(CONFIG, mesh, fresh)
     sent = {}
     ids = jax.device_put(text(), mesh_lib.batch_sharding(mesh))
     state, metrics = step(
         fresh.init(), ids, lambda tokens, number: sent.update({number: tokens})
     )
-    assert list(sent) == list(range(config.fan_out))
+    assert list(sent) == list(range(N))
     return jax.device_get((state.params, list(sent.values()), metrics))
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2])
-def test_a_step_in_pieces_is_the_step_of_the_whole_batch(micro_batches):
-    config = dataclasses.replace(CONFIG, micro_batches=micro_batches)
-    params, sent, metrics = taken(config)
+def test_a_step_in_pieces_is_the_step_of_the_whole_batch():
+    """Each piece in micro-batches again."""
+    params, sent, metrics = taken()
     state, tokens, of_whole = jax.jit(m3_steps.generator_step, static_argnums=0)(
-        config, initial()[0], jnp.asarray(text())
+        CONFIG, initial()[0], jnp.asarray(text())
     )
     for number, part in enumerate(sent):
         own_rows = jax.tree.map(lambda leaf: leaf[number::N], tokens)  # noqa: B023
@@ -75,14 +80,13 @@ def close(one, other):
 
 
 def test_the_discriminator_joins_what_the_whole_batch_would_be():
-    _, sent, _ = taken(CONFIG)
+    _, sent, _ = taken()
     step = jax.jit(m3_steps.discriminator_step, static_argnums=0)
     state = initial()[1]
     both = [*sent, *sent[::-1]]  # of two generators
     found, metrics = step(CONFIG, state, both)
-    plain = dataclasses.replace(CONFIG, fan_out=1)
     joined = jax.tree.map(lambda *parts: interleaved(parts), *both)
-    expected, of_whole = step(plain, state, [joined])
+    expected, of_whole = step(CONFIG, state, [joined])
     close(found.params, expected.params)
     np.testing.assert_allclose(metrics["loss"], of_whole["loss"], rtol=1e-6)
 
@@ -95,6 +99,6 @@ def interleaved(parts):
 
 
 def test_several_devices_compute_what_one_does():
-    found, one = taken(CONFIG, 4, 4), taken(CONFIG)
+    found, one = taken(4, 4), taken()
     close(found[0], one[0])
     jax.tree.map(np.testing.assert_array_equal, found[1], one[1])

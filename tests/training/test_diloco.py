@@ -3,7 +3,6 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 from nebula_jax import errors
@@ -118,39 +117,6 @@ def test_denormals_are_zero_on_every_device():
     outer = diloco.begin(settings, fragment(2.0**-126 * 1.5))
     outer = diloco.outer_step(settings, outer, [fragment(2.0**-126)], [1.0], False)
     assert outer.anchor["w"].tolist() == [0.0]
-
-
-def test_one_inner_step_is_data_parallelism():
-    """H = 1, momentum 0, rate 1, SGD: the same as the gradient of the joint batch."""
-    random = np.random.default_rng(1)
-    features = random.normal(size=(20, 8, 3)).astype(np.float32)
-    labels = random.normal(size=(20, 8)).astype(np.float32)
-
-    def loss(params, features, labels):
-        return jnp.mean((features @ params["w"] - labels) ** 2)
-
-    inner = optax.sgd(0.1)
-    settings = config(inner_steps=1, learning_rate=1.0, momentum=0.0, mixing=0.0)
-    start = fragment(0.5, -1.0, 2.0)
-    joint, joint_state = start, inner.init(start)
-    outer = diloco.begin(settings, start)
-    copies, states = [start, start], [inner.init(start)] * 2
-    for step in range(20):
-        grads = jax.grad(loss)(joint, features[step], labels[step])
-        updates, joint_state = inner.update(grads, joint_state)
-        joint = optax.apply_updates(joint, updates)
-        for cluster, rows in enumerate([slice(0, 4), slice(4, 8)]):
-            grads = jax.grad(loss)(
-                copies[cluster], features[step, rows], labels[step, rows]
-            )
-            updates, states[cluster] = inner.update(grads, states[cluster])
-            copies[cluster] = optax.apply_updates(copies[cluster], updates)
-        assert settings.sent_after(step + 1) == settings.applied_after(step + 1) == 0
-        deltas = [diloco.outer_gradient(outer.anchor, each) for each in copies]
-        outer = diloco.outer_step(settings, outer, deltas, [0.5, 0.5], not step)
-        copies = [diloco.mix(settings, each, outer.anchor) for each in copies]
-        np.testing.assert_allclose(copies[0]["w"], joint["w"], atol=1e-6)
-        assert np.array_equal(copies[0]["w"], copies[1]["w"])
 
 
 def test_the_schedule_sends_each_fragment_once_in_inner_steps():

@@ -10,8 +10,10 @@ DRAWS = 20_000
 categorical = jax.jit(sampling.categorical)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("size", [1, 2, 7, 100, 1001])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [(1, "float32"), (7, "float32"), (1001, "float32"), (100, "bfloat16")],
+)
 def test_frequencies_are_those_of_softmax(size, dtype):
     logits = 2.0 * np.random.RandomState(size).randn(size)
     logits = logits.astype(ml_dtypes.bfloat16 if dtype == "bfloat16" else dtype)

@@ -4,7 +4,6 @@ import jax
 import numpy as np
 import pytest
 import served_corpus
-import two_labs
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.runtime.life import process
@@ -12,12 +11,6 @@ from nebula_jax.runtime.life import process
 STEPS, BATCH, HELD_OUT = 18, 4, 2 * 4  # rows of a step, and those of two languages
 HANDLE = f"handle:{served_corpus.HANDLE}"
 MORE = {"steps": STEPS, "checkpoint_every": 100, "workdir": "handle"}
-
-
-@pytest.fixture(scope="module")
-def labs(tmp_path_factory):
-    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

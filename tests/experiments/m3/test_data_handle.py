@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import served_corpus
 import tiny_runs
-import two_labs
 
 from experiments.m3 import config, data
 from nebula_jax import errors
@@ -30,12 +29,6 @@ class Runs(tiny_runs.Runs):
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     return Runs(tmp_path_factory.mktemp("runs"))
-
-
-@pytest.fixture(scope="module")
-def labs(tmp_path_factory):
-    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,9 @@ import pytest
 import tiny_nli
 
 from experiments.xnli import config, models, restored
+from nebula_jax import errors
 from nebula_jax.models import classifier, pretrained
+from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint, classification, partition
 
 
@@ -103,6 +105,14 @@ def test_frozen_embeddings_are_the_models(tmp_path):
     )
     with pytest.raises(checkpoint.CheckpointError, match="another shape"):
         trained.as_classifier_params(fresh, partition.train_all)
+
+
+def test_devices_that_cannot_share_a_batch_of_evaluation_are_refused(tmp_path):
+    run = tiny_nli.run_in(tmp_path, eval_batch_size=64)
+    mesh = mesh_lib.make_mesh(jax.devices()[:3])
+    words = "--eval_batch_size=64 cannot be split evenly over 3 devices"
+    with pytest.raises(errors.SettingsError, match=words):
+        models.predictor(run, None, mesh)
 
 
 def test_the_encoder_must_have_the_positions_of_the_longest_row(tmp_path):

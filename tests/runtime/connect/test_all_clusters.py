@@ -13,7 +13,6 @@ import time
 import jax
 import numpy as np
 import pytest
-import two_labs
 from breakable_line import Proxy
 from two_labs import wait_until
 
@@ -597,12 +596,6 @@ def test_another_process_takes_what_the_root_shares(monkeypatch):
         assert list(peers.links) == ["a", "b", "d", "e"]
         assert [link.peer for link in peers.links.values()] == hellos
         assert began(peers) == 30
-
-
-@pytest.fixture(scope="module")
-def labs(tmp_path_factory):
-    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
-        yield made
 
 
 @pytest.mark.parametrize("hub", ["", "b"])

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import served_corpus
 import tiny_accounts
-import two_labs
 from served_corpus import HANDLE, LENGTH
 from two_labs import wait_until
 
@@ -29,12 +28,6 @@ ROWS = 4
 GROUP = ["en", "de"]
 MIX = {"mrtd": 0.5, "trtd": 0.5}
 US = "owner@lab-t"
-
-
-@pytest.fixture(scope="module")
-def labs(tmp_path_factory):
-    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

@@ -14,12 +14,6 @@ from nebula_jax.security.tls import between_labs
 from scripts.federation import doctor
 
 
-@pytest.fixture(scope="module")
-def labs(tmp_path_factory):
-    with two_labs.two_labs(tmp_path_factory.mktemp("labs")) as made:
-        yield made
-
-
 @pytest.fixture
 def lab(tmp_path):
     return nebula_command.Lab(tmp_path / "s")
