@@ -114,11 +114,6 @@ def narrowing(beginning: Start) -> dict[str, np.ndarray]:
     return {"kernel": down, "bias": -(beginning.mean @ down)}
 
 
-def widening(beginning: Start) -> dict[str, np.ndarray]:
-    """Returns the parameters of the back's linear layer, `kernel` and `bias`."""
-    return {"kernel": beginning.up, "bias": beginning.mean}
-
-
 def read_through(
     reader: dict[str, jax.Array], beginning: Start
 ) -> dict[str, jax.Array]:
@@ -187,24 +182,6 @@ class Pair(NamedTuple):
             {"kernel": down.T, "bias": jnp.zeros(self.width)},
         )
 
-    def fit(self, hidden: jax.Array) -> tuple[Params, Params]:
-        """Returns the best parameters for these activations; see `init`.
-
-        Args:
-          hidden: [..., D] float32, of more than a few examples.
-
-        Raises:
-          ValueError: if they are of another width, or not finite.
-        """
-        if hidden.shape[-1] != self.width:
-            raise ValueError(f"width {hidden.shape[-1]}, not {self.width}")
-        everywhere = jnp.ones(hidden.shape[:-1], bool)
-        beginning = start(moments(hidden, everywhere), self.rank)
-        return (
-            jax.tree.map(jnp.asarray, narrowing(beginning)),
-            jax.tree.map(jnp.asarray, widening(beginning)),
-        )
-
     def narrow(self, params: Params, hidden: jax.Array) -> jax.Array:
         """Computes z: see the function of this name."""
         return narrow(params, hidden)
@@ -218,7 +195,7 @@ def pair(width: int, rank: int) -> Pair:
     """Makes a learned pair around the line: the front narrows, the back widens.
 
         around = nebula.cut.bottleneck(width=768, rank=96)
-        of_front, of_back = around.init(key)      # or around.fit(activations)
+        of_front, of_back = around.init(key)
 
         def front(params, batch, rng):
             hidden = stem.apply(params["stem"], batch)

@@ -95,17 +95,13 @@ def test_bad_input_is_named():
     for moments in (nothing, infinite):
         with pytest.raises(ValueError, match="tokens with finite activations"):
             bottleneck.start(moments, 2)
-    with pytest.raises(ValueError, match="width 5, not 12"):
-        bottleneck.pair(D, 2).fit(np.zeros((3, 5), np.float32))
 
 
 def test_a_pair_around_any_line():
     hidden = activations(40)
     pair = bottleneck.pair(D, 4)
-    front, back = pair.fit(hidden)
-    sent = pair.narrow(front, hidden)
-    assert sent.shape == (40, 4)
-    np.testing.assert_allclose(pair.widen(back, sent), best(hidden, 4), atol=3e-4)
+    front, _ = pair.init(jax.random.key(0))
+    assert pair.narrow(front, hidden).shape == (40, 4)
     front, back = bottleneck.pair(D, D).init(jax.random.key(0))
     same = pair.widen(back, pair.narrow(front, hidden))
     np.testing.assert_allclose(same, hidden, atol=1e-4)
