@@ -7,10 +7,11 @@
 
 Nothing is started, and no weights are made: both models are traced, the codecs give the
 bytes on the line, and `parallel/planner.py` the time. Devices are as fast as
---device_tflops, or as this machine. Settings that the run would refuse are refused, and
-so are --pipeline and --emulate_compute, of which a plan has nothing. ABNet is not
-planned, as a plan knows neither what a micro-batch costs nor the lengths of the text: a
-short run with --trace says where the time goes.
+--device_tflops, or as this machine. A pretrained start is fetched for its shape, as the
+run would. Settings that the run would refuse are refused, and so are --pipeline and
+--emulate_compute, of which a plan has nothing. ABNet is not planned, as a plan knows
+neither what a micro-batch costs nor the lengths of the text: a short run with --trace
+says where the time goes.
 """
 
 import dataclasses

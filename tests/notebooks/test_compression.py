@@ -179,14 +179,3 @@ def test_the_newest_run_is_found(finished_run, tmp_path, monkeypatch):
     monkeypatch.delenv("NEBULA_RUN", raising=False)
     monkeypatch.setattr(activations, "ROOT", finished_run.parents[1])
     assert activations.find_run() == finished_run
-
-
-def test_a_vocabulary_that_is_gone_is_said(finished_run, tmp_path, monkeypatch):
-    lines = (finished_run / "run.flags").read_text()
-    moved = tmp_path / "elsewhere" / "tiny"
-    moved.parent.mkdir()
-    moved.mkdir()
-    (moved / "discriminator").symlink_to(finished_run / "discriminator")
-    (moved / "run.flags").write_text(lines)
-    with pytest.raises(activations.RunError, match=r"tiny: its vocabulary, vocab"):
-        activations.open_run(moved)

@@ -53,15 +53,7 @@ def found(attacked):
             {"name": "no padding", "forward": "another codec", "bleu": [1.0]},
         ]
     }
-    result = leakage.gather(attacked, codecs, table5, [0, 1], 12, 3, (1, 12))
-    about = {
-        "command": "python -m scripts.leakage",
-        "commit": "abc123",
-        "hardware": {"cpu": "a CPU", "cores": 2, "python": "3.11", "jax": "0.10"},
-        "seconds": 60.0,
-        "seeds": ["0", "1"],
-    }
-    return about | result
+    return leakage.gather(attacked, codecs, table5, [0, 1], 12, 3, (1, 12))
 
 
 def test_every_forward_codec_of_table_5_is_attacked():

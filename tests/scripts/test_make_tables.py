@@ -40,16 +40,6 @@ def test_the_file_has_the_markdown_that_a_terminal_has_and_the_records_pictures(
     assert block == printed + "\n![Curves of m3_quickstart](m3_quickstart.png)\n"
 
 
-def test_the_figures_of_table_5_stand_under_it():
-    found = make_tables.block("table5_tiny", make_tables.RESULTS)
-    pictures = [line for line in found.splitlines() if line.startswith("![")]
-    assert pictures == [
-        "![Fig. 9: training loss](table5_tiny_fig9.png)",
-        "![Fig. 10: first compressed step](table5_tiny_fig10.png)",
-        "![Quality against bytes](table5_tiny_bytes.png)",
-    ]
-
-
 def test_no_measured_figure_is_typed_by_hand():
     """A measured figure has a decimal point or a percent sign; settings have neither.
 

@@ -192,20 +192,6 @@ def test_an_encoder_that_is_gone_is_made_again_where_it_is_needed(here):
     assert second.names == ["m3-whole-seed0", "xnli-m3-seed0"]
 
 
-def test_an_encoder_made_again_replaces_the_old_one(here):
-    run = table1_xnli.pretraining_run(
-        table1_xnli.WHOLE, tiny_tables.table(scale="six"), "0"
-    )
-    runs = table_runs.Runs(pathlib.Path("table"), xnli_rows.figures, Stub())
-    for _ in range(2):
-        made = runs.made(run.makes.name)
-        if made.exists():
-            (made / "weights").write_text("old")
-        runs.path(run.name).unlink(missing_ok=True)
-        runs.result(run)
-        assert (made / "weights").read_text() == run.name
-
-
 def test_the_table_has_means_differences_and_the_papers_rows(here):
     rows, same = run_all(Stub())
     result = {
