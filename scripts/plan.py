@@ -319,7 +319,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         if share < BALANCED
         else f"The bottleneck: {name}; {bottleneck}.",
         f"Idle in a step: {'; '.join(idle)}.",
-        "Recommended:",
+        "Other settings, as predicted; short runs with and without say what they gain:",
         "\n".join(f"- {each}" for each in result["advice"]),
         "Assumed: a cluster's devices share its work evenly; bytes are those of frames,"
         " without TCP's and TLS's own; sequences are packed full; optimizers,"

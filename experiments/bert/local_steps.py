@@ -85,6 +85,11 @@ class Settings:
         " or parameters (the cluster goes on with it, and nothing is forgotten).",
         choices=["residual", "parameters"],
     )
+    robust: bool = fields.for_experts(
+        False,
+        "Scales what a cluster sends down to the median norm of all before the mean: no"
+        " cluster alone moves the others far.",
+    )
     hub: str = fields.of_line(
         "",
         "Cluster over which all others exchange, such as 0; if empty, each has a"
@@ -119,6 +124,7 @@ class Settings:
             fragments=fragment_of(self.fragments),
             delay=self.delay,
             keeps_unsent=keeps_unsent,
+            is_robust=self.robust,
             quorum=self.quorum,
             grace=self.grace,
             **outer,

@@ -35,6 +35,7 @@ import numpy as np
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import ranks
+from nebula_jax.communication.codecs import privacy
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.parallel.local_steps import member as member_lib
@@ -241,7 +242,11 @@ class Rounds:
     @property
     def described(self) -> dict[str, Any]:
         """The figures of the rounds for a summary, as JSON values."""
-        return self._ends.described if self._ends is not None else {}
+        if self._ends is None:
+            return {}
+        member = self.members[0]
+        found = privacy.described(member.codec, member.codecs)
+        return self._ends.described | ({"privacy": found} if found else {})
 
 
 jax.tree_util.register_pytree_with_keys(

@@ -15,7 +15,7 @@ import pytest
 from flax import nnx
 
 from nebula_jax import errors, trace
-from nebula_jax.communication import worker_link
+from nebula_jax.communication import codecs, worker_link
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.parallel.local_steps import member
 from nebula_jax.parallel.local_steps import settings as settings_lib
@@ -268,6 +268,30 @@ def test_three_around_a_hub_are_three_in_a_mesh():
     ends = [*together(body, 3), *together(body, 3, hub="lab1")]
     for each in ends[1:]:
         assert_same(each[0], ends[0][0])
+
+
+def test_a_run_with_noise_in_what_leaves_reports_what_privacy_that_is():
+    """8 steps and 2 fragments have 4 rounds each; the end's digest needs no noise."""
+
+    def body(process, peers):
+        return train(
+            process,
+            peers,
+            dict_model(),
+            optax.adam(1e-2),
+            inner_steps=2,
+            fragments=2,
+            codec="private(0.5, 2)|fp16",
+            is_robust=True,
+        )
+
+    ends = together(body, 3)
+    for params, rounds, _ in ends:
+        assert_same(params, ends[0][0])
+        about = rounds.described["privacy"]
+        messages = about["messages"]
+        assert 8 <= messages <= 9
+        assert about["epsilon"] == codecs.epsilon(2.0, messages, about["delta"])
 
 
 def test_adapters_alone_cross():

@@ -150,7 +150,7 @@ def test_the_command_prints_a_plan_and_writes_its_numbers(tmp_path, capsys):
         assert plan.main() == 0
     text = capsys.readouterr().out
     assert "The bottleneck: " in text
-    assert "Recommended:" in text
+    assert "as predicted; short runs" in text
     found = json.loads(out.read_text())
     assert found["steps"] == 1200
     assert [each["name"] for each in found["parts"]] == ["generators", "discriminator"]

@@ -26,7 +26,7 @@ from nebula_jax.communication.codecs.leaves import per_leaf
 from nebula_jax.communication.codecs.low_rank import svd
 from nebula_jax.communication.codecs.packing import pack_ids, pack_tokens
 from nebula_jax.communication.codecs.parser import NAMES, CodecError, from_string
-from nebula_jax.communication.codecs.private import epsilon, private
+from nebula_jax.communication.codecs.privacy import epsilon, private
 from nebula_jax.communication.codecs.rotations import hadamard
 from nebula_jax.communication.codecs.wrappers import error_feedback, from_step
 from nebula_jax.communication.selector import Selector, by_step, chain

@@ -31,7 +31,7 @@ from nebula_jax.communication.codecs import (
     low_rank,
     own,
     packing,
-    private,
+    privacy,
     rotations,
     wrappers,
 )
@@ -48,7 +48,7 @@ _MADE_BY: dict[str, Callable[..., selector.CodecOrSelector]] = {
     "int8": integers.int8,
     "pack_ids": packing.pack_ids,
     "pack_tokens": packing.pack_tokens,
-    "private": private.private,
+    "private": privacy.private,
     "sparse_loco": block_sparse.sparse_loco,
     "svd": low_rank.svd,
     "zstd": codec_lib.zstd,

@@ -5,6 +5,9 @@ otherwise (`security.policy`).
 """
 
 import os
+import re
+from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -62,7 +65,7 @@ def private(clip: float, noise: float = 0.0) -> codec_lib.Codec:
         arrays: codec_lib.Arrays, state: codec_lib.State
     ) -> tuple[codec_lib.Payload, codec_lib.State]:
         found = _clipped(leaves.floats(arrays), clip)
-        if noise:
+        if noise and found:
             key = jax.random.wrap_key_data(state["key"], impl="threefry2x32")
             keys = jax.random.split(jax.random.fold_in(key, state["count"]), len(found))
             found = [
@@ -85,7 +88,33 @@ def _clipped(found: list[jax.Array], clip: float) -> list[jax.Array]:
     return [leaf * scale for leaf in found]
 
 
-def epsilon(noise: float, messages: int, delta: float = 1e-5) -> float:
+DELTA = 1e-5
+"""δ, for which a run's report has ε."""
+_NOISE = re.compile(r"private\([^,]+, ([^)]+)\)")
+
+
+def described(
+    codec: codec_lib.Codec, states: Sequence[codec_lib.State]
+) -> dict[str, Any]:
+    """Returns what a run's report has of a codec's noise; {} if it has none.
+
+    Args:
+      codec: that begins with `private`, or another.
+      states: of its senders in this cluster.
+    """
+    found = _NOISE.match(codec.name)
+    if not found or not (noise := float(found[1])):
+        return {}
+    firsts = [state[0] if isinstance(state, tuple) else state for state in states]
+    messages = sum(int(first["count"]) for first in firsts)
+    about = {"noise": noise, "messages": messages, "delta": DELTA}
+    try:
+        return about | {"epsilon": epsilon(noise, messages, DELTA)}
+    except errors.SettingsError as error:
+        return about | {"epsilon": str(error)}
+
+
+def epsilon(noise: float, messages: int, delta: float = DELTA) -> float:
     """Returns ε of (ε, δ)-differential privacy after so many messages of `private`.
 
     Two data sets are neighbors if they differ in all that this cluster has: nobody who
