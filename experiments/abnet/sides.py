@@ -9,12 +9,12 @@ import nebula_jax
 from experiments import configuration
 from experiments.abnet import channels, config, control, data, models
 from nebula_jax import errors, printable
-from nebula_jax.communication import ranks
+from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import example_alignment
 from nebula_jax.models import transformer
 from nebula_jax.runtime import context as context_lib
-from nebula_jax.runtime.connect import all_clusters, routes
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.records import checkpoints
 from nebula_jax.training import cut
 from nebula_jax.training import state as train_state
@@ -39,7 +39,7 @@ class Side(NamedTuple):
     text: data.Text
     saved: checkpoints.Checkpoints
     hello: frames.Hello
-    check: routes.Check
+    check: bridge.Check
     """Checks the other side's Hello."""
 
 

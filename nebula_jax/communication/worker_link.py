@@ -52,27 +52,16 @@ class WorkerLink:
 
     def arrived(self, channel: int) -> frames.Tensor | None:
         """Returns None: what has arrived is the root's."""
-        del channel
-        return None
 
     def bytes_moved(self, direction: str) -> int:
         """Returns 0: the root counts what crosses."""
-        del direction
         return 0
 
-    def welcome(self, step: int) -> None:
-        """Does nothing, as `step_done`, `stop` and `wait_for_step`: the root does."""
+    def welcome(self, step: int = 0) -> None:
+        """Does nothing, as the three below: the root does."""
+
+    step_done = stop = wait_for_step = welcome
 
     def wait_for_welcome(self, timeout: float) -> int:
         """Returns 0; the root has the step (`ranks.agree`)."""
-        del timeout
         return 0
-
-    def step_done(self, step: int) -> None:
-        """Does nothing."""
-
-    def stop(self, step: int = 0) -> None:
-        """Does nothing."""
-
-    def wait_for_step(self, step: int) -> None:
-        """Does nothing."""

@@ -35,7 +35,6 @@ from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import cluster
 from nebula_jax.runtime.records import checkpoints, progress, run_folder
@@ -139,7 +138,7 @@ class Context:
         hello: frames.Hello,
         *,
         peer: str,
-        check: routes.Check = bridge.no_further_check,
+        check: bridge.Check = bridge.no_further_check,
     ) -> Link | WorkerLink:
         """Connects to the cluster that listens; see `connect.dial`."""
         connection = self._settings.connection
@@ -150,7 +149,7 @@ class Context:
         hello: frames.Hello,
         clusters: Sequence[str],
         *,
-        check: routes.Check = bridge.no_further_check,
+        check: bridge.Check = bridge.no_further_check,
     ) -> contextlib.AbstractContextManager[list[Link] | list[WorkerLink]]:
         """Waits for all clusters that dial; see `connect.listen`."""
         connection = self._settings.connection

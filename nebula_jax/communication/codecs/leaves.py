@@ -135,20 +135,3 @@ def with_floats(arrays: codec.Arrays, new: list[jax.Array]) -> codec.Arrays:
     """Replaces the floating-point leaves, each cast to the old one's dtype."""
     remaining = iter(new)
     return encode(lambda leaf: next(remaining).astype(leaf.dtype), arrays)
-
-
-def named(arrays: codec.Arrays, name: str) -> Any:
-    """Returns the leaf with that dict key or attribute.
-
-    Raises:
-      ValueError: if there is none, or more than one.
-    """
-    found = [
-        leaf
-        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)
-        if path
-        and name in (getattr(path[-1], "key", None), getattr(path[-1], "name", None))
-    ]
-    if len(found) != 1:
-        raise ValueError(f"one leaf must be called {name!r}; {len(found)} are")
-    return found[0]

@@ -14,7 +14,6 @@ from flax import struct
 
 from nebula_jax.communication import arrivals, codec, selector
 from nebula_jax.communication.codecs import bits as bits_lib
-from nebula_jax.communication.codecs import leaves
 
 MAX_CAPACITIES = 64  # shapes that jit compiles; 1/64 of a batch is little to gain
 
@@ -228,8 +227,16 @@ def _is_node(node: Any) -> bool:
 
 
 def _mask(arrays: codec.Arrays, name: str) -> jax.Array:
-    """Returns the leaf of that name, checked to be a mask."""
-    marks = leaves.named(arrays, name)
+    """Returns the leaf with that dict key or attribute, checked to be a mask."""
+    found = [
+        leaf
+        for path, leaf in jax.tree_util.tree_leaves_with_path(arrays)
+        if path
+        and name in (getattr(path[-1], "key", None), getattr(path[-1], "name", None))
+    ]
+    if len(found) != 1:
+        raise ValueError(f"one leaf must be called {name!r}; {len(found)} are")
+    (marks,) = found
     if len(marks.shape) != 2 or not (
         marks.dtype == jnp.bool_ or jnp.issubdtype(marks.dtype, jnp.integer)
     ):

@@ -121,7 +121,7 @@ def dial(
     hello: frames.Hello,
     *,
     peer: str,
-    check: routes.Check = bridge.no_further_check,
+    check: bridge.Check = bridge.no_further_check,
     work: activity.Work | None = None,
 ) -> Link | WorkerLink:
     """Connects to the listener; in a cluster of many processes its root does.
@@ -156,7 +156,7 @@ def listen(
     hello: frames.Hello,
     clusters: Sequence[str],
     *,
-    check: routes.Check = bridge.no_further_check,
+    check: bridge.Check = bridge.no_further_check,
     work: activity.Work | None = None,
 ) -> Iterator[list[Link] | list[WorkerLink]]:
     """Waits for all `clusters`, in whatever order they connect; the root does.

@@ -33,9 +33,6 @@ PLAIN = (
 LISTEN_FD = "NEBULA_LISTEN_FD"  # set by the launcher: an inherited listening socket
 TLS_OFF, TLS_AUTO = "off", "auto"
 
-Check = Callable[[frames.Hello], None]
-"""Given a peer's Hello, raises bridge.Mismatch unless it fits."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
@@ -105,7 +102,7 @@ class Routes:
         self,
         settings: Settings,
         hello: frames.Hello,
-        check: Check = bridge.no_further_check,
+        check: bridge.Check = bridge.no_further_check,
         work: activity.Work | None = None,
     ) -> None:
         """Dials and listens to nobody yet; `work` is a new one if not given."""
@@ -138,7 +135,7 @@ class Routes:
         peer: str,
         address: tuple[str, int] | None,
         *,
-        check: Check | None = None,
+        check: bridge.Check | None = None,
         seconds: float | None = None,
         gate: Callable[[], None] = lambda: None,
     ) -> Link:
