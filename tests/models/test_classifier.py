@@ -109,7 +109,8 @@ def test_every_family_can_be_a_classifier(name, tmp_path):
         tokenizers.SpecialTokens(0, 1, 2, SEP, 4, size=60),
         has_segments=model.config.token_types > 1,
     )
-    params = init(config, model)
+    # The head alone is drawn: operation by operation that is compiled once for all.
+    params = classifier.init(config, jax.random.key(0), model)
     spread = jax.grad(lambda own: classifier.logits(config, own, IDS).std())
     grads = jax.jit(spread)(params)
     for path, leaf in traverse_util.flatten_dict(grads, sep="/").items():

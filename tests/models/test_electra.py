@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import two_halves
 
 from nebula_jax.models import electra, transformer
 
@@ -14,7 +15,7 @@ INPUTS = (IDS, MASK, POSITIONS)
 
 def test_a_generator_answers_at_masked_positions_only():
     generator = electra.Generator(CONFIG)
-    params = jax.jit(generator.init)(jax.random.key(0), *INPUTS)
+    params = {"params": two_halves.init_of(generator, *INPUTS)}
     apply = jax.jit(generator.apply)
     logits = apply(params, *INPUTS)
     assert logits.shape == (2, 3, 60)
@@ -28,10 +29,7 @@ def test_a_generator_answers_at_masked_positions_only():
 def test_corrective_logits_are_eq_10():
     """Hidden state of the masked position times the token's embedding, plus a bias."""
     discriminator = electra.Discriminator(CONFIG)
-    shapes = jax.eval_shape(discriminator.init, jax.random.key(0), *INPUTS)["params"]
-    random = np.random.RandomState(1)
-    params = jax.tree.map(lambda each: 0.3 * random.randn(*each.shape), shapes)
-    params = jax.tree.map(jnp.float32, params)
+    params = two_halves.init_of(discriminator, *INPUTS, seed=1)
 
     @jax.jit
     def by_hand(params):

@@ -156,7 +156,7 @@ def test_the_length_loss_is_a_tenth_of_the_lengths_and_only_of_cmlm():
 
 def test_the_translation_loss_is_that_of_the_answers():
     """`ar`, where all but [CLS] is asked, against the loss of all places."""
-    plain, params = task("ar", dropout=0.0)._replace(smoothing=0.3), init("ar")
+    plain, params = task("ar", dropout=0.0), init("ar")
     both = batches("ar")
     hidden, _ = front(plain, params[0], both[0])
     loss, metrics = back(plain, params[1], hidden, both[1])
@@ -171,7 +171,7 @@ def test_the_translation_loss_is_that_of_the_answers():
     )
     asked = ids[:, 1:] != PAD
     total, _ = losses.label_smoothed_cross_entropy(
-        logits, ids[:, 1:], asked.astype(jnp.float32), 0.3
+        logits, ids[:, 1:], asked.astype(jnp.float32), plain.smoothing
     )
     np.testing.assert_allclose(loss, total / sum(TARGET_LENGTHS), rtol=1e-5)
     assert metrics["predicted"] == asked.sum()

@@ -211,13 +211,13 @@ def test_clusters_with_parts_of_a_batch_have_its_gradient():
 
     (The loss of each half is a mean over its own tokens.)
     """
-    config = dataclasses.replace(PLAIN, warmup=0.0)
     moved, weights, ids = [], [], text(0)
     for first, rows in ((0, 16), (0, 8), (8, 8)):
-        step = trainer(config, 1, rows)
-        start = jax.device_get(step.init().params)
-        after, metrics = step(step.init(), ids[first : first + rows], first)
-        moved.append(jax.tree.map(np.subtract, jax.device_get(after.params), start))
+        step = trainer(PLAIN, 1, rows)
+        start = step.init().at_step(STEPS // 2)  # the rate of step 0 is 0
+        before = jax.device_get(start.params)
+        after, metrics = step(start, ids[first : first + rows], first)
+        moved.append(jax.tree.map(np.subtract, jax.device_get(after.params), before))
         weights.append(float(metrics["masked"]))
     assert weights[0] == weights[1] + weights[2]
     jax.tree.map(
@@ -228,9 +228,9 @@ def test_clusters_with_parts_of_a_batch_have_its_gradient():
     )
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon"])  # for sgd see the ways
-def test_every_optimizer_descends(name):
-    config = bert.Config(ENCODER, 30, optimizer=name, learning_rate=0.02)
+def test_another_optimizer_descends():
+    """For sgd see the ways, for adamw the adapters."""
+    config = bert.Config(ENCODER, 30, optimizer="muon", learning_rate=0.02)
     losses, _, _ = train(config, steps=30)
     assert np.mean(losses[-5:]) < np.mean(losses[:2]) - 0.7
 

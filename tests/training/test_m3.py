@@ -311,11 +311,17 @@ def test_training_learns_to_tell_replaced_tokens():
     )
     random = np.random.RandomState(0)
     history = []
-    for _ in range(PLAIN.steps):
-        start = random.randint(0, 60, (16, 1))
-        ids = (5 + (start + np.arange(L)) % 90).astype(np.int32)
-        generator, tokens, of_generator = generator_step(PLAIN, generator, ids)
-        discriminator, metrics = discriminator_step(PLAIN, discriminator, [tokens])
+
+    def ids():
+        start = random.randint(0, 60, (B, 1))
+        return (5 + (start + np.arange(L)) % 90).astype(np.int32)
+
+    for step in range(PLAIN.steps):
+        key = jax.random.key(step)
+        others = corrupt(generator.params, key, ids(), 1.0)
+        generator, tokens, of_generator = generator_step(PLAIN, generator, ids())
+        received = [tokens, others]
+        discriminator, metrics = discriminator_step(PLAIN, discriminator, received)
         history.append((of_generator["loss"], metrics["rtd_loss"], metrics["clm_loss"]))
     first, last = np.mean(history[:5], axis=0), np.mean(history[-5:], axis=0)
     # Always saying "original" costs 0.40 here: what is below was learned.
