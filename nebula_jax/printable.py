@@ -37,3 +37,16 @@ def line(value: Any, limit: int = LIMIT) -> str:
 def lines(text: str) -> str:
     """Returns a message of this program's own in its lines, each fit to be printed."""
     return "\n".join(line(each, LINE_LIMIT) for each in text.split("\n"))
+
+
+def size(count: float) -> str:
+    """Returns a number of bytes in a unit that suits it.
+
+    >>> size(786_432), size(12)
+    ('786.4 kB', '12 bytes')
+    """
+    for unit in ("bytes", "kB", "MB", "GB", "TB"):
+        if count < 999.95:
+            return f"{count:.0f} {unit}" if unit == "bytes" else f"{count:.1f} {unit}"
+        count /= 1000
+    return f"{count:.1f} PB"

@@ -10,7 +10,6 @@ stream to the other trainer.
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import os
 import pathlib
@@ -63,21 +62,6 @@ class Address(NamedTuple):
     def __repr__(self) -> str:
         """Leaves the token out."""
         return endpoints.written((self.host, self.port))
-
-
-def lock(folder: site_folder.Folder) -> int:
-    """Makes this the only switch of its lab; returns a descriptor, to be closed.
-
-    Raises:
-      NoSwitch: if another one runs.
-    """
-    held = os.open(folder.path / ".switch.lock", os.O_RDWR | os.O_CREAT, 0o600)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(held)
-        raise NoSwitch(f"{folder.path}: a switch of this lab runs already") from None
-    return held
 
 
 def write(folder: site_folder.Folder, address: Address) -> None:
@@ -163,10 +147,7 @@ def request(
     """Sends a request to the own switch, and waits for its answer.
 
     Args:
-      folder: of this lab.
       seconds: for each of connection and answer.
-      op: of the request.
-      fields: of the request.
 
     Returns:
       The connection, which ends if the switch's host vanishes, and the answer.
@@ -208,6 +189,15 @@ def request(
         raise
 
 
+def ask(
+    folder: site_folder.Folder, seconds: float, op: str, **fields: Any
+) -> Mapping[str, Any]:
+    """Returns the own switch's answer to a request that ends with it; see `request`."""
+    sock, answer = request(folder, seconds, op, **fields)
+    sock.close()
+    return answer
+
+
 def _connected(address: Address, seconds: float) -> socket.socket:
     if address.port:
         sock = socket.create_connection((address.host, address.port), seconds)
@@ -238,7 +228,6 @@ async def read_request(
     """Reads a request, over TCP once both sides have proven that they have the token.
 
     Args:
-      reader, writer: of the connection.
       own: the address of this switch; None for who has come by the Unix socket.
 
     Raises:

@@ -42,6 +42,7 @@ class Process:
         """Starts nothing yet; `command` is its program and arguments."""
         self._command, self._turn = command, asyncio.Lock()
         self._running: asyncio.subprocess.Process | None = None
+        self._is_closed = False
 
     async def ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Sends a request; returns the answer.
@@ -62,8 +63,12 @@ class Process:
             return await self._asked(line)
 
     async def _asked(self, line: bytes) -> Mapping[str, Any]:
+        if self._is_closed:
+            raise site_folder.FederationError("the switch has ended")
         pipe = asyncio.subprocess.PIPE
-        if self._running is None or self._running.returncode is not None:
+        if self._running is not None and self._running.returncode is not None:
+            await self._end()
+        if self._running is None:
             self._running = await asyncio.create_subprocess_exec(
                 *self._command,
                 stdin=pipe,
@@ -79,12 +84,18 @@ class Process:
             await running.stdin.drain()
             return json_lines.decode(await running.stdout.readline())
         except (OSError, ValueError, json_lines.Malformed):
-            await self.close()
+            await self._end()
             raise site_folder.FederationError(
                 "the process of the authority has ended: " + " ".join(self._command)
             ) from None
 
     async def close(self) -> None:
+        """Ends the process, once it has answered; no other is started."""
+        async with self._turn:
+            self._is_closed = True
+            await self._end()
+
+    async def _end(self) -> None:
         """Ends the process: it reads the end of its requests."""
         running, self._running = self._running, None
         if running is None:
@@ -93,7 +104,8 @@ class Process:
         running.stdin.close()
         try:
             async with asyncio.timeout(END_SECONDS):
-                await running.wait()
+                await running.communicate()
         except TimeoutError:
             with contextlib.suppress(OSError):
                 running.kill()
+            await running.communicate()

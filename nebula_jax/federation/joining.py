@@ -52,8 +52,6 @@ async def serve(
     """Serves the one request of a connection without a certificate.
 
     Args:
-      stream: the connection.
-      ask: the authority of this lab.
       seconds: for the request to come.
 
     Returns:
@@ -88,9 +86,8 @@ def answer(
     if op == "authority":
         return {"authority": issuer.certificate().decode(), "time": time.time()}
     if op == "list":  # signed by the authority, and for everybody
-        pem = issuer.revocation_list()
-        known = fields.get("number") == revocation.number_of(pem)
-        return {"revocations": "" if known else pem.decode()}
+        number, text = issuer.revocation_list()
+        return {"revocations": "" if fields.get("number") == number else text}
     if op == "renew":
         pem, lab, role = issuer.renew(member.Renewal.parse(fields))
         return {"pem": pem.decode(), "lab": lab, "issued": {role: serial_of(pem)}}
@@ -110,7 +107,7 @@ def answer(
     issuer.redeem(claim, lab, list(requests.values()))
     made = {role: issuer.certify(csr, lab, role) for role, csr in requests.items()}
     return {
-        "revocations": issuer.revocation_list().decode(),
+        "revocations": issuer.revocation_list()[1],
         "lab": lab,
         "issued": {role: serial_of(pem) for role, pem in made.items()},
         **{role: pem.decode() for role, pem in made.items()},
@@ -131,7 +128,6 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
 
     Args:
       folder: of this lab, made here; or that it had before.
-      invitation: for it.
 
     Raises:
       errors.NebulaError: if it is refused, with the reason; no credentials are made.
@@ -152,7 +148,7 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
     answer = _request(address, fields, context, name)
     for role, request in requests.items():
         member.install(folder, role, request.key, _text(answer, role), ca)
-        revocation.RevocationList(folder, role).accept(_text(answer, "revocations"))
+        revocation.RevocationList(folder, role).accept(str(answer["revocations"]))
 
 
 def _is_back(folder: site_folder.Folder, invitation: invitations.Invitation) -> bool:
@@ -176,8 +172,6 @@ def ask(
     certificate nor revocation list of this one: they may be what is asked for.
 
     Args:
-      folder: of this lab.
-      fields: of the request.
       addresses: of switches, one of which may be that lab's, if it has moved.
 
     Raises:
@@ -223,8 +217,6 @@ def _request(
 
     Args:
       address: of the switch, host:port.
-      fields: of the request.
-      context: whom to trust.
       lab: whose switch it must be; None for any.
     """
     host, _, port = address.rpartition(":")
@@ -262,10 +254,6 @@ def _request(
 def found(folder: site_folder.Folder, name: str) -> authority.LocalAuthority:
     """Founds a federation: makes its authority, and the credentials of its first lab.
 
-    Args:
-      folder: of the lab, made here.
-      name: of the lab.
-
     Returns:
       The authority.
     """
@@ -275,5 +263,5 @@ def found(folder: site_folder.Folder, name: str) -> authority.LocalAuthority:
         request = member.new_request()
         certificate = issuer.certify(request.csr, name, role)
         member.install(folder, role, request.key, certificate, issuer.certificate())
-        revocation.RevocationList(folder, role).accept(issuer.revocation_list())
+        revocation.RevocationList(folder, role).accept(issuer.revocation_list()[1])
     return issuer

@@ -18,6 +18,7 @@ The kernel keeps little that is unsent: what is urgent waits for few bytes.
 import asyncio
 import collections
 import contextlib
+import datetime
 import itertools
 import json
 import socket
@@ -45,8 +46,8 @@ SILENCE_SECONDS = 10.0  # without a byte, after which a line counts as broken
 MOST_STREAMS = 1024
 REASON_CHARACTERS = 500
 MOST_URGENT = 4 << 20
-"""Bytes of urgent messages that may wait: revocation lists, of 1 MiB at most, and heads
-of logs. A switch that reads none of them shall not fill this one's memory."""
+"""Bytes of urgent messages that may wait: revocation lists, of 512 KiB at most, and
+heads of logs. A switch that reads none of them shall not fill this one's memory."""
 
 
 class LineEnded(errors.NebulaError):
@@ -62,8 +63,9 @@ class Connection(NamedTuple):
     """The other lab; empty if it has shown no certificate."""
     serial: int
     """The serial number of its certificate."""
-    expires: float
-    """The end of its certificate, unix seconds."""
+    begin: datetime.datetime
+    end: datetime.datetime
+    """Of its certificate's life."""
 
 
 def encode(kind: int, stream: int, data: bytes = b"") -> bytes:
@@ -198,12 +200,11 @@ class Line:
         """Takes over a connection that has been checked; `run` moves it.
 
         Args:
-          connection: to the switch of another lab.
-          is_dialer: whether this side has dialed.
           beat: returns the fields of a heartbeat.
           receive: called with each control message.
         """
-        self._reader, self._writer, self.lab, self.serial, self.expires = connection
+        self._reader, self._writer, self.lab = connection[:3]
+        self.serial, self.begin, self.end = connection[3:]
         self.streams: dict[int, Stream] = {}
         self.bytes_sent = self.bytes_received = 0
         self.since = time.time()

@@ -8,12 +8,10 @@ with a payload of its own (`Hello`, `Welcome`, `Abort`) comes once: no more than
 passes beside the kinds that a policy names.
 """
 
-import json
-import pathlib
 import struct
 from collections.abc import Callable
 
-from nebula_jax import errors, files, printable, strict_json
+from nebula_jax import errors, printable, strict_json
 from nebula_jax.communication.wire import frames, schema
 from nebula_jax.security import policy, seal
 from nebula_jax.security.audit import entries
@@ -32,9 +30,6 @@ MOST_PAYLOAD = 1 << 40
 """Bytes of a tensor: more than any has, and so few that sums stay numbers that an entry
 of the audit log takes."""
 MOST_SESSIONS = 1000  # whose names are kept
-SESSIONS_FILE = "sessions.json"
-"""The names of sessions, over restarts of the switch: a session's Welcome, which has
-them, crosses once, and its streams may come and go."""
 
 
 class Unreadable(errors.NebulaError):
@@ -112,38 +107,6 @@ class Names:
             return []
         self._known[self._session] = found  # the last of all to be forgotten
         return [name for name, _ in found[0 if is_listener else 1]]
-
-
-def read_sessions(folder: pathlib.Path) -> Known:
-    """Reads the names; those of a damaged file are lost, and sessions begin anew."""
-    try:
-        found = strict_json.loads((folder / SESSIONS_FILE).read_bytes())
-    except (OSError, ValueError):
-        return {}
-    if not isinstance(found, dict):
-        return {}
-
-    def is_channel(value: object) -> bool:
-        return (
-            isinstance(value, list)
-            and len(value) == 2
-            and all(isinstance(each, str) for each in value)
-        )
-
-    def is_side(value: object) -> bool:
-        return isinstance(value, list) and all(map(is_channel, value))
-
-    return {
-        session: sides
-        for session, sides in found.items()
-        if isinstance(sides, list) and len(sides) == 2 and all(map(is_side, sides))
-    }
-
-
-def write_sessions(folder: pathlib.Path, known: Known) -> None:
-    """Writes the names."""
-    with files.writing(folder / SESSIONS_FILE) as partial:
-        partial.write_text(json.dumps(known))
 
 
 class Meter:

@@ -54,7 +54,6 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
     """Shakes hands with whoever has connected.
 
     Args:
-      folder: of this lab.
       sock: that was accepted; closed if this raises.
 
     Raises:
@@ -111,10 +110,6 @@ async def _client_hello(sock: socket.socket) -> None:
 async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Connection:
     """Connects to the switch at an address, whichever lab's it is.
 
-    Args:
-      folder: of this lab.
-      address: host and port.
-
     Raises:
       site_folder.Refusal: with the reason, if it must not be used.
       OSError: if nobody answers in time, or there was no handshake.
@@ -146,13 +141,14 @@ def _checked(
         tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
         der = tls.getpeercert(True)
         if der is None and allows_none:
-            return line.Connection(reader, writer, "", 0, float("inf"))
+            now = site_folder.utc_now()
+            return line.Connection(reader, writer, "", 0, now, now)
         peer = between_labs.check_peer(der, folder)
         if peer.role != "switch":
             raise between_labs.PeerRefused("wrong_name", f"a {peer.role}, not a switch")
         endpoints.keep_alive(writer.get_extra_info("socket"))
-        end = peer.end.timestamp()
-        return line.Connection(reader, writer, peer.lab, peer.serial, end)
+        about = peer.lab, peer.serial, peer.begin, peer.end
+        return line.Connection(reader, writer, *about)
     except BaseException:
         writer.transport.abort()
         raise

@@ -59,10 +59,6 @@ async def serve(
     """Serves one request of a connection.
 
     Args:
-      switch: of the lab.
-      kept: its upkeep.
-      account: whose request it is.
-      fields: of the request.
       asker: the connection; after `dial` a stream, and held open after `serve`.
 
     Raises:
@@ -75,13 +71,12 @@ async def serve(
         case "serve":
             await made.serve()
         case "record":
-            if made.record() == "checkpoint":  # peers witness what it stands on
-                kept.cosigning.send()
+            await made.record(kept)
             made.answer(done=True)
         case "status":
             made.answer(**status(switch, kept))
         case "list":
-            newest = kept.revocations.pem().decode()
+            newest = kept.revocations.present().text
             made.answer(list=newest if made.has_older(kept) else "")
         case "certify":
             pem = await kept.certified(member.Renewal.parse(fields))
@@ -222,14 +217,19 @@ class _Request(NamedTuple):
             if switch.served.get(key) is made:
                 del switch.served[key]
 
-    def record(self) -> str:
-        """Puts an entry into the audit log; returns its kind."""
+    async def record(self, kept: upkeep.Upkeep) -> None:
+        """Puts an entry into the audit log, on the disk; the owner any, as commands do.
+
+        Peers witness what checkpoints and changes of the owner's stand on.
+        """
         kind: str = json_lines.field(self.fields, "kind", str)
         what = json_lines.field(self.fields, "what", dict)
-        if kind not in RECORDED:
+        if kind not in RECORDED and not self.account.is_owner:
             raise json_lines.Malformed(f"{kind!r} is no entry of a trainer")
         self.switch.record(kind, self.account.name, **what)
-        return kind
+        await asyncio.to_thread(self.switch.audit.commit)
+        if kind == "checkpoint" or kind not in RECORDED:
+            kept.cosigning.send()
 
 
 def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:

@@ -72,15 +72,11 @@ class Switch:
         Args:
           listening: bound to the outside address, for other switches; None to dial
             alone.
-          peers: addresses of the switches to dial.
-          inside: bound to the inner address.
-          started: called once trainers can come.
 
         Raises:
           site_folder.FederationError: if a part that it needs has failed.
         """
         folder, begin = self.state.folder, self._begin
-        lock = inner.lock(folder)
         host, port = inside.getsockname()[:2]
         self._inside = self._inside._replace(host=host, port=port)
         begin(self._accept_trainers(inside))
@@ -108,7 +104,6 @@ class Switch:
             await self.state.end_tasks()
             self._record("switch", event="stopped")
             await self.upkeep.close()
-            os.close(lock)
             if listening is not None:
                 listening.close()
         if self._failure is not None:

@@ -3,24 +3,23 @@
 import asyncio
 import collections
 import itertools
-import json
-import pathlib
 import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, files, strict_json
+from nebula_jax import errors
 from nebula_jax.federation import inner, joining, line, meter, streams
-from nebula_jax.security import accounts, audit, policy
+from nebula_jax.security import accounts, audit, policy, store
 from nebula_jax.security.audit import entries
 from nebula_jax.security.audit import log as audit_log
-from nebula_jax.security.membership import authority, site_folder
+from nebula_jax.security.membership import site_folder
 
 AWAY_SECONDS = 5.0  # between attempts to reach the authority at another lab
 OPEN_SECONDS = 10.0  # for the other switch to answer
-USAGE_FILE = "usage.json"
-"""The bytes that jobs have used, over restarts of the switch."""
+CARRIED = ("used", "sessions")
+"""What the switch keeps over its restarts: the bytes that jobs have used, and the names
+of sessions (a Welcome, which has them, crosses once; streams may come and go)."""
 
 
 class QuotaSpent(errors.NebulaError):
@@ -53,9 +52,7 @@ class State:
         """Opens what the switch needs.
 
         Args:
-          folder: of the lab.
-          log: called with a line for a person.
-          issuer: the authority, if it is this lab's; by default in this process.
+          issuer: the authority, if it is this lab's.
 
         Raises:
           errors.NebulaError: if the folder does not serve.
@@ -63,15 +60,11 @@ class State:
         self.folder, self.log = folder, log
         self.settings = folder.load()
         self.lab = self.settings.name
-        self.people = accounts.Accounts.open(folder.path)
-        self.audit = audit_log.Log(folder.audit, self.lab)
+        self.people = accounts.Accounts(folder.path)
         self.is_issuer = not self.settings.authority
         """True if the authority is this lab's."""
         self.peers: list[str] = []
         """Addresses of the switches that this one dials."""
-        self.authority: authority.LocalAuthority | None = None
-        if issuer is None and self.is_issuer:
-            self.authority = authority.LocalAuthority(folder)
         self._issuer = issuer
         self._away: tuple[float, str] | None = None
         """Until when the authority is not asked again, and why."""
@@ -85,7 +78,11 @@ class State:
         self.in_flight: dict[int, tuple[streams.About, float]] = {}
         """Number -> a stream, and since when; another switch may give two one name."""
         self._numbers = itertools.count()
-        self.used = collections.Counter(read_usage(folder.path))
+        self._carried = store.Store(folder.path / "carried.json", CARRIED)
+        self._carried.create()
+        before = self._carried.read()
+        self.used = collections.Counter(before["used"])
+        self.sessions: meter.Known = before["sessions"]
         """Job -> bytes, counted frame by frame."""
         self.uncharged: collections.Counter[str] = collections.Counter()
         """Account -> bytes that came, and that its quota does not have yet."""
@@ -98,9 +95,15 @@ class State:
         """Address that this switch dials -> why there is no line to it."""
         self.is_revoked = False
         """True if this lab has to join again: no line comes back before."""
-        self.sessions = meter.read_sessions(folder.path)
         self.rules = policy.load(folder.path / policy.FILE)
+        self.audit = audit_log.Log(folder.audit, self.lab)
+        """Open last: whoever has it open is the only switch of its lab."""
         self._tasks: set[asyncio.Task[Any]] = set()
+
+    def keep(self, used: Mapping[str, int], sessions: meter.Known) -> None:
+        """Writes what the next switch begins with."""
+        with self._carried.changing() as tables:
+            tables |= {"used": dict(used), "sessions": sessions}
 
     async def ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Asks the authority, here or at another lab; records what is issued here.
@@ -108,13 +111,9 @@ class State:
         Raises:
           errors.NebulaError: if it cannot be reached, or refuses.
         """
-        if not self.is_issuer:
+        if self._issuer is None:
             return await self._ask_elsewhere(fields)
-        if self.authority is not None:
-            found = joining.answer(fields, self.authority)
-        else:
-            assert self._issuer is not None
-            found = await self._issuer(fields)
+        found = await self._issuer(fields)
         for role, serial in found.get("issued", {}).items():
             about = {"lab": found["lab"], "role": role, "serial": serial}
             self.record("certificate", self.lab, event="issued", **about)
@@ -301,25 +300,3 @@ class State:
 def new_name() -> str:
     """Returns the name of a new stream."""
     return secrets.token_hex(8)
-
-
-def read_usage(folder: pathlib.Path) -> dict[str, int]:
-    """Reads the counts of jobs; raises errors.SettingsError if they are damaged."""
-    path = folder / USAGE_FILE
-    try:
-        found = strict_json.loads(path.read_bytes())
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise errors.SettingsError(f"{path}: cannot be read: {error}") from None
-    if not isinstance(found, dict) or not all(
-        type(count) is int and count >= 0 for count in found.values()
-    ):
-        raise errors.SettingsError(f"{path}: expected bytes by job")
-    return found
-
-
-def write_usage(folder: pathlib.Path, used: Mapping[str, int]) -> None:
-    """Writes the counts of jobs."""
-    with files.writing(folder / USAGE_FILE) as partial:
-        partial.write_text(json.dumps(dict(sorted(used.items())), indent=1) + "\n")

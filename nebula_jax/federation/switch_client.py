@@ -49,7 +49,6 @@ class Recorder:
 
         Args:
           folder: of the lab; None to record nothing at all.
-          job, cluster: of the trainer.
           log: called with a line about each entry that was given up.
         """
         self._folder, self._log = folder, log
@@ -68,12 +67,7 @@ class Recorder:
         self._entries.put((kind, what))
 
     def saved(self, step: int, digest: str) -> None:
-        """Records that a checkpoint is on the disk; the peers cosign the log then.
-
-        Args:
-          step: of the checkpoint.
-          digest: of its manifest.
-        """
+        """Records that a checkpoint is on the disk; the peers cosign the log then."""
         self.record("checkpoint", event="saved", step=step, digest=digest)
 
     def close(self) -> None:
@@ -100,7 +94,7 @@ class Recorder:
     def _send(self, kind: str, what: dict[str, Any]) -> None:
         assert self._folder is not None  # else there is nothing to send
         fields = {"kind": kind, "what": self._about | what}
-        inner.request(self._folder, ANSWER_SECONDS, "record", **fields)[0].close()
+        inner.ask(self._folder, ANSWER_SECONDS, "record", **fields)
 
 
 class Trainer:
@@ -117,9 +111,6 @@ class Trainer:
         """Begins its next incarnation.
 
         Args:
-          folder: of the lab.
-          job: that it takes part in.
-          cluster: that it is.
           lab: the only one that its peers may be of; empty for any.
           log: called with a line about the lab of each peer, and if the switch goes.
 
@@ -163,11 +154,7 @@ class Trainer:
         return policy.load(self.folder.path / policy.FILE)
 
     def reach(self, listener: str) -> bridge.Route:
-        """Returns the way to a listening trainer, through the switches.
-
-        Args:
-          listener: its cluster.
-        """
+        """Returns the way to a listening trainer, through the switches."""
 
         def reach(seconds: float) -> tuple[socket.socket, str]:
             try:
@@ -266,7 +253,7 @@ class Trainer:
           errors.NebulaError: if the switch does not run, or refuses.
         """
         fields = {"job": self.job, "cluster": self.cluster, **what}
-        self._request("record", ANSWER_SECONDS, kind=kind, what=fields)[0].close()
+        inner.ask(self.folder, ANSWER_SECONDS, "record", kind=kind, what=fields)
 
     def dialed_by(self, cluster: str, lab: str) -> set[str]:
         """Returns the accounts that have dialed this process as a cluster of a lab.
@@ -276,8 +263,7 @@ class Trainer:
         Raises:
           errors.NebulaError: if the switch does not run.
         """
-        sock, status = self._request("status", ANSWER_SECONDS)
-        sock.close()
+        status = inner.ask(self.folder, ANSWER_SECONDS, "status")
         names = ("job", "connector", "listener", "lab")
         wanted = self.job, cluster, self.cluster, lab
         return {

@@ -28,8 +28,7 @@ def renew(folder: site_folder.Folder) -> None:
     made, renewal = member.renewal_request(folder, "trainer")
     ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
     fields = renewal.fields()
-    sock, answer = inner.request(folder, CERTIFY_SECONDS, "certify", **fields)
-    sock.close()
+    answer = inner.ask(folder, CERTIFY_SECONDS, "certify", **fields)
     member.install(folder, "trainer", made.key, str(answer["pem"]).encode(), ca)
 
 
@@ -40,12 +39,11 @@ def refresh(folder: site_folder.Folder) -> None:
     """
     listed = revocation.RevocationList(folder, "trainer")
     number = listed.number
-    sock, answer = inner.request(folder, ANSWER_SECONDS, "list", number=number)
-    sock.close()
-    if pem := answer.get("list"):
-        listed.accept(str(pem).encode())
+    answer = inner.ask(folder, ANSWER_SECONDS, "list", number=number)
+    if text := answer.get("list"):
+        listed.accept(str(text))
     own = member.own_certificate(folder, "trainer")
-    if member.renewal_due(own, site_folder.utc_now()):
+    if member.renewal_due(own):
         renew(folder)
 
 

@@ -13,15 +13,14 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
-from nebula_jax.federation import cosigning, line, meter
-from nebula_jax.federation.state import State, write_usage
+from nebula_jax.federation import cosigning, line
+from nebula_jax.federation.state import State
 from nebula_jax.security import accounts, policy
 from nebula_jax.security.membership import member, revocation, site_folder
 
 TURN_SECONDS = 0.2
 SAVED_SECONDS = 2.0  # between charges of accounts
-LIST_SECONDS = 60.0  # between looks if the revocation list has to be signed anew
-ASKED_SECONDS = 0.5  # the same, of an authority whose files are another user's
+LIST_SECONDS = 0.5  # between questions for a newer revocation list
 SAID_SECONDS = 3600.0  # between two lines about the same fault
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
 
@@ -36,8 +35,7 @@ class Upkeep:
         """The cosignatures of heads of audit logs, this lab's and its peers'."""
         self._policy = state.folder.path / policy.FILE
         self._policy_seen = self._stamp()
-        self._used = state.used.copy()
-        self._sessions = dict(state.sessions)
+        self._carried = state.used.copy(), dict(state.sessions)
         self._enforced = self.revocations.number
         self._saved = self._listed = self._tried = 0.0
         self._failed: dict[str, tuple[str, float]] = {}
@@ -76,7 +74,6 @@ class Upkeep:
         await self.charge()
         self.state.audit.sign_head()
         self.state.audit.close()
-        self.state.people.close()
 
     def beat(self) -> Mapping[str, Any]:
         """Returns the fields of a heartbeat: the epoch of revocation."""
@@ -94,7 +91,7 @@ class Upkeep:
                 if theirs < self.revocations.number:
                     self._push(made)
             case "list":
-                self._take_list(made, json_lines.field(fields, "pem", str).encode())
+                self._take_list(made, json_lines.field(fields, "list", str))
             case "renew":
                 made.wants_successor.set()
             case "witnessed":
@@ -111,8 +108,7 @@ class Upkeep:
 
     async def _look_at_files(self) -> None:
         """Takes in what commands have changed: the revocation list and the policy."""
-        seconds = LIST_SECONDS if self.state.authority else ASKED_SECONDS
-        is_due = time.monotonic() > self._listed + seconds
+        is_due = time.monotonic() > self._listed + LIST_SECONDS
         if is_due and (self.state.is_issuer or not self._has_list()):
             self._listed = time.monotonic()
             await self.fetch_list()
@@ -133,8 +129,8 @@ class Upkeep:
         """
         known = self.revocations.number if self._has_list() else 0
         found = await self.state.ask({"op": "list", "number": known})
-        pem = str(found["revocations"]).encode()
-        if pem and self.revocations.accept(pem):
+        text = str(found["revocations"])
+        if text and self.revocations.accept(text):
             self.state.log("the revocation list is new")
 
     def _has_list(self) -> bool:
@@ -154,10 +150,10 @@ class Upkeep:
 
     def _push(self, made: line.Line) -> None:
         with contextlib.suppress(errors.NebulaError):
-            made.send(op="list", pem=self.revocations.pem().decode())
+            made.send(op="list", list=self.revocations.present().text)
 
-    def _take_list(self, made: line.Line, pem: bytes) -> None:
-        if self.revocations.accept(pem):
+    def _take_list(self, made: line.Line, text: str) -> None:
+        if self.revocations.accept(text):
             self.state.log(f"revocation list {self.revocations.number} is here")
             about = {"event": "listed", "number": self.revocations.number}
             self.state.record("certificate", self.state.lab, **about)
@@ -170,7 +166,7 @@ class Upkeep:
         """Ends the lines to labs whose certificate was revoked."""
         self._enforced = self.revocations.number
         for lab, each in list(self.state.lines.items()):
-            if self.revocations.is_revoked(each.serial):
+            if self.revocations.is_revoked(lab, each.begin):
                 self.state.log(f"the certificate of {lab} was revoked")
                 self.state.record(
                     "certificate", self.state.lab, event="revoked", lab=lab
@@ -183,7 +179,7 @@ class Upkeep:
     def is_revoked(self) -> bool:
         """True if the certificate of this switch is revoked."""
         own = member.own_certificate(self.state.folder, "switch")
-        return self.revocations.is_revoked(own.serial_number)
+        return self.revocations.is_revoked(self.state.lab, own.not_valid_before_utc)
 
     # Renewal.
 
@@ -207,16 +203,16 @@ class Upkeep:
         """Renews the switch's certificate, also one that has expired."""
         if time.monotonic() < self._tried + RETRY_SECONDS:
             return
-        self._tried, now = time.monotonic(), site_folder.utc_now()
+        self._tried = time.monotonic()
         own = member.own_certificate(self.state.folder, "switch")
-        if member.renewal_due(own, now):
+        if member.renewal_due(own):
             await self.rotate()
 
     async def _end_expired(self) -> None:
         """Ends the lines of labs whose certificate has expired, by this clock."""
-        now = site_folder.utc_now().timestamp()
+        now = site_folder.utc_now()
         for lab, each in list(self.state.lines.items()):
-            if each.expires <= now:
+            if each.end <= now:
                 each.close(f"the certificate of {lab} has expired")
 
     async def certified(self, renewal: member.Renewal) -> bytes:
@@ -253,28 +249,17 @@ class Upkeep:
         switch, people = self.state, self.state.people
         due = dict(switch.uncharged)
         switch.uncharged.clear()
-        failed = await asyncio.to_thread(_charge, people, due)
+        failed: dict[str, str] = {}
+        try:
+            if due:
+                failed = await asyncio.to_thread(people.charge, due)
+        except errors.NebulaError as error:
+            failed = dict.fromkeys(due, str(error))
         switch.uncharged.update({account: due[account] for account in failed})
         switch.barred |= failed
         listing = await asyncio.to_thread(people.listing)
         switch.barred = accounts.barred(listing) | failed
-        path = switch.folder.path
-        if switch.used != self._used:
-            counts = switch.used.copy()
-            await asyncio.to_thread(write_usage, path, counts)
-            self._used = counts
-        if switch.sessions != self._sessions:
-            names = dict(switch.sessions)
-            await asyncio.to_thread(meter.write_sessions, path, names)
-            self._sessions = names
-
-
-def _charge(people: accounts.Accounts, counts: Mapping[str, int]) -> dict[str, str]:
-    """Charges accounts with bytes; returns the accounts that failed, with reasons."""
-    failed = {}
-    for account, count in counts.items():
-        try:
-            people.charge(account, count)
-        except errors.NebulaError as error:
-            failed[account] = str(error)
-    return failed
+        if (switch.used, switch.sessions) != self._carried:
+            carried = switch.used.copy(), dict(switch.sessions)
+            await asyncio.to_thread(switch.keep, *carried)
+            self._carried = carried

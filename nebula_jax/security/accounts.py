@@ -7,22 +7,21 @@ host from outside has logged in there, so no password and no token is kept here,
 files, processes and memory of accounts are as far apart as those of the host's users.
 
 An account is added, may be suspended and resumed, and is removed for good: its name is
-never given again. Each change is recorded, in the transaction that makes it.
+never given again. No change is made that is not recorded.
 """
 
 import math
 import os
 import pathlib
 import re
-import sqlite3
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple, Self
 
 from nebula_jax import errors, printable
 from nebula_jax.security import names, private_files
 from nebula_jax.security import store as store_lib
 
-FILE = "identity.sqlite"  # in the folder of the federation
+FILE = "people.json"  # in the folder of the federation
 ACTIVE, SUSPENDED, REMOVED = "active", "suspended", "removed"
 
 TRANSITIONS: Mapping[tuple[str, str], str] = {
@@ -33,6 +32,10 @@ TRANSITIONS: Mapping[tuple[str, str], str] = {
 """(state, event) -> the next state. Nothing else happens to an account; nothing follows
 removal, and an active account is suspended first, so that no slip is final."""
 
+PARTS = ("accounts", "handles", "grants")  # of the file
+Record = Callable[..., object]
+"""Called as `record(kind, who, **what)` within a change, before it is written: a change
+that cannot be recorded is not made. No secret is among the values."""
 MOST_BYTES = 2**50
 """The largest quota: sums of bytes stay far below 2**63."""
 MOST_SHARE = 1000.0
@@ -73,14 +76,24 @@ class Accounts:
     """The accounts in one folder; several processes of its user may have it open.
 
     Attributes:
-      store: the file, which records each change.
+      store: the file, with their handles and grants.
     """
 
-    def __init__(self, store: store_lib.Store) -> None:
-        self.store = store
+    def __init__(self, folder: pathlib.Path, record: Record | None = None) -> None:
+        """Takes the accounts of a folder.
+
+        Args:
+          folder: of the federation; made if only it is missing.
+
+        Raises:
+          private_files.PrivateFileError: if others can use the folder.
+        """
+        folder = private_files.folder(folder.resolve())
+        self.store = store_lib.Store(folder / FILE, PARTS)
+        self._record = record
 
     @classmethod
-    def begin(cls, folder: pathlib.Path, owner: str) -> None:
+    def begin(cls, folder: pathlib.Path, owner: str) -> Self:
         """Makes the accounts of a folder: its owner's. A second time changes nothing.
 
         Args:
@@ -93,47 +106,20 @@ class Accounts:
           private_files.PrivateFileError: if others can use the folder or the file.
         """
         check_name(owner)
-        folder = private_files.folder(folder.resolve())
-        store_lib.create(folder / FILE)
-        with cls.open(folder) as made, made.store.writing() as connection:
-            query = "SELECT name FROM accounts WHERE uid IS NULL"
-            before = connection.execute(query).fetchone()
-            if before is None:
-                _insert(connection, Account(owner, None, ACTIVE, Limits(), 0))
-            elif before["name"] != owner:
+        made = cls(folder)
+        made.store.create()
+        with made.store.changing() as tables:
+            if not tables["accounts"]:
+                _keep(tables, Account(owner, None, ACTIVE, Limits(), 0))
+            elif (before := _owner(tables).name) != owner:
                 raise AccountError(
-                    f"{folder}: belongs to account {before['name']}, not to {owner}"
+                    f"{folder}: belongs to account {before}, not to {owner}"
                 )
-
-    @classmethod
-    def open(
-        cls, folder: pathlib.Path, record: store_lib.Record = store_lib.unrecorded
-    ) -> Self:
-        """Opens the accounts of a folder.
-
-        Args:
-          folder: of the federation.
-          record: is called for each change.
-
-        Raises:
-          store.StoreError, private_files.PrivateFileError: as `begin`.
-        """
-        folder = private_files.folder(folder.resolve())
-        return cls(store_lib.Store(folder / FILE, record))
-
-    def close(self) -> None:
-        """Closes the file."""
-        self.store.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
+        return made
 
     def owner(self) -> Account:
         """Returns the account of the user whose folder it is, as it is at present."""
-        return _account(self.store.rows("SELECT * FROM accounts WHERE uid IS NULL")[0])
+        return _owner(self.store.read())
 
     def of_user(self, uid: int) -> Account:
         """Returns the account of a user of the host, as it is at present.
@@ -146,14 +132,12 @@ class Accounts:
         """
         if uid == os.geteuid():
             return self.owner()
-        query = "SELECT * FROM accounts WHERE uid = ? AND state != ?"
-        rows = self.store.rows(query, (uid, REMOVED))
-        if not rows:
+        found = _of_user(self.store.read(), uid)
+        if found is None:
             raise DeniedError(
                 f"user {uid} of this host has no account in this lab: its owner adds"
                 " one with `nebula account add`"
             )
-        found = _account(rows[0])
         if found.state != ACTIVE:
             raise DeniedError(f"{found.name} may do nothing: it is {found.state}")
         return found
@@ -164,13 +148,11 @@ class Accounts:
         Raises:
           AccountError: if there is none of this name.
         """
-        with self.store.writing() as connection:
-            return account(connection, name)
+        return account(self.store.read(), name)
 
     def listing(self) -> list[Account]:
         """Returns all accounts, by name, those removed too."""
-        rows = self.store.rows("SELECT * FROM accounts ORDER BY name")
-        return [_account(row) for row in rows]
+        return sorted(_all(self.store.read()))
 
     def add(self, name: str, uid: int) -> Account:
         """Adds an account for a user of the host.
@@ -180,46 +162,41 @@ class Accounts:
         """
         check_name(name)
         made = Account(name, uid, ACTIVE, Limits(), 0)
-        query = "SELECT name, state FROM accounts WHERE name = ? OR (uid = ? AND"
-        query += " state != ?)"
-        with self.store.writing() as connection:
-            found = connection.execute(query, (name, uid, REMOVED)).fetchone()
+        with self.store.changing() as tables:
             if uid == os.geteuid():
                 raise AccountError(f"user {uid} owns this lab: no account is needed")
-            if found is not None and found["name"] != name:
-                raise AccountError(f"user {uid} has the account {found['name']}")
-            if found is not None:
+            if name in tables["accounts"]:
                 raise AccountError(
                     f"there is an account {name} already"
-                    if found["state"] != REMOVED
+                    if account(tables, name).state != REMOVED
                     else f"account {name} was removed: its name is not given again"
                 )
-            _insert(connection, made)
-            self.record("account.add", name=name, uid=uid)
-            return made
+            if (other := _of_user(tables, uid)) is not None:
+                raise AccountError(f"user {uid} has the account {other.name}")
+            _keep(tables, made)
+            self.record(tables, "account.add", name=name, uid=uid)
+        return made
 
     def move(self, name: str, event: str) -> Account:
         """Moves an account along the table of transitions.
 
         Args:
-          name: of the account.
           event: `suspend`, `resume` or `remove`.
 
         Raises:
           AccountError: if it is not there, in another state, or the owner's.
         """
-        with self.store.writing() as connection:
-            before = account(connection, name)
+        with self.store.changing() as tables:
+            before = account(tables, name)
             if before.is_owner:
                 raise AccountError(
                     f"account {name} cannot {event}: the folder belongs to it"
                 )
-            after = next_state(name, before.state, event)
-            query = "UPDATE accounts SET state = ? WHERE name = ?"
-            connection.execute(query, (after, name))
-            what = {"name": name, "before": before.state, "after": after}
-            self.record(f"account.{event}", **what)
-            return before._replace(state=after)
+            after = before._replace(state=next_state(name, before.state, event))
+            _keep(tables, after)
+            what = {"name": name, "before": before.state, "after": after.state}
+            self.record(tables, f"account.{event}", **what)
+        return after
 
     def set_limits(self, name: str, limits: Limits) -> Account:
         """Sets the share of the line and the quota of an account.
@@ -228,47 +205,75 @@ class Accounts:
           AccountError: if the account is not there, or a limit is out of bounds.
         """
         check_limits(limits)
-        with self.store.writing() as connection:
-            before = account(connection, name)
-            check_not_removed(before)
-            query = "UPDATE accounts SET share = ?, quota_bytes = ? WHERE name = ?"
-            connection.execute(query, (*limits, name))
-            self.record("account.limits", name=name, **limits._asdict())
-            return before._replace(limits=limits)
+        with self.store.changing() as tables:
+            after = account(tables, name)._replace(limits=limits)
+            check_not_removed(after)
+            _keep(tables, after)
+            what = limits._asdict()
+            self.record(tables, "account.limits", name=name, **what)
+        return after
 
-    def charge(self, name: str, count: int) -> None:
-        """Charges an account with bytes that have crossed the line.
+    def charge(self, counts: Mapping[str, int]) -> dict[str, str]:
+        """Charges accounts with bytes that have crossed the line.
 
-        All are charged, whatever its quota and its state are: they have crossed.
-        Whether more may cross, `barred` says. Each call writes to the disk.
+        All are charged, whatever quotas and states are: they have crossed. Whether more
+        may cross, `barred` says. Each call writes to the disk.
+
+        Args:
+          counts: bytes by the name of the account.
+
+        Returns:
+          The accounts that are not there, with the reason.
 
         Raises:
-          AccountError: if there is no such account.
-          store.StoreError: if they cannot be written; then none is charged.
+          errors.NebulaError: if they cannot be written; then none is charged.
         """
-        with self.store.writing() as connection:
-            total = account(connection, name).charged_bytes + count
-            query = "UPDATE accounts SET charged_bytes = ? WHERE name = ?"
-            connection.execute(query, (total, name))
+        failed = {}
+        with self.store.changing() as tables:
+            for name, count in counts.items():
+                try:
+                    found = account(tables, name)
+                except AccountError as error:
+                    failed[name] = str(error)
+                    continue
+                total = found.charged_bytes + count
+                _keep(tables, found._replace(charged_bytes=total))
+        return failed
 
-    def record(self, kind: str, **what: object) -> None:
-        """Records a change, which the owner makes, in its transaction."""
-        self.store.record(kind, self.owner().name, **what)
+    def record(self, tables: store_lib.Tables, kind: str, **what: object) -> None:
+        """Records a change, which the owner makes, within it."""
+        if self._record is not None:
+            self._record(kind, _owner(tables).name, **what)
 
 
-def account(connection: sqlite3.Connection, name: str) -> Account:
-    """Returns an account as a transaction sees it, in whatever state.
+def account(tables: store_lib.Tables, name: str) -> Account:
+    """Returns an account as a change sees it, in whatever state.
 
     Raises:
       AccountError: if there is none of this name.
     """
-    found, shown = None, "of this name"  # which is perhaps no text that SQLite takes
-    if is_name(name):
-        query, shown = "SELECT * FROM accounts WHERE name = ?", name
-        found = connection.execute(query, (name,)).fetchone()
-    if found is None:
+    if name not in tables["accounts"]:
+        shown = name if is_name(name) else "of this name"
         raise AccountError(f"there is no account {shown}")
-    return _account(found)
+    uid, state, limits, charged = tables["accounts"][name]
+    return Account(name, uid, state, Limits(*limits), charged)
+
+
+def _all(tables: store_lib.Tables) -> list[Account]:
+    return [account(tables, name) for name in tables["accounts"]]
+
+
+def _owner(tables: store_lib.Tables) -> Account:
+    return next(each for each in _all(tables) if each.is_owner)
+
+
+def _of_user(tables: store_lib.Tables, uid: int) -> Account | None:
+    found = (each for each in _all(tables) if each.uid == uid)
+    return next((each for each in found if each.state != REMOVED), None)
+
+
+def _keep(tables: store_lib.Tables, new: Account) -> None:
+    tables["accounts"][new.name] = list(new[1:])
 
 
 def check_not_removed(found: Account) -> None:
@@ -366,13 +371,3 @@ def check_subject(subject: str) -> None:
             f"{printable.line(repr(lab))} is no lab's name: those have small letters,"
             " digits and -, as in lab-s"
         )
-
-
-def _insert(connection: sqlite3.Connection, new: Account) -> None:
-    values = (*new[:3], *new.limits, new.charged_bytes)
-    connection.execute("INSERT INTO accounts VALUES (?, ?, ?, ?, ?, ?)", values)
-
-
-def _account(row: sqlite3.Row) -> Account:
-    name, uid, state, share, quota, charged = row
-    return Account(name, uid, state, Limits(share, quota), charged)

@@ -5,9 +5,9 @@ says of it. The settings behind it, such as a path, are read with `provider` by 
 process that serves it, and by no consumer.
 
 A grant is who may read how much of which handle until when. A use is checked and
-counted before it is served, in one transaction: however many processes serve a grant,
-together they never serve more than its budget. A process that is killed leaves a use
-that was counted and perhaps not served, never one that was served and not counted.
+counted before it is served, in one change of the file: however many processes serve a
+grant, together they never serve more than its budget. A process that is killed leaves
+a use that was counted and perhaps not served, never one served and not counted.
 
 The subject of a use is who the switches say has dialed: an account of this lab, whose
 user its switch knows from the kernel, or one of another lab, as in `ana@lab-s`, for
@@ -15,15 +15,13 @@ which that lab vouches. It is never taken from what a reader sends.
 """
 
 import datetime
-import json
 import math
 import re
-import sqlite3
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, printable, strict_json
-from nebula_jax.security import accounts
+from nebula_jax import errors, printable
+from nebula_jax.security import accounts, store
 
 OPEN, WITHDRAWN = "open", "withdrawn"
 ACTIVE, REVOKED, REPLACED = "active", "revoked", "replaced"
@@ -38,27 +36,10 @@ class DataError(errors.NebulaError):
 
 
 class GrantError(errors.NebulaError):
-    """A use that no grant permits; it is over for the consumer, with a checkpoint."""
+    """A grant that cannot be given, or a use that none permits.
 
-
-class NoGrantError(GrantError):
-    """A use for which there is no grant."""
-
-
-class SpentError(GrantError):
-    """A use of more than is left."""
-
-
-class ExpiredError(GrantError):
-    """A use after the end of a grant."""
-
-
-class RevokedError(GrantError):
-    """A use of a grant that was revoked, or whose data or account is gone."""
-
-
-class BudgetError(errors.NebulaError):
-    """A budget that cannot be."""
+    The use is over for the consumer, with a checkpoint.
+    """
 
 
 class Handle(NamedTuple):
@@ -113,18 +94,18 @@ def check(budget: Budget, now: float) -> None:
     """Checks the budget of a grant that is given now (unix seconds).
 
     Raises:
-      BudgetError: if it has no bound, or leaves nothing.
+      GrantError: if it has no bound, or leaves nothing.
     """
     if budget == Budget():
-        raise BudgetError("a grant has a bound: rows, bytes, or a day when it ends")
+        raise GrantError("a grant has a bound: rows, bytes, or a day when it ends")
     for count, what in ((budget.rows, "rows"), (budget.nbytes, "bytes")):
         if count is not None and not 0 < count <= MOST:
-            raise BudgetError(f"a grant has 1 to {MOST} {what}, not {count}")
+            raise GrantError(f"a grant has 1 to {MOST} {what}, not {count}")
     if budget.until is not None:
         if not math.isfinite(budget.until):
-            raise BudgetError("a grant ends at a time, or has no end")
+            raise GrantError("a grant ends at a time, or has no end")
         if budget.until <= now:
-            raise BudgetError(f"a grant until {date(budget.until)} is over already")
+            raise GrantError(f"a grant until {date(budget.until)} is over already")
 
 
 def date(seconds: float) -> str:
@@ -178,23 +159,20 @@ class Grants:
           name: of the handle; it is never given to another.
           provider: JSON object that the serving process understands, such as
             {"text_folder": "/data/es"}. No consumer gets it.
-          rows: of the corpus.
           vocabulary: digest of the vocabulary whose ids are served.
-          about: a line for people.
 
         Raises:
           DataError: if the name is taken or is none.
         """
         check_name(name)
         made = Handle(name, rows, vocabulary, printable.line(about, 500), OPEN)
-        with self._store.writing() as connection:
-            if _row(connection, name) is not None:
+        with self._store.changing() as tables:
+            if name in tables["handles"]:
                 raise DataError(f"there is a handle {name} already, or there was")
-            query = "INSERT INTO handles VALUES (?, ?, ?, ?, ?, ?)"
-            connection.execute(query, (*made, json.dumps(dict(provider))))
+            tables["handles"][name] = [*made[1:], dict(provider)]
             what = {"handle": name, "rows": rows, "vocabulary": vocabulary}
-            self._people.record("data.register", **what)
-            return made
+            self._people.record(tables, "data.register", **what)
+        return made
 
     def withdraw(self, name: str) -> None:
         """Withdraws a handle for good: every use of it is refused from now on.
@@ -202,16 +180,15 @@ class Grants:
         Raises:
           DataError: if there is no such handle.
         """
-        with self._store.writing() as connection:
-            _handle(connection, name)
-            query = "UPDATE handles SET state = ? WHERE name = ?"
-            connection.execute(query, (WITHDRAWN, name))
-            self._people.record("data.withdraw", handle=name)
+        with self._store.changing() as tables:
+            found, provider = _handle(tables, name)
+            tables["handles"][name] = [*found._replace(state=WITHDRAWN)[1:], provider]
+            self._people.record(tables, "data.withdraw", handle=name)
 
     def handles(self) -> list[Handle]:
         """Returns all handles, by name."""
-        rows = self._store.rows("SELECT * FROM handles ORDER BY name")
-        return [Handle(*row[:-1]) for row in rows]
+        tables = self._store.read()
+        return [_handle(tables, name)[0] for name in sorted(tables["handles"])]
 
     def provider(self, name: str) -> tuple[dict[str, Any], Handle]:
         """Returns the settings behind a handle, for the process that serves it.
@@ -219,14 +196,9 @@ class Grants:
         Raises:
           DataError: if there is no such handle, or it was withdrawn.
         """
-        with self._store.writing() as connection:
-            found, row = _handle(connection, name), _row(connection, name)
+        found, settings = _handle(self._store.read(), name)
         if found.state != OPEN:
             raise DataError(f"handle {name} is {found.state}: its data are gone")
-        try:
-            settings: dict[str, Any] = strict_json.loads(row["provider"] if row else "")
-        except ValueError:
-            raise DataError(f"the settings of {name} are damaged") from None
         return settings, found
 
     def give(self, subject: str, handle: str, budget: Budget, now: float) -> Grant:
@@ -234,50 +206,45 @@ class Grants:
 
         Args:
           subject: an account here, or one of another lab.
-          handle: its name.
           budget: counts from zero, whatever was used of an earlier grant.
-          now: unix seconds.
 
         Raises:
           accounts.AccountError: if there is no such account here.
-          BudgetError: if the budget leaves nothing.
+          GrantError: if the budget leaves nothing.
           DataError: if there is no such handle, or it was withdrawn.
         """
         check(budget, now)
         accounts.check_subject(subject)
-        with self._store.writing() as connection:
-            if _handle(connection, handle).state != OPEN:
+        with self._store.changing() as tables:
+            if _handle(tables, handle)[0].state != OPEN:
                 raise DataError(f"handle {handle} was withdrawn")
             if "@" not in subject:
-                accounts.check_not_removed(accounts.account(connection, subject))
-            connection.execute(
-                "UPDATE grants SET state = ? WHERE subject = ? AND handle = ?"
-                " AND state = ?",
-                (REPLACED, subject, handle, ACTIVE),
-            )
-            number = connection.execute(
-                "INSERT INTO grants (subject, handle, row_budget, byte_budget, until,"
-                " state) VALUES (?, ?, ?, ?, ?, ?)",
-                (subject, handle, *budget, ACTIVE),
-            ).lastrowid
-            given = _grant(connection, number)
-            self._people.record("grant.give", **_public(given))
-            return given
+                accounts.check_not_removed(accounts.account(tables, subject))
+            for each in _of(tables, subject, handle):
+                if each.state == ACTIVE:
+                    _keep(tables, each._replace(state=REPLACED))
+            number = 1 + len(tables["grants"])
+            given = Grant(number, subject, handle, budget, 0, 0, ACTIVE)
+            _keep(tables, given)
+            self._people.record(tables, "grant.give", **_public(given))
+        return given
 
     def revoke(self, number: int) -> Grant:
         """Revokes a grant: its next use is refused.
 
         Raises:
-          NoGrantError: if there is none of this number, or it is not active.
+          GrantError: if there is none of this number, or it is not active.
         """
-        with self._store.writing() as connection:
-            before = _grant(connection, number)
+        with self._store.changing() as tables:
+            if str(number) not in tables["grants"]:
+                raise GrantError(f"there is no grant {number}")
+            before = _grant(tables, str(number))
             if before.state != ACTIVE:
-                raise NoGrantError(f"grant {number} is {before.state} already")
-            query = "UPDATE grants SET state = ? WHERE number = ?"
-            connection.execute(query, (REVOKED, number))
-            self._people.record("grant.revoke", **_public(before))
-            return before._replace(state=REVOKED)
+                raise GrantError(f"grant {number} is {before.state} already")
+            after = before._replace(state=REVOKED)
+            _keep(tables, after)
+            self._people.record(tables, "grant.revoke", **_public(after))
+        return after
 
     def listing(
         self, subject: str | None = None, handle: str | None = None
@@ -288,12 +255,7 @@ class Grants:
           subject: only its grants; None for everybody's.
           handle: only grants for it; None for all.
         """
-        rows = self._store.rows(
-            "SELECT * FROM grants WHERE (?1 IS NULL OR subject = ?1)"
-            " AND (?2 IS NULL OR handle = ?2) ORDER BY number",
-            (subject, handle),
-        )
-        return [_from_row(each) for each in rows]
+        return _of(self._store.read(), subject, handle)
 
     def use(
         self, subject: str, handle: str, rows: int, nbytes: int, now: float
@@ -304,62 +266,51 @@ class Grants:
           subject: who reads, as proven.
           handle: its name, as the consumer sent it.
           rows: that will be served; none, before a session begins.
-          nbytes: that will cross.
-          now: unix seconds.
 
         Raises:
-          GrantError: NoGrantError, RevokedError, ExpiredError or SpentError, in one
-            line with what is left and what to do; nothing may be served.
+          GrantError: in one line with what is left and what to do; nothing may be
+            served.
         """
         if not (0 <= rows <= MOST and 0 <= nbytes <= MOST):
             raise GrantError(f"{rows} rows of {nbytes} bytes cannot be counted")
-        with self._store.writing() as connection:
-            grant = _usable(connection, subject, handle, now)
+        with self._store.changing() as tables:
+            grant = _usable(tables, subject, handle, now)
             _check_left(grant, {"rows": rows, "bytes": nbytes})
-            connection.execute(
-                "UPDATE grants SET rows_used = rows_used + ?,"
-                " bytes_used = bytes_used + ? WHERE number = ?",
-                (rows, nbytes, grant.number),
-            )
+            rows, nbytes = rows + grant.rows_used, nbytes + grant.nbytes_used
+            _keep(tables, grant._replace(rows_used=rows, nbytes_used=nbytes))
 
 
 _MORE = "get another from the owner of the data"
 
 
-def _usable(
-    connection: sqlite3.Connection, subject: str, handle: str, now: float
-) -> Grant:
+def _usable(tables: store.Tables, subject: str, handle: str, now: float) -> Grant:
     """Returns the newest grant for a use; what is left of it is still to be checked."""
     try:
         accounts.check_subject(subject)
-        data = _handle(connection, handle)
+        data = _handle(tables, handle)[0]
     except (accounts.AccountError, DataError) as error:
-        raise NoGrantError(str(error)) from None
-    row = connection.execute(
-        "SELECT * FROM grants WHERE subject = ? AND handle = ?"
-        " ORDER BY number DESC LIMIT 1",
-        (subject, handle),
-    ).fetchone()
-    if row is None:
-        raise NoGrantError(
+        raise GrantError(str(error)) from None
+    given = _of(tables, subject, handle)
+    if not given:
+        raise GrantError(
             f"{subject} has no grant for {handle}: request one from its owner"
         )
-    found = _from_row(row)
+    found = given[-1]
     if found.state == REVOKED:
-        raise RevokedError(f"{_named(found)} was revoked: {_MORE}")
+        raise GrantError(f"{_named(found)} was revoked: {_MORE}")
     if data.state != OPEN:
-        raise RevokedError(
+        raise GrantError(
             f"{_named(found)} has no data any more: {handle} was withdrawn"
         )
     if "@" not in subject:
-        account = accounts.account(connection, subject)
+        account = accounts.account(tables, subject)
         if account.state != accounts.ACTIVE:
-            raise RevokedError(f"{_named(found)} rests: the account is {account.state}")
+            raise GrantError(f"{_named(found)} rests: the account is {account.state}")
     until = found.budget.until
     if until is not None and now >= until:
         amounts = [f"{count} {what}" for what, count in left(found).items() if count]
         leaving = f" with {' and '.join(amounts)} left" if amounts else ""
-        raise ExpiredError(f"{_named(found)} ended on {date(until)}{leaving}: {_MORE}")
+        raise GrantError(f"{_named(found)} ended on {date(until)}{leaving}: {_MORE}")
     return found
 
 
@@ -367,9 +318,9 @@ def _check_left(grant: Grant, wanted: Mapping[str, int]) -> None:
     """Checks that a grant has something left, and enough of it for a use."""
     for what, has in left(grant).items():
         if has == 0:
-            raise SpentError(f"{_named(grant)} has no {what} left: {_MORE}")
+            raise GrantError(f"{_named(grant)} has no {what} left: {_MORE}")
         if has is not None and wanted[what] > has:
-            raise SpentError(
+            raise GrantError(
                 f"{_named(grant)} has {has} {what} left, and {wanted[what]} were"
                 f" requested: read fewer, or {_MORE}"
             )
@@ -379,35 +330,31 @@ def _named(grant: Grant) -> str:
     return f"grant {grant.number} of {grant.subject} for {grant.handle}"
 
 
-def _handle(connection: sqlite3.Connection, name: str) -> Handle:
+def _handle(tables: store.Tables, name: str) -> tuple[Handle, dict[str, Any]]:
+    """Returns a handle, and the settings behind it."""
     check_name(name)
-    row = _row(connection, name)
-    if row is None:
+    if name not in tables["handles"]:
         raise DataError(f"there is no handle {name}: see which there are")
-    return Handle(*row[:-1])
+    *seen, provider = tables["handles"][name]
+    return Handle(name, *seen), provider
 
 
-def _row(connection: sqlite3.Connection, name: str) -> sqlite3.Row | None:
-    query = "SELECT * FROM handles WHERE name = ?"
-    row: sqlite3.Row | None = connection.execute(query, (name,)).fetchone()
-    return row
+def _grant(tables: store.Tables, number: str) -> Grant:
+    subject, handle, budget, *others = tables["grants"][number]
+    return Grant(int(number), subject, handle, Budget(*budget), *others)
 
 
-def _grant(connection: sqlite3.Connection, number: int | None) -> Grant:
-    query = "SELECT * FROM grants WHERE number = ?"
-    try:
-        row = connection.execute(query, (number,)).fetchone()
-    except OverflowError:  # SQLite's integers have 64 bits
-        row = None
-    if row is None:
-        raise NoGrantError(f"there is no grant {number}")
-    return _from_row(row)
+def _of(tables: store.Tables, subject: str | None, handle: str | None) -> list[Grant]:
+    """Returns the grants of a subject for a handle, the newest last; None for any."""
+    return [
+        _grant(tables, number)
+        for number, each in tables["grants"].items()
+        if subject in (None, each[0]) and handle in (None, each[1])
+    ]
 
 
-def _from_row(row: sqlite3.Row) -> Grant:
-    number, subject, handle, rows, nbytes, until, rows_used, bytes_used, state = row
-    budget = Budget(rows, nbytes, until)
-    return Grant(number, subject, handle, budget, rows_used, bytes_used, state)
+def _keep(tables: store.Tables, grant: Grant) -> None:
+    tables["grants"][str(grant.number)] = list(grant[1:])
 
 
 def _public(grant: Grant) -> dict[str, Any]:

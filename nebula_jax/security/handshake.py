@@ -72,8 +72,6 @@ def claim(
       secret: random; 32 characters or more.
       address: the listener's, HOST:PORT.
       number: of this process, such as its rank.
-      purpose: of the call.
-      asked: the listener's message.
 
     Returns:
       The claim, for `check_listener`; and the message.
@@ -96,7 +94,6 @@ def check_caller(
     Args:
       secret, address: as for `claim`.
       asked: this side's own message, of the same connection.
-      message: the answer.
 
     Returns:
       What is proven, and the reply.

@@ -42,8 +42,6 @@ class Incarnations:
 
         Args:
           folder: for all trainers of a lab.
-          job: that the trainer takes part in.
-          cluster: that the trainer is.
 
         Raises:
           IncarnationError: if the trainer runs already, or its numbers cannot be read.

@@ -4,19 +4,30 @@ The owner and the mode of a path are checked without following a link at it: who
 may put a link there would otherwise choose what is read or written.
 """
 
+import contextlib
+import fcntl
 import os
 import pathlib
 import resource
 import stat
+import time
+from collections.abc import Iterator
 
 from nebula_jax import errors, files
 
 MOST_BYTES = 2**16
 """A secret is a line; a longer file is another file, given by mistake."""
+LOCK_SECONDS = 10.0
+"""Another process holds a lock for milliseconds, unless it is stopped."""
+_POLL_SECONDS = 0.002
 
 
 class PrivateFileError(errors.NebulaError):
     """A folder or a file that others can use, or that is not what it has to be."""
+
+
+class LockedError(PrivateFileError):
+    """A lock that another process or thread has."""
 
 
 def folder(path: pathlib.Path) -> pathlib.Path:
@@ -57,8 +68,11 @@ def check_file(path: pathlib.Path) -> None:
     _check_file(path, _status(path))
 
 
-def read(path: pathlib.Path) -> str:
+def read(path: pathlib.Path, most: int = MOST_BYTES) -> str:
     """Reads the text of a file that is this user's own.
+
+    Args:
+      most: bytes that it may have.
 
     Raises:
       PrivateFileError: see `check_file`; or if the file is no short text.
@@ -68,15 +82,15 @@ def read(path: pathlib.Path) -> str:
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags), "rb") as stream:
             _check_file(path, os.fstat(stream.fileno()))
-            contents = stream.read(MOST_BYTES + 1)
+            contents = stream.read(most + 1)
     except OSError as error:
         raise PrivateFileError(f"{path}: cannot be read: {error.strerror}") from None
     try:
         text = contents.decode("utf-8")
     except UnicodeDecodeError:
         raise PrivateFileError(f"{path}: is no text") from None
-    if len(contents) > MOST_BYTES:
-        raise PrivateFileError(f"{path}: has more than {MOST_BYTES} bytes")
+    if len(contents) > most:
+        raise PrivateFileError(f"{path}: has more than {most} bytes")
     return text
 
 
@@ -93,6 +107,49 @@ def write(path: pathlib.Path, text: str) -> None:
                 stream.write(text.encode("utf-8"))
     except OSError as error:
         raise PrivateFileError(f"{path}: cannot be written: {error.strerror}") from None
+
+
+def lock(path: pathlib.Path) -> int:
+    """Takes a lock that one process, and one thread of it, has at a time.
+
+    Args:
+      path: of the lock; made if missing.
+
+    Returns:
+      A descriptor, which gives the lock back when it is closed.
+
+    Raises:
+      LockedError: if another has it for LOCK_SECONDS.
+      PrivateFileError: if it cannot be made.
+    """
+    try:
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(path, flags, 0o600)
+    except OSError as error:
+        raise PrivateFileError(f"{path}: cannot be made: {error.strerror}") from None
+    deadline = time.monotonic() + LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return descriptor
+        except BlockingIOError:
+            if time.monotonic() >= deadline:
+                os.close(descriptor)
+                raise LockedError(
+                    f"{path}: another process has had this lock for"
+                    f" {LOCK_SECONDS:g} s; is it stopped?"
+                ) from None
+        time.sleep(_POLL_SECONDS)
+
+
+@contextlib.contextmanager
+def locked(path: pathlib.Path) -> Iterator[None]:
+    """Has a lock while the block runs; see `lock`."""
+    descriptor = lock(path)
+    try:
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def keep_out_of_core_dumps() -> None:

@@ -71,13 +71,7 @@ class Offer(NamedTuple):
 
 
 def offer(incarnation: int, cluster: str, job: str) -> Offer:
-    """Makes an offer for one connection.
-
-    Args:
-      incarnation: of this process.
-      cluster: this side's.
-      job: that both take part in.
-    """
+    """Makes an offer for one connection."""
     return Offer(secrets.token_bytes(SECRET_BYTES), incarnation, cluster, job)
 
 
@@ -175,7 +169,6 @@ class Seal:
 
         Args:
           payload: buffers of bytes, all of them revealed unless `in_clear`.
-          tag: of the payload.
           in_clear: as it was protected.
         """
         if in_clear or self._decryptor is None:

@@ -1,13 +1,13 @@
 """The parts that the commands of `nebula` share: options, folder, secrets, tables."""
 
 import argparse
-import contextlib
 import datetime
+import functools
 import getpass
 import os
 import pathlib
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, printable
@@ -17,6 +17,7 @@ from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import site_folder
 
 DEFAULT_FOLDER = "federation"
+REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer
 MOST_SECRET = 1 << 12  # characters of what is read from a file or a pipe
 
 Run = Callable[[argparse.Namespace], int]
@@ -86,56 +87,55 @@ def again(arguments: argparse.Namespace, command: str) -> str:
     return f"scripts/run nebula {command}{more}"
 
 
-@contextlib.contextmanager
-def changing(arguments: argparse.Namespace) -> Iterator[accounts.Accounts]:
-    """Opens the accounts of this lab, so that each change of them is in the audit log.
+def record(place: site_folder.Folder, kind: str, who: str, /, **what: Any) -> None:
+    """Puts an entry into this lab's audit log, on the disk.
 
-    A change that the log does not take is not made. At the end the log is signed, so
-    that peers can witness it.
+    The switch, which has the log open, does it; without one this process does.
+
+    Args:
+      kind, who, what: as for `audit_log.Log.append`; the switch knows who asks.
+
+    Raises:
+      errors.NebulaError: if it is not there.
+    """
+    try:
+        request(place, REQUEST_SECONDS, "record", kind=kind, what=what)
+    except inner.NoSwitch:
+        with audit_log.Log(place.audit, place.load().name) as log:
+            log.append(kind, who, **what)
+            log.sign_head()  # so that peers can witness it
+
+
+def people(arguments: argparse.Namespace) -> accounts.Accounts:
+    """Returns the accounts of this lab, whose changes are in the audit log or not made.
 
     Raises:
       errors.NebulaError: if they are another user's.
     """
     place = folder(arguments)
-    with (
-        audit_log.Log(place.audit, place.load().name) as log,
-        accounts.Accounts.open(place.path, record=log.append) as found,
-    ):
-        yield found
-        log.sign_head()
-
-
-@contextlib.contextmanager
-def looking(arguments: argparse.Namespace) -> Iterator[accounts.Accounts]:
-    """Opens what a command needs that changes nothing; for errors see `changing`."""
-    place = folder(arguments)
     place.load()
-    with accounts.Accounts.open(place.path) as found:
-        yield found
+    return accounts.Accounts(place.path, functools.partial(record, place))
 
 
-def request(place: site_folder.Folder, seconds: float, op: str) -> Mapping[str, Any]:
+def request(
+    place: site_folder.Folder, seconds: float, op: str, **fields: Any
+) -> Mapping[str, Any]:
     """Sends a request of this user to the running switch.
 
-    The accounts stay closed: hosts may share the folder's disk, and while one has
-    SQLite's write-ahead log open, no other may.
-
     Args:
-      place: the folder.
       seconds: for each of connection and answer.
-      op: of the request.
 
     Returns:
       The answer.
 
     Raises:
-      errors.NebulaError: if the switch does not run, or refuses.
-      OSError: if the switch does not answer in time.
+      errors.NebulaError: if the switch does not run, does not answer or refuses.
     """
     place.load()
-    sock, answer = inner.request(place, seconds, op)
-    sock.close()
-    return answer
+    try:
+        return inner.ask(place, seconds, op, **fields)
+    except OSError as error:
+        raise inner.Refused(f"the switch does not answer: {error}") from None
 
 
 def secret(what: str, path: pathlib.Path | None) -> str:

@@ -113,7 +113,7 @@ def _seen(given: argparse.Namespace) -> witness.Seen | None:
     return seen
 
 
-def _differences(given: argparse.Namespace) -> list[audit_counts.Difference]:
+def _differences(given: argparse.Namespace) -> list[str]:
     """Prints where two labs have counted different sums."""
     if given.peer_copy is None:
         return []

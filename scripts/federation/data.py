@@ -45,18 +45,15 @@ def data_add(given: argparse.Namespace) -> int:
         "vocabulary": str(given.vocabulary.resolve()),
         "max_length": given.max_length,
     }
-    with arguments.changing(given) as people:
-        access = grants.Grants(people)
-        if given.name in [each.name for each in access.handles()]:
-            raise arguments.InputError(f"there is data {given.name} already")
-        # All of it is read once: a line that does not serve is found now.
-        with process.timed(f"reading {given.path}"):
-            prepared = arguments.folder(given).prepared
-            text = owner_text.opened(settings, prepared, process.message)
-        about = given.about or ", ".join(
-            dict.fromkeys(each.name for each in text.parts)
-        )
-        made = access.register(given.name, settings, len(text), text.digest, about)
+    access = _grants(given)
+    if given.name in [each.name for each in access.handles()]:
+        raise arguments.InputError(f"there is data {given.name} already")
+    # All of it is read once: a line that does not serve is found now.
+    with process.timed(f"reading {given.path}"):
+        prepared = arguments.folder(given).prepared
+        text = owner_text.opened(settings, prepared, process.message)
+    about = given.about or ", ".join(dict.fromkeys(each.name for each in text.parts))
+    made = access.register(given.name, settings, len(text), text.digest, about)
     print(f"{made.name}: {made.rows:,} rows; {made.about}")
     grant = f"grant SUBJECT {made.name} --rows 1e6 --until DAY"
     print(f"next: {arguments.again(given, grant)}")
@@ -67,8 +64,7 @@ def data_add(given: argparse.Namespace) -> int:
 @arguments.command("data list")
 def data_list(given: argparse.Namespace) -> int:
     """Lists the data of this lab."""
-    with arguments.looking(given) as people:
-        found = grants.Grants(people).handles()
+    found = _grants(given).handles()
     arguments.print_table(
         ("data", "state", "rows", "vocabulary", "about"),
         [
@@ -82,8 +78,7 @@ def data_list(given: argparse.Namespace) -> int:
 @arguments.command("data withdraw", DATA)
 def withdraw(given: argparse.Namespace) -> int:
     """Withdraws data for good: every use is refused."""
-    with arguments.changing(given) as people:
-        grants.Grants(people).withdraw(given.name)
+    _grants(given).withdraw(given.name)
     print(f"{given.name} is withdrawn: every use of it is refused from now on")
     return 0
 
@@ -93,8 +88,7 @@ def serve(given: argparse.Namespace) -> int:
     """Serves data to those with a grant, until stopped."""
     from nebula_jax.runtime.served import data_service
 
-    with arguments.looking(given) as people:  # refused here, before anything begins
-        grants.Grants(people).provider(given.name)
+    _grants(given).provider(given.name)  # refused here, before anything begins
     return data_service.serve(arguments.folder(given), given.name, process.message)
 
 
@@ -115,12 +109,13 @@ def grant(given: argparse.Namespace) -> int:
         None if given.bytes is None else arguments.count(given.bytes),
         None if given.until is None else arguments.day(given.until),
     )
-    with arguments.changing(given) as people:
-        made = grants.Grants(people).give(
-            given.subject, given.handle, budget, time.time()
-        )
+    made = _grants(given).give(given.subject, given.handle, budget, time.time())
     print(f"grant {made.number}: {made.subject} may use {made.handle}, {_bounds(made)}")
     return 0
+
+
+def _grants(given: argparse.Namespace) -> grants.Grants:
+    return grants.Grants(arguments.people(given))
 
 
 def _bounds(made: Grant) -> str:
@@ -142,8 +137,7 @@ def _bounds(made: Grant) -> str:
 )
 def ungrant(given: argparse.Namespace) -> int:
     """Revokes a grant: its next use is refused."""
-    with arguments.changing(given) as people:
-        found = grants.Grants(people).revoke(given.number)
+    found = _grants(given).revoke(given.number)
     print(f"grant {found.number} of {found.subject} for {found.handle} is revoked")
     return 0
 
@@ -155,8 +149,7 @@ def ungrant(given: argparse.Namespace) -> int:
 )
 def list_grants(given: argparse.Namespace) -> int:
     """Lists grants, and what is left of them."""
-    with arguments.looking(given) as people:
-        found = grants.Grants(people).listing(given.subject, given.handle)
+    found = _grants(given).listing(given.subject, given.handle)
     arguments.print_table(
         ("grant", "to", "data", "rows left", "bytes left", "until", "is"),
         [_grant_cells(each, time.time()) for each in found],

@@ -9,7 +9,6 @@ from nebula_jax.federation import issuer as issuer_lib
 from nebula_jax.federation import joining
 from nebula_jax.runtime.life import process
 from nebula_jax.security import accounts, private_files
-from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import authority, invitations, revocation
 from nebula_jax.security.membership import site_folder as federation_lib
 from scripts.federation import arguments
@@ -106,7 +105,7 @@ def revoke(given: argparse.Namespace) -> int:
     folder = arguments.folder(given)
     issuer = authority.LocalAuthority(folder)
     number = issuer.revoke(given.lab)
-    signed, listed = issuer.revocation_list(), revocation.RevocationList(folder)
+    (_, signed), listed = issuer.revocation_list(), revocation.RevocationList(folder)
     listed.accept(signed)
     if listed.number < number or not listed.covers(signed):
         raise federation_lib.FederationError(
@@ -121,14 +120,11 @@ def revoke(given: argparse.Namespace) -> int:
 def _record(folder: federation_lib.Folder, kind: str, **what: str) -> None:
     """Puts an entry into the log of this lab, unless that is another user's."""
     if folder.audit.exists():
-        with audit_log.Log(folder.audit, folder.load().name) as log:
-            log.append(kind, arguments.user(), **what)
+        arguments.record(folder, kind, arguments.user(), **what)
 
 
 def _begin(folder: federation_lib.Folder, lab: str, event: str, **what: str) -> None:
     """Makes the accounts and the audit log of a new lab."""
     owner = accounts.name_for(arguments.user())
     accounts.Accounts.begin(folder.path, owner)
-    with audit_log.Log(folder.audit, lab) as log:
-        log.append("federation", owner, event=event, lab=lab, **what)
-        log.sign_head()
+    arguments.record(folder, "federation", owner, event=event, lab=lab, **what)

@@ -26,8 +26,7 @@ def account_add(given: argparse.Namespace) -> int:
         raise arguments.InputError(
             f"user={user}: there is none on this host, whose administrator adds people"
         ) from None
-    with arguments.changing(given) as people:
-        made = people.add(given.name, uid)
+    made = arguments.people(given).add(given.name, uid)
     print(f"{made.name} is a new account, of user {user} of this host: {made.state}")
     return 0
 
@@ -35,8 +34,7 @@ def account_add(given: argparse.Namespace) -> int:
 @arguments.command("account list")
 def account_list(given: argparse.Namespace) -> int:
     """Lists the accounts of this lab."""
-    with arguments.looking(given) as people:
-        found = people.listing()
+    found = arguments.people(given).listing()
     arguments.print_table(
         ("account", "user", "state", "share", "over the line", "of"),
         [
@@ -56,8 +54,7 @@ def account_list(given: argparse.Namespace) -> int:
 @arguments.command("account remove", NAME)
 def account_change(given: argparse.Namespace) -> int:
     """Suspends an account, resumes it, or removes one for good that is suspended."""
-    with arguments.changing(given) as people:
-        after = people.move(given.name, given.command)
+    after = arguments.people(given).move(given.name, given.command)
     print(f"{after.name} is {after.state}")
     return 0
 
@@ -79,13 +76,13 @@ def account_change(given: argparse.Namespace) -> int:
 )
 def account_limits(given: argparse.Namespace) -> int:
     """Sets what an account has of this lab; what is not given stays."""
-    with arguments.changing(given) as people:
-        before = people.find(given.name).limits
-        limits = accounts.Limits(
-            before.share if given.share is None else given.share,
-            _quota(given.line_bytes, before.quota_bytes),
-        )
-        after = people.set_limits(given.name, limits).limits
+    people = arguments.people(given)
+    before = people.find(given.name).limits
+    limits = accounts.Limits(
+        before.share if given.share is None else given.share,
+        _quota(given.line_bytes, before.quota_bytes),
+    )
+    after = people.set_limits(given.name, limits).limits
     print(
         f"{given.name} has a share of {after.share:g},"
         f" {_limit(after.quota_bytes)} bytes over the line"

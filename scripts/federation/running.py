@@ -10,14 +10,15 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
+from nebula_jax import printable
 from nebula_jax.communication import endpoints
-from nebula_jax.federation import inner, issuer, server, trainer_keys
+from nebula_jax.federation import issuer, server, trainer_keys
 from nebula_jax.runtime.life import process
 from nebula_jax.security import private_files
 from nebula_jax.security.membership import checkup
 from scripts.federation import arguments
 
-REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer
+SECONDS = 10.0  # for the switch to answer
 
 
 @arguments.command(
@@ -102,7 +103,7 @@ async def _run(
 @arguments.command("status")
 def status(given: argparse.Namespace) -> int:
     """Shows who is connected, and who waits for whom."""
-    found = _request(given, "status")
+    found = arguments.request(arguments.folder(given), SECONDS, "status")
     print("\n".join(lines_of(found)))
     return 0
 
@@ -113,8 +114,8 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
     for each in found["lines"]:
         lines.append(
             f"  line to {each['lab']} for {checkup.duration(each['seconds'])}:"
-            f" {each['streams']} streams, {_size(each['sent'])} sent,"
-            f" {_size(each['received'])} received"
+            f" {each['streams']} streams, {printable.size(each['sent'])} sent,"
+            f" {printable.size(each['received'])} received"
         )
         if each["waiting"]:
             lines.append(
@@ -150,7 +151,7 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
             f"  {each['cluster']} of job {each['job']} is refused: {each['why']}"
         )
     for job, count in found["usage"].items():
-        lines.append(f"  job {job} has used {_size(count)} in all")
+        lines.append(f"  job {job} has used {printable.size(count)} in all")
     return lines
 
 
@@ -158,27 +159,11 @@ def lines_of(found: Mapping[str, Any]) -> list[str]:
 def rotate(given: argparse.Namespace) -> int:
     """Replaces the certificates of this lab now."""
     began = time.monotonic()
-    _request(given, "rotate")
     folder, whose = arguments.folder(given), "the switch"
+    arguments.request(folder, arguments.REQUEST_SECONDS, "rotate")
     if folder.trainers.exists():
         trainer_keys.renew(folder)
         whose += " and the trainers"
     seconds = time.monotonic() - began
     print(f"the certificates of {whose} are new, after {seconds:.1f} s")
     return 0
-
-
-def _request(given: argparse.Namespace, op: str) -> Mapping[str, Any]:
-    """Sends a request of the folder's owner to the switch; returns the answer."""
-    try:
-        return arguments.request(arguments.folder(given), REQUEST_SECONDS, op)
-    except OSError as error:
-        raise inner.NoSwitch(f"the switch does not answer: {error}") from None
-
-
-def _size(count: float) -> str:
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

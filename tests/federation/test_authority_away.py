@@ -12,6 +12,7 @@ import time
 import pytest
 import two_labs
 from lab_exchange import exchange_between
+from lab_folders import at
 from two_labs import wait_until
 
 from nebula_jax.federation import joining, outside, state, upkeep
@@ -59,7 +60,7 @@ def federation(path):
         issuer = authority.LocalAuthority(first)
         issuer.revoke("lab-v")
         listed = revocation.RevocationList(first)
-        listed.accept(issuer.revocation_list())
+        listed.accept(issuer.revocation_list()[1])
         for one, other in ((s, "lab-t"), (s, "lab-u"), (t, "lab-u")):
             one.wait_for_line(other)
         for each in (t, u):
@@ -122,10 +123,10 @@ def test_a_lab_that_has_expired_certifies_itself_again_and_a_revoked_one_not(
         for folder in (s.folder, t.folder, u.folder):
             two_labs.expire(folder, issuer)
         past = site_folder.utc_now() - two_labs.PAST
-        issuer.revoke("lab-v", past)
+        at(past, issuer.revoke, "lab-v")
         for folder in (t.folder, u.folder):
             listed = revocation.RevocationList(folder)
-            listed.accept(issuer.revocation_list(past), past)
+            at(past, listed.accept, at(past, issuer.revocation_list)[1])
         t.__init__(t.folder, listens=True, port=t.address[1])  # which dials nobody
         u.__init__(u.folder, peers=[t.address])
         s.__init__(s.folder, listens=True, port=s.address[1])

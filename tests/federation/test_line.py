@@ -23,7 +23,7 @@ async def begun(clock):
     here, there = socket.socketpair()
     _, writer = await asyncio.open_connection(sock=here)
     reader = asyncio.StreamReader()
-    connection = line.Connection(reader, writer, "lab-t", 1, float("inf"))
+    connection = line.Connection(reader, writer, "lab-t", 1, None, None)
     made = line.Line(connection, is_dialer=False, beat=dict, receive=lambda *_: None)
     return made, reader, there
 

@@ -60,7 +60,6 @@ def switch(tmp_path_factory):
         found.served[job, cluster] = state.Served(where, ana, lab=lab)
     yield made
     found.audit.close()
-    found.people.close()
 
 
 DIAL = {"op": "dial", "job": "m3", "from": "generator:0", "to": "discriminator"}

@@ -35,7 +35,6 @@ def switch(tmp_path):
     made.sessions[bytes(16).hex()] = [[], [["tokens", "pack_ids(4000)"]]]
     yield made
     made.audit.close()
-    made.people.close()
 
 
 def counted(switch):
@@ -275,7 +274,7 @@ def test_a_refusal_of_a_stream_that_ends_with_its_switch_is_recorded(switch):
 async def begun_line():
     """A line that nothing moves."""
     reader, writer = await asyncio.open_connection(sock=socket.socketpair()[0])
-    connection = line.Connection(reader, writer, "lab-t", 1, float("inf"))
+    connection = line.Connection(reader, writer, "lab-t", 1, None, None)
     return line.Line(connection, is_dialer=True, beat=dict, receive=print)
 
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import collections
-import contextlib
 import threading
 import types
 
@@ -11,7 +10,7 @@ import pytest
 import tiny_accounts
 import two_labs
 
-from nebula_jax.federation import cosigning, meter, state, upkeep
+from nebula_jax.federation import cosigning, state, upkeep
 from nebula_jax.security import accounts, audit
 from nebula_jax.security import store as store_lib
 from nebula_jax.security.audit import checkpoint_note, entries, witness
@@ -20,8 +19,7 @@ from nebula_jax.security.audit import checkpoint_note, entries, witness
 @pytest.fixture
 def folder(tmp_path):
     made = two_labs.found(tmp_path)
-    with tiny_accounts.reopen(tmp_path) as here:
-        tiny_accounts.person(here, "ana")
+    tiny_accounts.person(tiny_accounts.reopen(tmp_path), "ana")
     return made
 
 
@@ -69,13 +67,11 @@ def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
     limit(kept, 1000)
     count(kept, "m3", "ana", 2000)
     asyncio.run(kept.charge())
+    kept.state.audit.close()
     again = state.State(folder, print)
-    with (
-        again.people,
-        contextlib.closing(again.audit),
-        pytest.raises(state.QuotaSpent, match="its quota of 1000 bytes"),
-    ):
+    with pytest.raises(state.QuotaSpent, match="its quota of 1000 bytes"):
         again.check_quota("ana")
+    kept.state.audit = again.audit
 
 
 def test_an_account_that_is_active_again_is_barred_no_more(kept):
@@ -92,7 +88,7 @@ def test_an_account_that_is_active_again_is_barred_no_more(kept):
 
 
 def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
-    def full(store, name, count):
+    def full(people, counts):
         raise store_lib.StoreError("the disk is full")
 
     with monkeypatch.context() as patched:
@@ -140,9 +136,9 @@ def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
     asyncio.run(kept._save())
     assert charged(kept) == 2000
     assert used.uncharged == {"nobody": 7}
-    path = kept.state.folder.path
-    assert state.read_usage(path) == {"m3": 2007}
-    assert meter.read_sessions(path) == {"session": [[["tokens", "fp16"]], []]}
+    carried = kept.state._carried.read()
+    assert carried["used"] == {"m3": 2007}
+    assert carried["sessions"] == {"session": [[["tokens", "fp16"]], []]}
 
 
 def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatch):
@@ -156,7 +152,7 @@ def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatc
 
         def slow(*values):
             asyncio.run_coroutine_threadsafe(cross(), loop).result(20)
-            charge(*values)
+            return charge(*values)
 
         monkeypatch.setattr(accounts.Accounts, "charge", slow)
         count(kept, "m3", "ana", 2000)
@@ -167,12 +163,12 @@ def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatc
     monkeypatch.setattr(accounts.Accounts, "charge", charge)
     asyncio.run(kept.charge())
     assert charged(kept) == 2005
-    assert state.read_usage(kept.state.folder.path) == {"m3": 2000, "another": 5}
+    assert kept.state._carried.read()["used"] == {"m3": 2000, "another": 5}
 
 
 def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch):
     """Two threads would write one file, and the older counts perhaps last."""
-    write, may_write = state.write_usage, threading.Event()
+    write, may_write = kept.state.keep, threading.Event()
 
     async def stop():
         loop, is_writing = asyncio.get_running_loop(), asyncio.Event()
@@ -182,7 +178,7 @@ def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch
             assert may_write.wait(20)
             write(*values)
 
-        monkeypatch.setattr(upkeep, "write_usage", slow)
+        monkeypatch.setattr(kept.state, "keep", slow)
         count(kept, "m3", "ana", 2000)
         task = asyncio.create_task(kept._save())
         await asyncio.wait_for(is_writing.wait(), 20)
@@ -195,7 +191,7 @@ def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch
         assert not is_done
 
     asyncio.run(stop())
-    assert state.read_usage(kept.state.folder.path) == {"m3": 2000}
+    assert kept.state._carried.read()["used"] == {"m3": 2000}
 
 
 class Peer:

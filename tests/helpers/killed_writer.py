@@ -1,8 +1,8 @@
-"""Kills a process at each statement that writes: `python killed_writer.py FOLDER WHAT`.
+"""Kills a process at each line that writes: `python killed_writer.py FOLDER WHAT`.
 
 FOLDER has what `prepare` makes. A child does WHAT and is killed (SIGKILL, by itself)
-before its first statement that writes, the next child before its second, until one is
-done. What each leaves in the store is printed, a line of JSON a child.
+before the first line of the code that writes the file, the next child before its
+second, until one is done. What each leaves is printed, a line of JSON a child.
 """
 
 import json
@@ -13,16 +13,18 @@ import sys
 
 import tiny_accounts
 
-from nebula_jax.security import grants
+from nebula_jax import disk, files
+from nebula_jax.security import grants, private_files
+from nebula_jax.security import store as store_lib
 
-WRITES = ("BEGIN", "UPDATE", "INSERT", "DELETE", "COMMIT")
+WRITERS = {each.__file__ for each in (disk, files, private_files, store_lib)}
 
 
 def prepare(folder):
-    with tiny_accounts.begin(folder) as here:
-        tiny_accounts.person(here, "ana")
-        tiny_accounts.handle(here)
-        tiny_accounts.grant(here, "ana", grants.Budget(1000))
+    here = tiny_accounts.begin(folder)
+    tiny_accounts.person(here, "ana")
+    tiny_accounts.handle(here)
+    tiny_accounts.grant(here, "ana", grants.Budget(1000))
 
 
 def use(here):
@@ -42,51 +44,40 @@ def add(here):
 
 
 def charge(here):
-    here.charge("ana", 7)
+    here.charge({"ana": 7})
 
 
-def state(folder):
-    """What is in the store: anything that one of the actions changes."""
-    with tiny_accounts.reopen(folder) as here:
-        ana, names = here.find("ana"), [each.name for each in here.listing()]
-        return {
-            "ana": [ana.state, ana.charged_bytes],
-            "ben": "ben" in names,
-            "grants": [
-                [each.number, each.state, each.rows_used, each.nbytes_used]
-                for each in grants.Grants(here).listing()
-            ],
-            "findings": here.store.findings(),
-        }
+def child(here, action, fatal):
+    """Does it, and is killed before its line number `fatal` of those that write."""
+    seen = 0
 
+    def trace(frame, event, argument):
+        nonlocal seen
+        if frame.f_code.co_filename not in WRITERS:
+            return None
+        seen += event == "line"
+        if seen == fatal:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return trace
 
-def child(folder, action, fatal):
-    """Does it, and is killed before its statement number `fatal` that writes."""
-    with tiny_accounts.reopen(folder) as here:
-        here.store.rows("PRAGMA synchronous = FULL")  # as it is
-        seen = 0
-
-        def trace(statement):
-            nonlocal seen
-            seen += statement.startswith(WRITES)
-            if seen == fatal:
-                os.kill(os.getpid(), signal.SIGKILL)
-
-        here.store._connection.set_trace_callback(trace)
-        action(here)
+    sys.settrace(trace)
+    action(here)
 
 
 def main(folder, what):
-    print(json.dumps(state(folder)))
-    for fatal in range(1, 100):
+    here = tiny_accounts.reopen(folder)
+    print(json.dumps(here.store.read()))
+    before = here.store.path.read_text()
+    for fatal in range(1, 1000):
         pid = os.fork()
         if not pid:
-            child(folder, globals()[what], fatal)
+            child(here, globals()[what], fatal)
             os._exit(0)
         _, status = os.waitpid(pid, 0)
-        print(json.dumps(state(folder)))
+        print(json.dumps(here.store.read()))
         if not os.WIFSIGNALED(status):
             return os.waitstatus_to_exitcode(status)
+        private_files.write(here.store.path, before)
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import pathlib
 import shutil
 import tempfile
 from typing import NamedTuple
+from unittest import mock
 
 from nebula_jax.security.membership import (
     authority,
@@ -18,6 +19,12 @@ from nebula_jax.security.membership import (
 ADDRESS = "lab-s.example:7070"
 
 
+def at(now, call, *given, **more):
+    """What a call returns while the clock of this machine stands at a time."""
+    with mock.patch.object(site_folder, "utc_now", return_value=now):
+        return call(*given, **more)
+
+
 class Labs(NamedTuple):
     """The authority, and the folders of lab-s and lab-t."""
 
@@ -26,11 +33,11 @@ class Labs(NamedTuple):
     t: site_folder.Folder
 
 
-def renew(issuer, folder, role, now=None):
+def renew(issuer, folder, role):
     """Installs a new certificate for a role; the certificate."""
     key, csr = member.new_request()
     pem = issuer.certify(csr, folder.load().name, role)
-    return member.install(folder, role, key, pem, issuer.certificate(), now)
+    return member.install(folder, role, key, pem, issuer.certificate())
 
 
 def period(now):
@@ -38,9 +45,9 @@ def period(now):
     return now - member.BACKDATED, now + authority.LIST_LIFETIME
 
 
-def redeem(issuer, secret, lab, now=None):
+def redeem(issuer, secret, lab):
     """Uses an invitation up, by its secret."""
-    issuer.redeem(invitations.claim(secret, lab, []), lab, [], now)
+    issuer.redeem(invitations.claim(secret, lab, []), lab, [])
 
 
 def join(issuer, path, lab, address=ADDRESS):
@@ -51,7 +58,7 @@ def join(issuer, path, lab, address=ADDRESS):
     folder.create(lab, address, issuer.fingerprint)
     for role in site_folder.ROLES:
         renew(issuer, folder, role)
-        revocation.RevocationList(folder, role).accept(issuer.revocation_list())
+        revocation.RevocationList(folder, role).accept(issuer.revocation_list()[1])
     return folder
 
 

@@ -16,6 +16,7 @@ from unittest import mock
 
 import tiny_accounts
 
+from nebula_jax import disk
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.membership import site_folder
 from scripts import nebula
@@ -67,7 +68,7 @@ def run(*argv, stdin=""):
         contextlib.redirect_stderr(err),
         mock.patch.object(sys, "stdin", io.StringIO(stdin)),
         mock.patch.object(pwd, "getpwnam", _user),
-        tiny_accounts._no_power_cut(),
+        mock.patch.object(disk, "sync"),
         mock.patch.object(os, "fdatasync"),
         mock.patch.object(os, "fsync"),
     ):

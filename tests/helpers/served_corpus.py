@@ -28,7 +28,7 @@ class Owner:
 
     def __init__(self, running, text, vocabulary, path):
         self.folder = running.folder
-        self.people = accounts.Accounts.open(self.folder.path)
+        self.people = accounts.Accounts(self.folder.path)
         self.grants = grants.Grants(self.people)
         provider = {
             "text_folder": str(text),

@@ -1,11 +1,6 @@
 """Accounts and data of a lab."""
 
-import contextlib
-from unittest import mock
-
-from nebula_jax import disk
 from nebula_jax.security import accounts, grants
-from nebula_jax.security import store as store_lib
 
 NOW = 1_800_000_000.0  # 2027-01-15 08:00 UTC
 PATH = "/data/secret-place/es"
@@ -22,31 +17,12 @@ class Records(list):
 
 def begin(folder, **options):
     """The accounts of a folder: root, who owns it."""
-    with _no_power_cut():
-        accounts.Accounts.begin(folder, "root")
+    accounts.Accounts.begin(folder, "root")
     return reopen(folder, **options)
 
 
 def reopen(folder, **options):
-    with _no_power_cut():
-        return accounts.Accounts.open(folder, **options)
-
-
-@contextlib.contextmanager
-def _no_power_cut():
-    """Leaves out flushes, which a killed process does not miss: they take most time."""
-    connect = store_lib._connect
-
-    def fast(path):
-        connection = connect(path)
-        connection.execute("PRAGMA synchronous = OFF")
-        return connection
-
-    with (
-        mock.patch.object(store_lib, "_connect", fast),
-        mock.patch.object(disk, "sync"),
-    ):
-        yield
+    return accounts.Accounts(folder, **options)
 
 
 def person(here, name):

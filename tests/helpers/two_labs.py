@@ -7,6 +7,8 @@ import datetime
 import threading
 import time
 
+import lab_folders
+
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import joining, outside, server
 from nebula_jax.runtime import connect
@@ -18,13 +20,25 @@ SECONDS = 20.0
 outside.HANDSHAKE_SECONDS = 60.0  # who joins does not try twice; a machine may pause
 
 
+def issuer_in_this_process(folder):
+    """The authority of a lab, without a process of its own."""
+    made = authority.LocalAuthority(folder)
+
+    async def ask(fields):
+        return joining.answer(fields, made)
+
+    return ask
+
+
 class Running:
     """A switch that runs in a thread."""
 
     def __init__(
-        self, folder, listens=False, peers=(), port=0, issuer=None, users=None
+        self, folder, listens=False, peers=(), port=0, issuer=None, users=None, end=None
     ):
-        self.folder, self.lines = folder, []
+        self.folder, self.lines, self._end = folder, [], end
+        if issuer is None and folder.authority.exists():
+            issuer = issuer_in_this_process(folder)
         self.switch = server.Switch(folder, self.lines.append, issuer)
         self.switch.socket = users
         self.outside = endpoints.listen(("127.0.0.1", port)) if listens else None
@@ -36,8 +50,13 @@ class Running:
 
     def _run(self):
         inside = endpoints.listen(("127.0.0.1", 0))
-        run = self.switch.run(self.outside, self._peers, inside, self._note)
-        asyncio.run(run)
+
+        async def run():
+            await self.switch.run(self.outside, self._peers, inside, self._note)
+            if self._end is not None:
+                await self._end()
+
+        asyncio.run(run())
 
     def _note(self):
         self.loop = asyncio.get_running_loop()
@@ -103,15 +122,13 @@ PAST = datetime.timedelta(days=7)
 
 def expire(folder, issuer):
     """Replaces the certificates of a lab with others, of a week ago."""
-    past = site_folder.utc_now() - PAST
-    with issuer._changing() as ledger:  # it has been a member since
-        for each in ledger["labs"].values():
-            each["since"] = int(past.timestamp())
+    past, name = site_folder.utc_now() - PAST, folder.load().name
     for role in site_folder.ROLES:
         request = member.new_request()
-        pem = issuer.certify(request.csr, folder.load().name, role, past)
+        pem = lab_folders.at(past, issuer.certify, request.csr, name, role)
         ca = issuer.certificate()
-        member.install(folder, role, request.key, pem, ca, past)
+        given = folder, role, request.key, pem, ca
+        lab_folders.at(past, member.install, *given)
 
 
 @dataclasses.dataclass

@@ -113,7 +113,7 @@ def test_init_makes_a_folder_for_this_user_alone(tmp_path):
         if each.is_dir() and not each.is_symlink():
             assert stat.S_IMODE(each.stat().st_mode) == 0o700, each
     for name in (
-        "identity.sqlite",
+        "people.json",
         "authority/key.pem",
         "audit/key.pem",
     ):

@@ -13,17 +13,7 @@ from tiny_accounts import NOW, PATH, begin, grant, handle, person
 
 from nebula_jax.security import grants
 from nebula_jax.security.accounts import AccountError
-from nebula_jax.security.grants import (
-    Budget,
-    BudgetError,
-    DataError,
-    ExpiredError,
-    GrantError,
-    Grants,
-    NoGrantError,
-    RevokedError,
-    SpentError,
-)
+from nebula_jax.security.grants import Budget, DataError, GrantError, Grants
 
 ROOT = pathlib.Path(__file__).parents[2]
 DAY = 24 * 3600.0
@@ -32,11 +22,11 @@ DAY = 24 * 3600.0
 @pytest.fixture
 def here(tmp_path):
     """A lab with corpus-es, ana and ben."""
-    with begin(tmp_path) as here:
-        handle(here)
-        person(here, "ana")
-        person(here, "ben")
-        yield here
+    here = begin(tmp_path)
+    handle(here)
+    person(here, "ana")
+    person(here, "ben")
+    return here
 
 
 def use(here, subject="ben", rows=16, nbytes=64, now=NOW, handle="corpus-es"):
@@ -46,12 +36,11 @@ def use(here, subject="ben", rows=16, nbytes=64, now=NOW, handle="corpus-es"):
     return tuple(grants.left(given.listing(subject)[-1]).values())
 
 
-def refused(here, error, words, **call):
+def refused(here, words, **call):
     """Asserts that a use is refused in one line, and that nothing was counted."""
     before = Grants(here).listing()
-    with pytest.raises(error, match=re.escape(words)) as why:
+    with pytest.raises(GrantError, match=re.escape(words)) as why:
         use(here, **call)
-    assert type(why.value) is error
     assert str(why.value).isprintable()
     assert tiny_accounts.PATH not in str(why.value)
     assert Grants(here).listing() == before
@@ -76,10 +65,10 @@ def test_one_account_cannot_use_the_grant_of_another(here):
     person(here, "eve")
     for subject in ("eve", "ben@lab-s", "ana", "root"):  # not even the owner
         words = f"{subject} has no grant for corpus-es: request one from its owner"
-        refused(here, NoGrantError, words, subject=subject)
+        refused(here, words, subject=subject)
     grant(here, "ben@lab-s", Budget(100))
     use(here, "ben@lab-s")
-    refused(here, NoGrantError, "ben@lab-t has no grant", subject="ben@lab-t")
+    refused(here, "ben@lab-t has no grant", subject="ben@lab-t")
 
 
 def test_what_is_no_subject(here):
@@ -92,39 +81,39 @@ def test_what_is_no_subject(here):
         "ben\x00",
         "' OR 1=1",
     ]:
-        refused(here, NoGrantError, "is no ", subject=subject)
+        refused(here, "is no ", subject=subject)
 
 
 def test_no_path_is_served(here):
     grant(here, "ben", Budget(100))
     for name in ["../corpus-es", "/etc/passwd", "corpus-es\x00", "\ud800", "*"]:
-        refused(here, NoGrantError, "is no handle's name", handle=name)
+        refused(here, "is no handle's name", handle=name)
 
 
 def test_a_handle_that_is_not_there(here):
-    refused(here, NoGrantError, "there is no handle corpus-de", handle="corpus-de")
+    refused(here, "there is no handle corpus-de", handle="corpus-de")
 
 
 def test_over_budget_nothing_is_served(here):
     grant(here, "ben", Budget(100, 1000))
     use(here, rows=90)
     words = "has 10 rows left, and 16 were requested: read fewer, or get another from"
-    refused(here, SpentError, words)
-    refused(here, SpentError, "has 936 bytes left, and 937", rows=1, nbytes=937)
+    refused(here, words)
+    refused(here, "has 936 bytes left, and 937", rows=1, nbytes=937)
     use(here, rows=10)
     words = "grant 1 of ben for corpus-es has no rows left: get another from"
-    refused(here, SpentError, words)
-    refused(here, SpentError, "has no rows left", rows=0)
+    refused(here, words)
+    refused(here, "has no rows left", rows=0)
 
 
 def test_an_expired_grant_ends_at_its_second(here):
     grant(here, "ben", Budget(100, None, NOW + DAY))
     use(here, now=NOW + DAY - 0.001)
     words = "ended on 2027-01-16 08:00 UTC with 84 rows left: get another from"
-    refused(here, ExpiredError, words, now=NOW + DAY)
+    refused(here, words, now=NOW + DAY)
     grant(here, "ben", Budget(until=NOW + DAY))
     words = "ended on 2027-01-16 08:00 UTC: get another from"
-    refused(here, ExpiredError, words, now=NOW + DAY)
+    refused(here, words, now=NOW + DAY)
 
 
 def test_a_grant_that_is_revoked_in_mid_stream_ends_at_the_next_batch(here):
@@ -132,11 +121,11 @@ def test_a_grant_that_is_revoked_in_mid_stream_ends_at_the_next_batch(here):
     for _ in range(3):
         use(here)
     Grants(here).revoke(given.number)
-    refused(here, RevokedError, "grant 1 of ben for corpus-es was revoked: get another")
-    with pytest.raises(NoGrantError, match="grant 1 is revoked already"):
+    refused(here, "grant 1 of ben for corpus-es was revoked: get another")
+    with pytest.raises(GrantError, match="grant 1 is revoked already"):
         Grants(here).revoke(given.number)
     for number in (9, 10**22):
-        with pytest.raises(NoGrantError, match=f"there is no grant {number}"):
+        with pytest.raises(GrantError, match=f"there is no grant {number}"):
             Grants(here).revoke(number)
     grant(here, "ben", Budget(5))
     use(here, rows=5)
@@ -145,12 +134,12 @@ def test_a_grant_that_is_revoked_in_mid_stream_ends_at_the_next_batch(here):
 def test_a_grant_rests_while_its_account_is_suspended(here):
     grant(here, "ben", Budget(100))
     here.move("ben", "suspend")
-    refused(here, RevokedError, "rests: the account is suspended")
+    refused(here, "rests: the account is suspended")
     here.move("ben", "resume")
     use(here)
     here.move("ben", "suspend")
     here.move("ben", "remove")
-    refused(here, RevokedError, "rests: the account is removed")
+    refused(here, "rests: the account is removed")
     with pytest.raises(AccountError, match="removed, which is final"):
         grant(here, "ben", Budget(100))
 
@@ -158,7 +147,7 @@ def test_a_grant_rests_while_its_account_is_suspended(here):
 def test_data_that_are_withdrawn_are_served_no_more(here):
     grant(here, "ben", Budget(100))
     Grants(here).withdraw("corpus-es")
-    refused(here, RevokedError, "has no data any more: corpus-es was withdrawn")
+    refused(here, "has no data any more: corpus-es was withdrawn")
     with pytest.raises(DataError, match="was withdrawn"):
         grant(here, "ben", Budget(100))
 
@@ -173,7 +162,7 @@ def test_what_cannot_be_given(here):
         Budget(1, 1, float("nan")): "ends at a time",
         Budget(1, 1, float("inf")): "ends at a time",
     }.items():
-        with pytest.raises(BudgetError, match=re.escape(words)):
+        with pytest.raises(GrantError, match=re.escape(words)):
             grant(here, "ben", budget)
     with pytest.raises(DataError, match="no handle corpus-de"):
         grant(here, "ben", Budget(1), name="corpus-de")
@@ -210,12 +199,12 @@ def test_one_word_for_people(here):
 def test_amounts_that_nobody_can_count(here):
     grant(here, "ben", Budget(100))
     for count in [-1, 2**53 + 1]:
-        refused(here, GrantError, "cannot be counted", rows=count)
-        refused(here, GrantError, "cannot be counted", nbytes=count)
+        refused(here, "cannot be counted", rows=count)
+        refused(here, "cannot be counted", nbytes=count)
 
 
 def test_changes_are_recorded_or_not_made(here):
-    record = here.store.record = tiny_accounts.Records()
+    record = here._record = tiny_accounts.Records()
     given = Grants(here)
     given.give("ben", "corpus-es", Budget(100, None, NOW + DAY), NOW)
     use(here)
@@ -228,7 +217,7 @@ def test_changes_are_recorded_or_not_made(here):
     def full(*_, **__):
         raise OSError("no space left for the audit log")
 
-    here.store.record = full
+    here._record = full
     for call in (
         lambda: given.give("ben", "corpus-es", Budget(1), NOW),
         lambda: given.withdraw("corpus-es"),
@@ -247,11 +236,11 @@ BAD_NAMES = [
 
 
 def test_everybody_sees_what_a_handle_says_and_nobody_the_path(here):
-    data, here.store.record = Grants(here), tiny_accounts.Records()
+    data, here._record = Grants(here), tiny_accounts.Records()
     made = handle(here, "corpus-fr")
     assert made == ("corpus-fr", 1000, "ab" * 32, "News, 2019.", "open")
     assert data.handles()[1] == made
-    assert PATH not in repr([data.handles(), here.store.record])
+    assert PATH not in repr([data.handles(), here._record])
     assert data.provider("corpus-fr") == ({"path": PATH}, made)
 
 
@@ -280,18 +269,17 @@ CONSUMER = """
 import pathlib, sys, time
 import tiny_accounts
 from nebula_jax.security import grants
-with tiny_accounts.reopen(pathlib.Path(sys.argv[1])) as here:
-    given, served = grants.Grants(here), 0
-    print("ready", flush=True)
-    sys.stdin.readline()
-    try:
-        while True:
-            rows = 1 + served % 7
-            given.use("ben", "corpus-es", rows, 8 * rows, tiny_accounts.NOW)
-            served += rows
-            time.sleep(0.002)  # a batch is made and sent
-    except grants.SpentError:
-        print(served, flush=True)
+given, served = grants.Grants(tiny_accounts.reopen(pathlib.Path(sys.argv[1]))), 0
+print("ready", flush=True)
+sys.stdin.readline()
+try:
+    while True:
+        rows = 1 + served % 7
+        given.use("ben", "corpus-es", rows, 8 * rows, tiny_accounts.NOW)
+        served += rows
+        time.sleep(0.002)  # a batch is made and sent
+except grants.GrantError:
+    print(served, flush=True)
 """
 
 

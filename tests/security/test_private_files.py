@@ -2,6 +2,8 @@
 
 import os
 import re
+import threading
+import time
 
 import pytest
 
@@ -82,3 +84,28 @@ def test_what_is_no_file_of_ours(tmp_path, monkeypatch):
     monkeypatch.setattr(private_files.os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(PrivateFileError, match="run as its owner"):
         private_files.read(good)
+
+
+def test_one_thread_at_a_time_has_a_lock(tmp_path, monkeypatch):
+    path, order = tmp_path / "lock", []
+
+    def enter():
+        with private_files.locked(path):
+            order.append("second")
+
+    with private_files.locked(path):
+        other = threading.Thread(target=enter)
+        other.start()
+        time.sleep(0.05)
+        order.append("first")
+    other.join(5)
+    assert order == ["first", "second"]
+    monkeypatch.setattr(private_files, "LOCK_SECONDS", 0.05)
+    with (
+        private_files.locked(path),
+        pytest.raises(private_files.LockedError, match=r"for 0\.05 s; is it stopped"),
+    ):
+        private_files.lock(path)
+    os.close(private_files.lock(path))
+    with pytest.raises(PrivateFileError, match="cannot be made"):
+        private_files.lock(tmp_path / "missing" / "lock")

@@ -29,7 +29,6 @@ def finish(
 
     Args:
       offer: makes this side's offer for one connection.
-      admit: checks the peer.
     """
 
     def steps(sock: ssl.SSLSocket) -> greeting.Steps[greeting.Connected]:

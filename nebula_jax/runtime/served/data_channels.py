@@ -1,7 +1,7 @@
 """The line between who reads data and the process that serves it.
 
     wanted   reader -> service   the numbers of rows, [N] int32
-    parts    service -> reader   the parts of the corpus as JSON, in pages
+    parts    service -> reader   the parts of the corpus as JSON
     rows     service -> reader   the rows, [N, L] int32, ids packed as on M3's line
 
 The rows of a corpus are numbered from 0, the parts one after the other. A request has
@@ -30,12 +30,11 @@ CLUSTER = "data"
 NO_ROW = -1
 MOST_REQUEST = 4096  # N
 MOST_ROWS = 2**31 - 1  # of a corpus: their numbers are int32
-PAGE_BYTES = 4096
-MOST_PAGES = 64
 PREFIX = "handle:"
 _FLAG = re.compile(rf"{PREFIX}([^@]+)(?:@(.+))?")
 _CLUSTER_SHOWN = 40  # characters
-PAGE = jax.ShapeDtypeStruct((PAGE_BYTES,), np.uint8)
+PAGE = jax.ShapeDtypeStruct((1 << 16,), np.uint8)
+"""Room for 500 parts."""
 
 
 class DataError(errors.NebulaError):
@@ -113,12 +112,7 @@ def ends(carrier: channels.Carrier, form: Form, *, serves: bool) -> Ends:
 
 
 def settings(handle: str, vocabulary: str, max_length: int) -> dict[str, Any]:
-    """Returns what a Hello of both sides has alike.
-
-    Args:
-      handle: its name.
-      vocabulary: digest.
-    """
+    """Returns what a Hello of both sides has alike."""
     return {
         "data": handle,
         "vocabulary": vocabulary[:16],
@@ -140,54 +134,40 @@ def reader_name(lab: str, job: str, cluster: str) -> str:
     """Returns the name as which a cluster reads.
 
     No two of a federation have one: in a lab, a job is of one account at a time.
-
-    Args:
-      job: that it takes part in.
-      cluster: its name there.
     """
     whole = json.dumps([lab, job, cluster]).encode()
     shown = names.label(cluster)[:_CLUSTER_SHOWN].rstrip("-")
     return f"{shown}:{hashlib.sha256(whole).hexdigest()[:16]}"
 
 
-def pages_of(parts: Sequence[Part]) -> list[np.ndarray]:
-    """Returns the description of a corpus in pages; zeros fill the last, one at least.
+def described(parts: Sequence[Part]) -> np.ndarray:
+    """Returns the description of a corpus, of PAGE; zeros fill it.
 
     Raises:
       DataError: if it has too many parts.
     """
     text = json.dumps([list(part) for part in parts], separators=(",", ":")).encode()
-    count = len(text) // PAGE_BYTES + 1
-    if count > MOST_PAGES:
+    if len(text) > PAGE.size:
         raise DataError(f"a corpus of {len(parts)} parts is too much for one handle")
-    padded = np.frombuffer(text.ljust(count * PAGE_BYTES, b"\0"), np.uint8)
-    return list(padded.reshape(count, PAGE_BYTES))
+    return np.frombuffer(text.ljust(PAGE.size, b"\0"), np.uint8)
 
 
-def is_last_page(page: np.ndarray) -> bool:
-    """Returns True if a description ends on a page."""
-    return not page[-1]
-
-
-def read_pages(pages: Sequence[np.ndarray]) -> list[Part]:
+def read_description(page: np.ndarray) -> list[Part]:
     """Reads the description of a corpus, as a peer has sent it.
 
     Raises:
       DataError: if it is none.
     """
-    data = b"".join(page.tobytes() for page in pages).rstrip(b"\0")
     try:
-        described = strict_json.loads(data)
-        found = [Part(*fields) for fields in described]
-        types = (str, str, str, int)
-        is_sound = isinstance(described, list) and all(
-            [type(value) for value in part] == list(types)
-            and part.rows >= 0
+        found = strict_json.loads(page.tobytes().rstrip(b"\0"))
+        is_sound = isinstance(found, list) and all(
+            [type(value) for value in part] == [str, str, str, int]
+            and part[-1] >= 0
             and all(printable.line(text, 256) == text for text in part[:3])
             for part in found
         )
     except (ValueError, TypeError):
         is_sound = False
-    if not is_sound or sum(part.rows for part in found) > MOST_ROWS:
+    if not is_sound or sum(part[-1] for part in found) > MOST_ROWS:
         raise DataError("what serves the data describes it in a way that cannot be")
-    return found
+    return [Part(*part) for part in found]

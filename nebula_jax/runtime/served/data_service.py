@@ -89,9 +89,6 @@ class DataService:
         """Opens the corpus, which is packed if it was not before.
 
         Args:
-          folder: of the lab.
-          handle: its name.
-          log: called with a line for a person.
           clock: returns unix seconds, by which grants end.
 
         Raises:
@@ -103,20 +100,16 @@ class DataService:
         self.has_started = threading.Event()
         """Set once readers can come."""
         self._threads: list[threading.Thread] = []
-        self._people = accounts.Accounts.open(folder.path)
-        self._grants, self._tally = grants.Grants(self._people), Tally()
-        try:
-            provider, found = self._grants.provider(handle)
-            with process.timed(f"preparing {handle}"):
-                self._text = owner_text.opened(provider, folder.prepared, log)
-            if found.vocabulary != self._text.digest:
-                raise data_channels.DataError(
-                    f"{handle}: its vocabulary is another one than was registered; put"
-                    " it back, or register another handle"
-                )
-        except BaseException:
-            self._people.close()
-            raise
+        self._grants = grants.Grants(accounts.Accounts(folder.path))
+        self._tally = Tally()
+        provider, found = self._grants.provider(handle)
+        with process.timed(f"preparing {handle}"):
+            self._text = owner_text.opened(provider, folder.prepared, log)
+        if found.vocabulary != self._text.digest:
+            raise data_channels.DataError(
+                f"{handle}: its vocabulary is another one than was registered; put"
+                " it back, or register another handle"
+            )
 
     def stop(self) -> None:
         """Ends `run`; any thread or signal handler may call it."""
@@ -129,7 +122,6 @@ class DataService:
           errors.NebulaError: if it cannot begin, as without a running switch.
         """
         with contextlib.ExitStack() as stack:
-            stack.callback(self._people.close)
             trainer = switch_client.Trainer(
                 self._folder,
                 data_channels.job_of(self._handle),
@@ -259,7 +251,6 @@ class DataService:
 
         Args:
           link: to it, not yet welcome.
-          trainer: this process.
 
         Raises:
           grants.GrantError: at a use that its grant does not allow.
@@ -271,10 +262,9 @@ class DataService:
         self._count(reader, 0, 0)
         ends = data_channels.ends(link, form, serves=True)
         link.welcome(0)
-        pages = data_channels.pages_of(self._text.parts)
-        self._count(reader, 0, sum(page.nbytes for page in pages))
-        for number, page in enumerate(pages):
-            ends.parts.send_payload(number, selector.Selected(page, 0))
+        page = data_channels.described(self._text.parts)
+        self._count(reader, 0, page.nbytes)
+        ends.parts.send_payload(0, selector.Selected(page, 0))
         row_bytes = sum(ends.rows.format.buffer_sizes()[0])
         for number in itertools.count(1):
             wanted = np.ascontiguousarray(ends.wanted.recv_payload(number).payload)

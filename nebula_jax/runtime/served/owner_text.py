@@ -71,7 +71,6 @@ class ServedText:
 
         Args:
           numbers: of them, each from 0 and less than all there are.
-          capacity: N.
 
         Returns:
           [N, L] int32, padded; rows beyond the numbers are [PAD] throughout.
@@ -94,7 +93,6 @@ def opened(
     """Opens the text behind a handle; what it takes long to make is kept.
 
     Args:
-      provider: settings of the handle.
       prepared_dir: gets tokenized text.
       log: called with a warning of a language that its vocabulary hardly has.
 

@@ -53,9 +53,7 @@ class RemoteRows(Sequence[dict[str, np.ndarray]]):
         """Reads nothing.
 
         Args:
-          text: that they are of.
           first: number of the first of them there.
-          count: how many.
         """
         self._text, self.first, self._count = text, first, count
 
@@ -92,8 +90,6 @@ class RemoteText:
 
         Args:
           settings: of this cluster, in a federation.
-          wanted: the data.
-          reading: how.
 
         Raises:
           errors.NebulaError: if nobody serves it, in another form than is wanted, or
@@ -115,7 +111,8 @@ class RemoteText:
         try:
             self._ends = data_channels.ends(self._link, self._form, serves=False)
             self._link.wait_for_welcome(settings.connect_timeout)
-            self._places = _placed(self._read_parts())
+            page = np.asarray(self._ends.parts.recv_payload(0).payload)
+            self._places = _placed(data_channels.read_description(page))
         except errors.NebulaError as error:
             self._link.abort(str(error))
             self._trainer.close()
@@ -125,15 +122,6 @@ class RemoteText:
         self._due: collections.deque[int] = collections.deque()
         """Requests whose answers are to come, in order."""
         self._kept: dict[int, np.ndarray] = {}
-
-    def _read_parts(self) -> list[data_channels.Part]:
-        pages: list[np.ndarray] = []
-        while not pages or not data_channels.is_last_page(pages[-1]):
-            if len(pages) == data_channels.MOST_PAGES:
-                raise data_channels.DataError("the data's description has no end")
-            page = self._ends.parts.recv_payload(len(pages)).payload
-            pages.append(np.asarray(page))
-        return data_channels.read_pages(pages)
 
     def part(
         self, name: str, splits: Sequence[str]

@@ -8,7 +8,7 @@ A folder `audit/` has
     cosigned.json  peer -> the newest checkpoint that it has cosigned
     verifier       the public key of the log, one line
     key.pem        its private half (0600)
-    lock           held while one process writes
+    lock           held by the one process that has it open
     cut.N.*        what a crash left half-written at entry N, kept as it was
     peers/         what this lab has witnessed of its peers' logs: `witness.py`
 
@@ -16,18 +16,11 @@ A folder `audit/` has
 """
 
 import contextlib
-import fcntl
-import os
 import pathlib
-import time
 from collections.abc import Iterator
 from typing import NamedTuple
 
 from nebula_jax import errors
-
-LOCK_SECONDS = 10.0
-"""Another process holds the lock for less than a millisecond, unless it is stopped."""
-_POLL_SECONDS = 0.002
 
 
 class AuditError(errors.NebulaError):
@@ -68,39 +61,3 @@ def disk_errors(path: pathlib.Path) -> Iterator[None]:
         raise AuditError(
             f"{where}: the audit log needs it: {error.strerror or error}"
         ) from error
-
-
-@contextlib.contextmanager
-def locked(
-    path: pathlib.Path, shared: bool = False, seconds: float = LOCK_SECONDS
-) -> Iterator[None]:
-    """Excludes other processes, and other threads of this one.
-
-    Args:
-      path: of the lock; made if missing, unless it is shared.
-      shared: for readers, who do not exclude one another.
-      seconds: to wait at most.
-
-    Raises:
-      AuditError: if another has it for too long.
-      OSError: if there is no such file, or it cannot be made.
-    """
-    flags = os.O_RDONLY if shared else os.O_RDWR | os.O_CREAT
-    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
-    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        deadline = time.monotonic() + seconds
-        while True:
-            try:
-                fcntl.flock(descriptor, how | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() >= deadline:
-                    raise AuditError(
-                        f"{path}: another process has held this lock for {seconds:g} s;"
-                        " is it stopped?"
-                    ) from None
-                time.sleep(_POLL_SECONDS)
-        yield
-    finally:
-        os.close(descriptor)  # which gives the lock back

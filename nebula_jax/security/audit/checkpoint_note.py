@@ -150,7 +150,6 @@ def verifier(name: str, kind: int, key: ed25519.Ed25519PrivateKey) -> Verifier:
     Args:
       name: of whose key it is.
       kind: LOG or WITNESS.
-      key: the private key.
     """
     return Verifier(name, kind, key.public_key().public_bytes_raw())
 
@@ -257,8 +256,6 @@ def cosign(
 
     Args:
       checkpoint: that continues all that this witness has seen.
-      name: of the witness.
-      key: of the witness.
       seconds: since 1970, by the witness's clock.
     """
     seconds = min(max(seconds, 0), LATEST)

@@ -13,51 +13,20 @@ left out.
 
 import pathlib
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 from nebula_jax import printable
 from nebula_jax.security.audit import AuditError, checkpoint_note
 from nebula_jax.security.audit import entries as audit_entries
 
 _TURNED = {"sent": "received", "received": "sent"}
+_NAMES, _COUNTS = ("job", "stream", "kind", "direction"), ("bytes", "frames")
+
+Counts = dict[tuple[str, ...], tuple[int, int]]
+"""Job, stream, kind and direction -> bytes and frames in all."""
 
 
-class Stream(NamedTuple):
-    """The name under which both sides count."""
-
-    job: str
-    stream: str
-    kind: str
-    direction: str
-    """`sent` or `received`, as this lab sees it."""
-
-
-class Count(NamedTuple):
-    """The sum of what has crossed of a stream."""
-
-    bytes: int = 0
-    frames: int = 0
-
-    def __str__(self) -> str:
-        return f"{self.bytes:,} bytes in {self.frames:,} frames"
-
-
-class Difference(NamedTuple):
-    """A stream of which two labs have counted different sums."""
-
-    stream: Stream
-    ours: Count
-    peers: Count
-
-    def __str__(self) -> str:
-        job, stream, kind, direction = (printable.line(each) for each in self.stream)
-        return (
-            f"job {job}, stream {stream}, {kind} {direction}: {self.ours} here,"
-            f" {self.peers} there"
-        )
-
-
-def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[Difference]:
+def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[str]:
     """Compares the counts in two folders.
 
     Args:
@@ -65,7 +34,7 @@ def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[Difference]:
       peers: `audit` of the other lab, or a copy.
 
     Returns:
-      The differences, by the names of streams; [] if all counts agree.
+      The differences, a sentence each, by the names of streams; [] if all agree.
 
     Raises:
       AuditError: if a log cannot be read, or an entry of kind `stream` counts nothing.
@@ -82,46 +51,38 @@ def compare(
     peers: Iterable[audit_entries.Entry],
     lab: str,
     peer: str,
-) -> list[Difference]:
+) -> list[str]:
     """Compares the entries of two labs, `lab` and `peer`; see `reconcile`."""
     here, there = _counts(ours, peer, "our"), _counts(peers, lab, "the peer's")
-    there = {
-        stream._replace(direction=_TURNED.get(stream.direction, stream.direction)): sums
-        for stream, sums in there.items()
-    }
-    both = ((each, here.get(each), there.get(each)) for each in here.keys() | there)
-    return sorted(
-        Difference(stream, a or Count(), b or Count())
-        for stream, a, b in both
-        if (a or Count()) != (b or Count())
-    )
+    there = {(*n, _TURNED.get(d, d)): sums for (*n, d), sums in there.items()}
+    found = []
+    for names in sorted(here.keys() | there):
+        a, b = here.get(names, (0, 0)), there.get(names, (0, 0))
+        if a != b:
+            job, stream, kind, direction = map(printable.line, names)
+            found.append(
+                f"job {job}, stream {stream}, {kind} {direction}: {a[0]:,} bytes in"
+                f" {a[1]:,} frames here, {b[0]:,} bytes in {b[1]:,} frames there"
+            )
+    return found
 
 
-def _counts(
-    entries: Iterable[audit_entries.Entry], other: str, whose: str
-) -> dict[Stream, Count]:
-    """Returns the sum of each stream.
-
-    Args:
-      entries: of a log.
-      other: the lab at the other end of the line.
-      whose: log this is, for the error.
-    """
-    found: dict[Stream, Count] = {}
+def _counts(entries: Iterable[audit_entries.Entry], other: str, whose: str) -> Counts:
+    """Returns the sums of the line to a lab, by the log of `whose`."""
+    found: Counts = {}
     for entry in entries:
         what = entry.what
         if entry.kind != "stream" or what.get("peer", other) != other:
             continue
-        names: list[Any] = [what.get(each) for each in Stream._fields]
-        counts: list[Any] = [what.get(each) for each in Count._fields]
+        names: list[Any] = [what.get(each) for each in _NAMES]
+        counts: list[Any] = [what.get(each) for each in _COUNTS]
         if not all(isinstance(each, str) for each in names) or not all(
             type(each) is int and each >= 0 for each in counts
         ):
             raise AuditError(
                 f"entry {entry.number} of {whose} log counts no stream: it needs"
-                f" {', '.join(Stream._fields)} as texts, bytes and frames as numbers"
+                f" {', '.join(_NAMES)} as texts, bytes and frames as numbers"
             )
-        before = found.get(Stream(*names), Count())
-        sums = Count(before.bytes + counts[0], before.frames + counts[1])
-        found[Stream(*names)] = sums
+        nbytes, frames = found.get(tuple(names), (0, 0))
+        found[tuple(names)] = nbytes + counts[0], frames + counts[1]
     return found

@@ -40,7 +40,9 @@ _SECRET_RE = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|nebula1\.[A-Za-z0-9_-
 HIDDEN = "(may be a secret)"
 """The text that takes the place of a peer's in an entry that must not have that."""
 _FIELDS = {"kind", "time", "what", "who"}
-_WITNESS_MARK = b'"event":"witness"'
+WITNESSED, CUT_OFF = "is witnessed by", "cut off"
+"""Events that a log notes about itself."""
+_WITNESS_MARK = f'"event":"{WITNESSED}"'.encode()
 
 
 class SecretError(audit.AuditError):
@@ -162,7 +164,7 @@ def witness_of(line: bytes) -> tuple[str, str] | None:
         return None
     entry = decode(0, line)
     lab, verifier = entry.what.get("lab"), entry.what.get("verifier")
-    if entry.kind != "audit" or entry.what.get("event") != "witness":
+    if entry.kind != "audit" or entry.what.get("event") != WITNESSED:
         return None
     if not isinstance(lab, str) or not isinstance(verifier, str):
         return None

@@ -10,11 +10,11 @@ and the root of the tree, and so fixes every entry so far. Peers that cosign it 
 (`witness.py`): even the lab itself, which has the key, can then not rewrite its log.
 What no checkpoint covers yet is not protected, which is a reason to sign often.
 
-The switch has the log open, and commands append beside it. Whoever writes holds the
-folder's lock, and first takes in what others have appended. A crash may leave a part of
-a line: what follows the last whole entry is cut off, kept and recorded. What a signed
-checkpoint covers was synced before. If that is not whole, somebody or a bad disk
-changed it, and nothing is mended or appended.
+One process at a time has the log open: the switch, or without one a command, which
+otherwise has the switch append for it. A crash may leave a part of a line: what follows
+the last whole entry is cut off, kept and recorded. What a signed checkpoint covers was
+synced before. If that is not whole, somebody or a bad disk changed it, and nothing is
+mended or appended.
 """
 
 import contextlib
@@ -29,7 +29,7 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from nebula_jax import disk
+from nebula_jax import disk, files
 from nebula_jax.security import audit, private_files
 from nebula_jax.security.audit import AuditError, checkpoint_note, merkle
 from nebula_jax.security.audit import entries as audit_entries
@@ -61,7 +61,6 @@ class Log:
 
         Args:
           folder: `audit` in the folder of a federation.
-          lab: whose it is.
           clock: for the times in the entries, which inform and decide nothing.
 
         Raises:
@@ -71,31 +70,34 @@ class Log:
         """
         self._folder, self._lab, self._clock = folder, lab, clock
         self._paths = paths = audit.paths(folder)
-        self._mutex = threading.RLock()  # held for all that follows
-        self._syncing = threading.Lock()  # held while the disk writes
-        self._is_dirty = self._is_closed = False
+        self._mutex = threading.Lock()  # held while an entry is appended
+        self._syncing = threading.RLock()  # held while the disk writes: first of both
+        self._is_dirty = False
         self._refusal = ""  # why nothing is appended any more
         self._tree = merkle.Tree()
         self._end = 0  # bytes of the entries that are in the tree
-        self._newest: checkpoint_note.Note | None = None
-        self._stamp: tuple[int, ...] | None = None  # of the file that it was read from
         self._witnesses: dict[str, str] = {}  # peer -> key with which it cosigns now
         with audit.disk_errors(folder), contextlib.ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with audit.locked(paths.lock):
-                self._key = _load_key(paths, lab)
-                self._verifier = _verifier(lab, self._key)
+            stack.callback(os.close, _locked(paths))
+            self._key = _load_key(paths, lab)
+            self._verifier = _verifier(lab, self._key)
             self._file = os.open(paths.log, _FLAGS | os.O_APPEND, 0o600)
             stack.callback(os.close, self._file)
             disk.sync(folder)
-            with self._held():
-                self._cut_leaves()
+            self._cosigned = checkpoint_note.cosigned_in(paths.cosigned)
+            newest = self._read_checkpoint()
+            cut = self._read(newest)
+            self._newest = newest or self._sign(self._tree.size, self._tree.root(), b"")
+            self._cut_leaves()
+            if cut:
+                self._note(self._mend(cut))
             self._opened = stack.pop_all()
 
     def close(self) -> None:
         """Closes the files, without `commit`."""
-        with self._mutex:
-            self._is_closed = True
+        with self._syncing, self._mutex:
+            self._refusal = f"{self._folder}: this audit log is closed"
             self._opened.close()
 
     def __enter__(self) -> "Log":
@@ -112,7 +114,6 @@ class Log:
 
         Args:
           kind: one that `readable.py` has words for, or any other.
-          who: did it.
           what: JSON values by name; `event` is a verb in the past tense.
 
         Returns:
@@ -123,22 +124,22 @@ class Log:
           AuditError: if it is no entry, or cannot be written; then it is not there.
         """
         line = audit_entries.encode(kind, self._clock(), who, what)
-        with self._held():
+        with self._mutex, audit.disk_errors(self._folder):
+            self._check_usable()
             return self._write(line)
 
     def commit(self) -> None:
-        """Returns when all entries of this process would outlive a power cut.
+        """Returns when all entries so far would outlive a power cut.
 
         Raises:
           AuditError: if the disk fails; nothing more can be appended.
         """
-        with self._syncing:  # who waits here may find that another has synced for it
+        with self._syncing, audit.disk_errors(self._folder):
             with self._mutex:
                 self._check_usable()
                 is_dirty, self._is_dirty = self._is_dirty, False
             if is_dirty:  # without the mutex: others append meanwhile
-                with audit.disk_errors(self._folder):
-                    self._sync()
+                self._sync()
 
     @property
     def verifier(self) -> str:
@@ -151,11 +152,14 @@ class Log:
         Raises:
           AuditError: if it cannot be written.
         """
-        with self._held():
-            assert self._newest is not None  # even an empty log is signed
-            if self._newest.checkpoint.size < self._tree.size:
+        with self._syncing, audit.disk_errors(self._folder):
+            with self._mutex:
+                self._check_usable()
+                size, root = self._tree.size, self._tree.root()
+                hashes = self._tree.leaves(self._newest.checkpoint.size)
+            if hashes:
                 self._sync()
-                self._sign()
+                self._newest = self._sign(size, root, hashes)
             return self._newest.text
 
     def consistency(self, old: int, size: int) -> list[bytes]:
@@ -164,7 +168,7 @@ class Log:
         Raises:
           AuditError: if it has not had these sizes.
         """
-        with self._held():
+        with self._mutex:
             try:
                 return self._tree.consistency(old, size)
             except ValueError as error:
@@ -176,8 +180,8 @@ class Log:
         A peer that would continue from a smaller one has lost some of what it
         witnessed, perhaps by a restored backup.
         """
-        with self._held():
-            return _size_in(checkpoint_note.cosigned_in(self._paths.cosigned), peer)
+        text = self._cosigned.get(peer)
+        return checkpoint_note.read(text).checkpoint.size if text else 0
 
     def add_cosignature(self, peer: str, text: str, line: str, verifier: str) -> bool:
         """Keeps a peer's cosignature of a checkpoint of this log.
@@ -186,7 +190,6 @@ class Log:
         witness state is lost.
 
         Args:
-          peer: the lab at the other end of an authenticated connection.
           text: the checkpoint that was sent to it.
           line: its cosignature, from `witness.Witness.cosign`.
           verifier: its public key for this log, from there too.
@@ -208,80 +211,45 @@ class Log:
             raise AuditError(f"{peer} sent a cosignature that does not hold")
         if not checkpoint_note.is_own(note, self._verifier):
             raise AuditError(f"{peer} cosigned a checkpoint that is not of this log")
-        with self._held():
-            kept = checkpoint_note.cosigned_in(self._paths.cosigned)
-            if peer in kept and note.checkpoint.size <= _size_in(kept, peer):
+        with self._syncing, audit.disk_errors(self._folder):
+            self._check_usable()
+            kept = self._cosigned
+            if peer in kept and note.checkpoint.size <= self.cosigned(peer):
                 before = checkpoint_note.read(kept[peer])
                 is_same = before.checkpoint == note.checkpoint
                 return is_same and checkpoint_note.is_signed(before, who)
             former = self._witnesses.get(peer)
             if former != verifier:
-                what = {"event": "witness", "lab": peer, "verifier": verifier}
+                what = {
+                    "event": audit_entries.WITNESSED,
+                    "lab": peer,
+                    "verifier": verifier,
+                }
                 self._note(what | ({"former": former} if former else {}))
             own = [each for each in note.signatures if each.name == self._verifier.name]
-            kept[peer] = note._replace(signatures=(*own[:1], signature)).text
-            written = checkpoint_note.cosigned_text(kept)
+            text = note._replace(signatures=(*own[:1], signature)).text
+            self._cosigned = {**kept, peer: text}
+            written = checkpoint_note.cosigned_text(self._cosigned)
             private_files.write(self._paths.cosigned, written)
             return True
 
-    @contextlib.contextmanager
-    def _held(self) -> Iterator[None]:
-        """Excludes all others, with what they have appended taken in."""
-        with self._mutex, audit.disk_errors(self._folder):
-            self._check_usable()
-            with audit.locked(self._paths.lock):
-                self._follow()
-                yield
-
     def _check_usable(self) -> None:
-        if self._is_closed:
-            raise AuditError(f"{self._folder}: this audit log is closed")
         if self._refusal:
             raise AuditError(self._refusal)
 
-    # Reading what other processes have appended, or a crash has left.
+    # Opening.
 
-    def _follow(self) -> None:
-        """Reads on to the end of the log, and mends what a crash has left there."""
-        size, stamp = os.fstat(self._file).st_size, self._stamp_now()
-        if (size, stamp) == (self._end, self._stamp) and stamp is not None:
-            return
-        try:
-            cut = self._read(size)
-            self._stamp = stamp
-        except AuditError as error:
-            self._refusal = str(error)
-            raise
-        if self._newest is None:
-            self._sign()
-        if cut:
-            self._note(self._mend(cut))
-
-    def _stamp_now(self) -> tuple[int, ...] | None:
-        with contextlib.suppress(FileNotFoundError):
-            found = os.stat(self._paths.checkpoint)
-            return found.st_ino, found.st_mtime_ns, found.st_size
-        return None
-
-    def _read(self, size: int) -> bytes:
-        """Takes new entries into the tree; returns what follows the last whole one."""
-        if size < self._end:
-            raise AuditError(
-                f"{self._folder}: the audit log became shorter while it was open;"
-                f" {_ADVICE}"
-            )
-        newest = self._read_checkpoint()
-        data = os.pread(self._file, size - self._end, self._end)
-        while len(data) < size - self._end:  # of more than 2 GiB
-            data += os.pread(self._file, size, self._end + len(data))
+    def _read(self, newest: checkpoint_note.Note | None) -> bytes:
+        """Takes the entries into the tree; returns what follows the last whole one."""
+        data = self._paths.log.read_bytes()
         *lines, _ = data.split(b"\n")
-        begin, covered = self._tree.size, newest.checkpoint.size if newest else 0
-        if newest is None and (lines or begin):
+        covered = newest.checkpoint.size if newest else 0
+        if newest is None and lines:
             raise AuditError(
                 f"{self._folder}: there are entries but no signed checkpoint: bring"
                 " the file `checkpoint` back from a copy"
             )
-        for number, line in enumerate(lines, begin):
+        for number, line in enumerate(lines):
             if number >= covered and not audit_entries.is_entry(line):
                 break  # nothing that was synced follows
             self._take(line)
@@ -296,8 +264,7 @@ class Log:
                 f"{self._paths.log}: its first {covered} entries are not those that a"
                 f" checkpoint was signed for; {_ADVICE}"
             )
-        self._newest = newest
-        return data[len(data) - (size - self._end) :] if size > self._end else b""
+        return data[self._end :]
 
     def _read_checkpoint(self) -> checkpoint_note.Note | None:
         path = self._paths.checkpoint
@@ -317,18 +284,15 @@ class Log:
         """Cuts off what is not whole, after keeping it; returns what is recorded."""
         digest, size = hashlib.sha256(cut).hexdigest(), self._tree.size
         kept = self._folder / f"cut.{size}.{digest[:12]}"
-        with os.fdopen(os.open(kept, _FLAGS | os.O_TRUNC, 0o600), "wb") as stream:
-            stream.write(cut)
-            stream.flush()
-            os.fdatasync(stream.fileno())
+        with files.writing(kept) as partial:
+            partial.write_bytes(cut)
         os.ftruncate(self._file, self._end)
         self._sync()
         about = {"entry": size, "bytes": len(cut), "sha256": digest, "kept": kept.name}
-        return {"event": "recovered", **about}
+        return {"event": audit_entries.CUT_OFF, **about}
 
     def _cut_leaves(self) -> None:
         """Cuts off hashes that a crash left beyond the newest checkpoint."""
-        assert self._newest is not None
         with contextlib.suppress(FileNotFoundError):
             end = merkle.SIZE * self._newest.checkpoint.size
             if self._paths.leaves.stat().st_size > end:
@@ -360,27 +324,24 @@ class Log:
 
     def _note(self, what: dict[str, Any]) -> None:
         """Appends an entry about the log itself, on the disk at once."""
-        self._write(audit_entries.encode("audit", self._clock(), self._lab, what))
+        with self._mutex:
+            self._write(audit_entries.encode("audit", self._clock(), self._lab, what))
         self._sync()
 
-    def _sign(self) -> None:
-        """Signs all entries, which are on the disk, and keeps their hashes."""
-        name, tree = self._verifier.name, self._tree
-        covered = self._newest.checkpoint.size if self._newest else 0
+    def _sign(self, size: int, root: bytes, hashes: bytes) -> checkpoint_note.Note:
+        """Signs entries that are on the disk, once the hashes of the new ones are."""
         leaves = os.open(self._paths.leaves, _FLAGS, 0o600)
         try:
-            hashes = tree.leaves(covered)
             while hashes:
-                begin = merkle.SIZE * tree.size - len(hashes)
+                begin = merkle.SIZE * size - len(hashes)
                 hashes = hashes[os.pwrite(leaves, hashes, begin) :]
-            os.ftruncate(leaves, merkle.SIZE * tree.size)
             os.fdatasync(leaves)
         finally:
             os.close(leaves)
-        checkpoint = checkpoint_note.Checkpoint(name, tree.size, tree.root())
+        checkpoint = checkpoint_note.Checkpoint(self._verifier.name, size, root)
         note = checkpoint_note.sign(checkpoint, self._key)
         private_files.write(self._paths.checkpoint, note.text)
-        self._newest, self._stamp = note, self._stamp_now()
+        return note
 
     def _sync(self) -> None:
         with self._or_refuse():
@@ -399,8 +360,14 @@ class Log:
             raise
 
 
-def _size_in(kept: dict[str, str], peer: str) -> int:
-    return checkpoint_note.read(kept[peer]).checkpoint.size if peer in kept else 0
+def _locked(paths: audit.Paths) -> int:
+    try:
+        return private_files.lock(paths.lock)
+    except private_files.LockedError:
+        raise AuditError(
+            f"{paths.lock.parent}: another process has this audit log open: a switch of"
+            " this lab that runs already, or a command that is stopped"
+        ) from None
 
 
 def _verifier(lab: str, key: ed25519.Ed25519PrivateKey) -> checkpoint_note.Verifier:

@@ -144,10 +144,6 @@ def is_consistent(
     """Returns True if a proof shows that one tree continues another (2.1.4.2).
 
     Args:
-      old: size of the earlier tree, in leaves.
-      old_root: its root.
-      size: of the later tree.
-      root: its root.
       proof: see `Tree.consistency`; any bytes.
     """
     if not 0 <= old <= size or not _is_proof(proof):

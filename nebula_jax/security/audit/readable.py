@@ -35,7 +35,7 @@ MESSAGES = {
     "checkpoint": "saved|a checkpoint of job {job}|at step {step}|with {digest}",
     "refusal": "was refused|{operation}|because of {reason}|in job {job}|with {peer}",
     "fault": "met a fault:|{event}|{fault}|with {peer}|in job {job}|at step {step}",
-    "audit": "noted|lab {lab}",
+    "audit": "noted|lab {lab}|{bytes}|where entry {entry} was half-written",
 }
 """Kind -> the verb of an entry without an event, and the words for its values in order.
 
@@ -57,7 +57,6 @@ VERBS = {
 _FIELD_RE = re.compile(r"\{(\w+)\}")
 _DIGEST_RE = re.compile(r"[0-9a-f]{40,}")
 _SIZES = ("bytes", "nbytes", "sent", "received", "quota_bytes")
-_UNITS = ("bytes", "kB", "MB", "GB", "TB", "PB")
 
 
 def lines(folder: pathlib.Path, kind: str = "") -> Iterator[str]:
@@ -92,8 +91,6 @@ def _sentence(entry: audit_entries.Entry) -> str:
     what = {name: each for name, each in entry.what.items() if each is not None}
     who = printable.line(entry.who) or "somebody"
     event = _text("event", what.get("event", rest))
-    if kind == "audit" and event in ("witness", "recovered"):
-        return _about_the_log(who, event, what)
     default, *words = MESSAGES.get(kind, f"noted {kind}").split("|")
     names = {word: _FIELD_RE.search(word)[1] for word in words}  # type: ignore[index]
     verb = VERBS.get(entry.kind)
@@ -112,19 +109,6 @@ def _sentence(entry: audit_entries.Entry) -> str:
     return " ".join([who, verb, *said]) + (f" ({', '.join(others)})" if others else "")
 
 
-def _about_the_log(who: str, event: str, what: dict[str, Any]) -> str:
-    """Returns what the log notes about itself."""
-    if event == "witness":
-        lab = _text("lab", what.get("lab"))
-        if what.get("former"):
-            return f"{lab} cosigns {who}'s log with a new key: what it had seen is lost"
-        return f"{lab} cosigns {who}'s log from here on"
-    size = _text("bytes", what.get("bytes", 0))
-    entry = _text("entry", what.get("entry"))
-    kept = f", kept as {_text('kept', what['kept'])}" if what.get("kept") else ""
-    return f"{who} cut {size} off where entry {entry} was half-written by a crash{kept}"
-
-
 def _text(name: str, value: Any) -> str:
     """Returns a value in words, fit to be printed."""
     if isinstance(value, list):
@@ -132,21 +116,9 @@ def _text(name: str, value: Any) -> str:
     if isinstance(value, dict):
         return printable.line(json.dumps(value, sort_keys=True))
     if name in _SIZES and type(value) is int:
-        return _size(value)
+        return printable.size(value)
     if name in ("rows", "frames") and type(value) is int:
         return f"{value:,}"
     if isinstance(value, str) and _DIGEST_RE.fullmatch(value):
         return value[:12]
     return printable.line("nothing" if value is None else value)
-
-
-def _size(count: int) -> str:
-    """Returns a number of bytes in a unit that suits it.
-
-    >>> _size(786_432)
-    '786.4 kB'
-    """
-    size, unit = float(count), 0
-    while size >= 999.95 and unit + 1 < len(_UNITS):
-        size, unit = size / 1000, unit + 1
-    return f"{count} bytes" if not unit else f"{size:.1f} {_UNITS[unit]}"

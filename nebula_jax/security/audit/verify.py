@@ -13,9 +13,9 @@ What was appended since the last checkpoint, nothing protects.
 """
 
 import contextlib
-import io
 import itertools
 import pathlib
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -23,6 +23,8 @@ from nebula_jax import strict_json
 from nebula_jax.security import audit
 from nebula_jax.security.audit import checkpoint_note, merkle
 from nebula_jax.security.audit import entries as audit_entries
+
+LINE_SECONDS = 0.1  # for a line that is being written
 
 
 class Copy(NamedTuple):
@@ -252,24 +254,18 @@ def _of_file(name: str, problem: str) -> Finding:
 
 
 def _read(paths: audit.Paths) -> Copy:
-    """Reads the files as they are at one moment; missing ones are empty.
+    """Reads the files; missing ones are empty.
 
-    A lab's own processes append meanwhile, and must not wait for it: under their lock,
-    which a copy has not, files are opened and measured, and read after it.
+    A switch appends meanwhile, and does not wait: read last, the log has all that the
+    other files cover. A line that is being written has its end soon.
     """
-    unchanging = (
-        audit.locked(paths.lock, shared=True)
-        if paths.lock.exists()
-        else contextlib.nullcontext()
-    )
-    with contextlib.ExitStack() as stack:
-        with unchanging:
-            streams = [
-                stack.enter_context(path.open("rb")) if path.exists() else io.BytesIO()
-                for path in paths[: len(Copy._fields)]
-            ]
-            sizes = [each.seek(0, io.SEEK_END) for each in streams]
-        for each in streams:
-            each.seek(0)
-        contents = zip(streams, sizes, strict=True)
-        return Copy._make(each.read(size) for each, size in contents)
+
+    def contents(path: pathlib.Path) -> bytes:
+        return path.read_bytes() if path.exists() else b""
+
+    cosigned, checkpoint = contents(paths.cosigned), contents(paths.checkpoint)
+    leaves, log = contents(paths.leaves), contents(paths.log)
+    if not log.endswith(b"\n"):
+        time.sleep(LINE_SECONDS)
+        log = contents(paths.log)
+    return Copy(log, checkpoint, leaves, cosigned)

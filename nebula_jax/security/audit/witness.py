@@ -39,7 +39,6 @@ class WitnessError(AuditError):
         Args:
           reason: one word for the audit log: `malformed`, `key`, `signature`,
             `smaller`, `equivocation` or `inconsistent`.
-          text: for a person.
         """
         super().__init__(text)
         self.reason = reason
@@ -66,14 +65,13 @@ class Seen(NamedTuple):
 
 
 class Witness:
-    """The witness of one lab, for the logs of all its peers."""
+    """The witness of one lab, for the logs of all its peers: its switch."""
 
     def __init__(self, folder: pathlib.Path, lab: str):
         """Makes one, with what it has seen before.
 
         Args:
           folder: `audit` of the witness's own lab.
-          lab: whose it is.
 
         Raises:
           AuditError: if the folder cannot be used, or no lab can have this name.
@@ -127,7 +125,6 @@ class Witness:
         """Cosigns a peer's checkpoint, once it is kept on the disk.
 
         Args:
-          peer: the lab at the other end of an authenticated connection.
           text: of the checkpoint; any text.
           proof: `Log.consistency` from `size(peer)` on; any bytes.
           verifier: the public key of the peer's log; any text.
@@ -139,7 +136,7 @@ class Witness:
           private_files.PrivateFileError: likewise.
         """
         note, who = _received(peer, text, verifier)
-        with audit.disk_errors(self._folder), audit.locked(self._folder / "lock"):
+        with audit.disk_errors(self._folder):
             seen = self.seen(peer)
             if seen is not None:
                 self._check(peer, seen, who, note, proof)

@@ -7,21 +7,18 @@ switches, of which none is believed: an invitation's secret, or the key of the f
 certificate, vouches for every one.
 """
 
-import contextlib
 import datetime
 import hmac
-import json
-import pathlib
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
-from nebula_jax import files, strict_json
-from nebula_jax.security import private_files
+from nebula_jax import files
+from nebula_jax.security import store
 from nebula_jax.security.membership import (
     invitations,
     member,
@@ -41,22 +38,16 @@ LIST_LIFETIME = LEAF_LIFETIME
 signed anew every day: it is the short-lived status of certificates that live longer."""
 LIST_RENEWAL = datetime.timedelta(days=1)
 """The age at which a revocation list is signed anew."""
-LIST_MEMORY = datetime.timedelta(days=1)
-"""A certificate that expired so long ago is refused for that, by any clock."""
-MOST_CERTIFICATES = 1000
-"""Certificates of one lab that a revocation list may have to name: a list that is too
-long is taken by no lab (`revocation.MOST_BYTES`). A lab needs two a day."""
 MOST_REQUEST_BYTES = 1 << 14  # a request for P-256 has 350
 GRACE = datetime.timedelta(days=14)
 """A lab that was off, or could not reach the authority, may renew certificates that
 expired so long ago, unless it was revoked."""
 
-Ledger = dict[str, dict[str, Any]]
+Ledger = store.Tables
 """What the authority remembers: invitations by the digests of their secrets (lab, end,
-state), labs (state, since), issued certificates by serial number in hexadecimal (lab,
-end), revoked ones (since), and the newest list (number, signed, pem). Times are unix
-seconds."""
-PARTS = ("invitations", "labs", "issued", "revoked", "list")
+state), labs (state, from when on their certificates count, and from when on the newest
+is valid), and the newest list (number, signed, text). Times are unix seconds."""
+PARTS = ("invitations", "labs", "list")
 
 
 class RequestRefused(site_folder.Refusal):
@@ -66,12 +57,8 @@ class RequestRefused(site_folder.Refusal):
 class LocalAuthority:
     """An authority whose key lies in the folder of a lab.
 
-    Several processes may use it at once, such as a switch and a command: each change is
+    Several processes may use it at once, such as a switch and a command: a change is
     made under a lock, and is on the disk, whole or not at all, when it is done.
-
-    Args:
-      folder: of the lab.
-      lifetime: of the certificates that it issues.
 
     Attributes:
       lab: that it belongs to.
@@ -81,13 +68,11 @@ class LocalAuthority:
       FederationError: if it is not there, or others can read its key.
     """
 
-    def __init__(
-        self,
-        folder: site_folder.Folder,
-        lifetime: datetime.timedelta = LEAF_LIFETIME,
-    ) -> None:
+    def __init__(self, folder: site_folder.Folder) -> None:
         folder.check()
-        self._folder, self._lifetime = folder, lifetime
+        if folder.settings.exists():
+            folder.load()  # which refuses that of another version
+        self._folder = folder
         try:
             pem = folder.authority_certificate.read_bytes()
             certificate = x509.load_pem_x509_certificate(pem)
@@ -107,82 +92,53 @@ class LocalAuthority:
                 f"{folder.authority_key}: the key of another authority"
             )
         self._signer = certificates.Authority(certificate, key)
+        self._ledger = store.Store(folder.authority_ledger, PARTS)
+        self._ledger.read()  # what is wrong with it is named at once
         self.fingerprint = site_folder.fingerprint(certificate)
-        if self.lab not in self.members():
-            self.admit(self.lab)
 
     @classmethod
-    def create(
-        cls,
-        folder: site_folder.Folder,
-        lab: str,
-        now: datetime.datetime | None = None,
-        lifetime: datetime.timedelta = LEAF_LIFETIME,
-    ) -> "LocalAuthority":
+    def create(cls, folder: site_folder.Folder, lab: str) -> "LocalAuthority":
         """Makes an authority, with its lab as the first member.
 
         Args:
           folder: of the lab; it is made if missing.
           lab: the name of the lab, which is in the authority's certificate.
-          now: the time; by default this machine's.
-          lifetime: of the certificates that it will issue.
 
         Raises:
           FederationError: if there is one already, or it cannot be made.
         """
         site_folder.check_lab(lab)
-        now = now or site_folder.utc_now()
         folder.prepare()
         if folder.authority.exists():
             raise FederationError(f"{folder.authority}: an authority is here already")
         # With a part of its own: another authority of the lab is another issuer.
         name = certificates.name(f"authority {secrets.token_hex(8)}", lab)
-        key, begin = ec.generate_private_key(ec.SECP256R1()), now - member.BACKDATED
-        signer = certificates.authority(key, name, begin, now + AUTHORITY_LIFETIME)
+        now, key = site_folder.utc_now(), ec.generate_private_key(ec.SECP256R1())
+        begin, end = now - member.BACKDATED, now + AUTHORITY_LIFETIME
+        signer = certificates.authority(key, name, begin, end)
         try:
             with files.writing(folder.authority) as partial:
-                _write(partial, signer)
+                partial.mkdir(mode=0o700)
+                pem = signer.certificate.public_bytes(serialization.Encoding.PEM)
+                (partial / "ca.pem").write_bytes(pem)
+                certificates.write_key(partial / "key.pem", certificates.key_pem(key))
+                store.Store(partial / folder.authority_ledger.name, PARTS).create()
         except OSError as error:
             raise FederationError(f"{folder.authority}: {error.strerror}") from None
-        authority = cls(folder, lifetime)
-        authority.revocation_list(now)
-        return authority
-
-    @contextlib.contextmanager
-    def _changing(self) -> Iterator[Ledger]:
-        """Yields the ledger, and keeps what the block does to it unless that raises."""
-        path = self._folder.authority_ledger
-        with self._folder.locked(self._folder.authority):
-            before, ledger = "", dict[str, dict[str, Any]]({})
-            try:
-                before = path.read_text("utf-8")
-                ledger = strict_json.loads(before)
-                if set(ledger) != set(PARTS):
-                    raise ValueError(f"it must have {', '.join(PARTS)}")
-            except FileNotFoundError:
-                ledger = {part: {} for part in PARTS}
-            except (OSError, ValueError, TypeError) as error:
-                raise FederationError(
-                    f"{path}: the file is damaged ({error}): put a copy of it back"
-                ) from None
-            yield ledger
-            after = json.dumps(ledger)
-            if after != before:
-                private_files.write(path, after)
+        made = cls(folder)
+        made.admit(lab)
+        return made
 
     def certificate(self) -> bytes:
         """Returns the authority's own certificate (PEM)."""
         return self._signer.certificate.public_bytes(serialization.Encoding.PEM)
 
-    def invite(
-        self, lab: str, address: str, now: datetime.datetime | None = None
-    ) -> str:
+    def invite(self, lab: str, address: str) -> str:
         """Makes an invitation, which replaces an older one for the same lab.
 
         Args:
           lab: the name for which it serves.
           address: host:port at which the lab reaches the authority's switch.
-          now: the time; by default this machine's.
 
         Returns:
           One line, which is secret.
@@ -190,7 +146,6 @@ class LocalAuthority:
         Raises:
           FederationError: if an argument does not serve.
         """
-        now = now or site_folder.utc_now()
         site_folder.check_lab(lab)
         if not site_folder.is_address(address):
             raise FederationError(
@@ -198,8 +153,9 @@ class LocalAuthority:
             )
         if lab == self.lab:
             raise FederationError(f"{lab} is this lab, and has the authority")
-        made = invitations.new(lab, address, self.fingerprint, now)
-        with self._changing() as ledger:
+        now = site_folder.utc_now()
+        made = invitations.new(lab, address, self.fingerprint)
+        with self._ledger.changing() as ledger:
             _withdraw(ledger, lab)
             old = (now - invitations.KEPT).timestamp()
             kept = ledger["invitations"].items()
@@ -214,11 +170,7 @@ class LocalAuthority:
         return made.text()
 
     def redeem(
-        self,
-        claim: invitations.Claim,
-        lab: str,
-        requests: Sequence[bytes],
-        now: datetime.datetime | None = None,
+        self, claim: invitations.Claim, lab: str, requests: Sequence[bytes]
     ) -> None:
         """Uses an invitation up, and admits the lab. Of two attempts at once one wins.
 
@@ -229,16 +181,14 @@ class LocalAuthority:
           claim: made with the secret of the invitation, see `invitations.claim`.
           lab: the name under which its bearer wants to join.
           requests: of certificates (PEM), which it wants.
-          now: the time; by default this machine's.
 
         Raises:
           invitations.InvitationRefused: if it does not serve; the reason is a key of
             `invitations.REASONS`.
         """
-        now = now or site_folder.utc_now()
         listed = revocation.RevocationList(self._folder)
-        with self._changing() as ledger:
-            made, reason = _claimed(ledger, claim, lab, requests, now)
+        with self._ledger.changing() as ledger:
+            made, reason = _claimed(ledger, claim, lab, requests)
             if reason:
                 raise invitations.InvitationRefused(
                     reason,
@@ -247,39 +197,31 @@ class LocalAuthority:
                 )
             made["state"] = "used"
             if _state(ledger, lab) == "member":
-                _revoke_certificates(ledger, lab, now)
-                self._sign_list(ledger, listed, now)
-            _set_state(ledger, lab, "member", now)
+                _revoke(ledger, lab)
+                self._sign_list(ledger, listed)
+            _set_state(ledger, lab, "member")
 
     def admit(self, lab: str) -> None:
         """Makes a lab a member without an invitation, as the authority's own is."""
         site_folder.check_lab(lab)
-        with self._changing() as ledger:
-            _set_state(ledger, lab, "member", site_folder.utc_now())
+        with self._ledger.changing() as ledger:
+            _set_state(ledger, lab, "member")
 
     def members(self) -> list[str]:
         """Returns the labs that are members, sorted."""
-        with self._changing() as ledger:
-            labs = ledger["labs"]
-            return sorted(lab for lab in labs if labs[lab]["state"] == "member")
+        labs = self._ledger.read()["labs"]
+        return sorted(lab for lab in labs if labs[lab]["state"] == "member")
 
-    def renew(
-        self, renewal: member.Renewal, now: datetime.datetime | None = None
-    ) -> tuple[bytes, str, str]:
+    def renew(self, renewal: member.Renewal) -> tuple[bytes, str, str]:
         """Issues a certificate to who has the key of a former one.
-
-        Args:
-          renewal: from anybody.
-          now: the time; by default this machine's.
 
         Returns:
           The certificate (PEM), its lab and its role.
 
         Raises:
-          RequestRefused: if the former certificate is not one of this authority, issued
-            since the lab became a member, and valid within GRACE; or as `certify`.
+          RequestRefused: if the former certificate is not one of this authority that is
+            valid within GRACE and not revoked; or as `certify`.
         """
-        now = now or site_folder.utc_now()
         try:
             former = x509.load_pem_x509_certificate(renewal.certificate)
             former.verify_directly_issued_by(self._signer.certificate)
@@ -295,83 +237,60 @@ class LocalAuthority:
                 " federation",
             )
         lab, role = owner
-        if now > former.not_valid_after_utc + GRACE:
+        if site_folder.utc_now() > former.not_valid_after_utc + GRACE:
             raise RequestRefused(
                 "expired",
                 f"the certificate of {found[0]} expired more than {GRACE.days} days"
                 " ago; another invitation replaces it",
             )
-        issued = former.not_valid_before_utc + member.BACKDATED
-        with self._changing() as ledger:
-            known = ledger["labs"].get(lab, {"state": "", "since": 0})
-        if known["state"] == "member" and int(issued.timestamp()) < known["since"]:
-            raise RequestRefused(
-                "revoked", f"the certificate of {found[0]} is from before {lab} joined"
-            )
-        return self.certify(renewal.csr, lab, role, now), lab, role
+        begin = self._ledger.read()["labs"].get(lab, {"begin": 0})["begin"]
+        if former.not_valid_before_utc.timestamp() < begin:
+            text = f"the certificate of {found[0]} was revoked"
+            raise RequestRefused("revoked", text)
+        return self.certify(renewal.csr, lab, role), lab, role
 
-    def certify(
-        self,
-        csr_pem: bytes,
-        lab: str,
-        role: str,
-        now: datetime.datetime | None = None,
-    ) -> bytes:
+    def certify(self, csr_pem: bytes, lab: str, role: str) -> bytes:
         """Issues a certificate.
 
         Args:
           csr_pem: a request, from whom the caller has checked to be the lab.
-          lab: a member.
-          role: one of `site_folder.ROLES`.
-          now: the time; by default this machine's.
 
         Returns:
           The certificate (PEM).
 
         Raises:
-          RequestRefused: if the request does not serve, or the lab is no
-            member or has MOST_CERTIFICATES, or there is no such role.
+          RequestRefused: if the request does not serve, or the lab is no member, or
+            there is no such role.
           errors.NebulaError: if the disk does not take it.
         """
-        now = now or site_folder.utc_now()
         if role not in site_folder.ROLES:
             raise RequestRefused("wrong_role", f"no lab has a {role[:80]!r}")
-        key = requested_key(csr_pem)
-        with self._changing() as ledger:
+        key, now = requested_key(csr_pem), site_folder.utc_now()
+        with self._ledger.changing() as ledger:
             if _state(ledger, lab) != "member":
                 raise RequestRefused(
                     "no_member",
                     f"{lab[:80]!r} is no member of this federation, or was revoked; it"
                     " needs an invitation",
                 )
-            _forget(ledger, now)
-            count = sum(each["lab"] == lab for each in ledger["issued"].values())
-            if count >= MOST_CERTIFICATES:
-                raise RequestRefused(
-                    "too_many",
-                    f"{lab} has {count} certificates, and gets no other until some of"
-                    " them have expired",
-                )
-            name = x509.DNSName(site_folder.dns_name(lab, role))
-            end = min(
-                now + self._lifetime, self._signer.certificate.not_valid_after_utc
-            )
-            begin, subject = now - member.BACKDATED, certificates.name("lab")
-            made = certificates.leaf(self._signer, key, subject, name, begin, end)
-            ledger["issued"][f"{made.serial_number:x}"] = {
-                "lab": lab,
-                "end": int(end.timestamp()),
-            }
+            known = ledger["labs"][lab]
+            # Not earlier, by whatever clock: it would be revoked.
+            first = datetime.datetime.fromtimestamp(known["begin"], datetime.UTC)
+            begin = max(now - member.BACKDATED, first)
+            known["newest"] = max(known["newest"], int(begin.timestamp()))
+        name = x509.DNSName(site_folder.dns_name(lab, role))
+        end = min(now + LEAF_LIFETIME, self._signer.certificate.not_valid_after_utc)
+        subject = certificates.name("lab")
+        made = certificates.leaf(self._signer, key, subject, name, begin, end)
         return made.public_bytes(serialization.Encoding.PEM)
 
-    def revoke(self, lab: str, now: datetime.datetime | None = None) -> int:
+    def revoke(self, lab: str) -> int:
         """Revokes the certificates of a lab, and withdraws its invitation.
 
         It gets no other until it has been invited anew.
 
         Args:
           lab: a member, or one that was; or one that was invited.
-          now: the time; by default this machine's.
 
         Returns:
           The number of the new revocation list.
@@ -379,7 +298,6 @@ class LocalAuthority:
         Raises:
           FederationError: if the lab is none of these, or has the authority.
         """
-        now = now or site_folder.utc_now()
         site_folder.check_lab(lab)
         if lab == self.lab:
             raise FederationError(
@@ -387,65 +305,53 @@ class LocalAuthority:
                 " it new keys"
             )
         listed = revocation.RevocationList(self._folder)
-        with self._changing() as ledger:
+        with self._ledger.changing() as ledger:
             was_invited = _withdraw(ledger, lab)
-            has_come = _state(ledger, lab) is not None
-            if not was_invited and not has_come:
+            if _state(ledger, lab) is not None:
+                _set_state(ledger, lab, "revoked")
+                _revoke(ledger, lab)
+            elif not was_invited:
                 raise FederationError(
                     f"{lab} is no member of this federation, and was not invited"
                 )
-            if has_come:
-                _set_state(ledger, lab, "revoked", now)
-            _revoke_certificates(ledger, lab, now)
-            return self._sign_list(ledger, listed, now)
+            return self._sign_list(ledger, listed)
 
-    def revocation_list(self, now: datetime.datetime | None = None) -> bytes:
-        """Returns the newest revocation list (PEM).
+    def revocation_list(self) -> tuple[int, str]:
+        """Returns the newest revocation list, its number and its text.
 
         It is signed anew when it is a day old, or the lab has a newer one: then the
         authority has come back from a copy.
-
-        Args:
-          now: the time; by default this machine's.
         """
-        now = now or site_folder.utc_now()
+        now = site_folder.utc_now().timestamp()
         listed = revocation.RevocationList(self._folder)
-        with self._changing() as ledger:
+        with self._ledger.changing() as ledger:
             newest = ledger["list"]
             if (
                 newest.get("number", -1) < listed.number
-                or now.timestamp() - newest["signed"] >= LIST_RENEWAL.total_seconds()
+                or now - newest["signed"] >= LIST_RENEWAL.total_seconds()
             ):
-                self._sign_list(ledger, listed, now)
-            return str(ledger["list"]["pem"]).encode()
+                self._sign_list(ledger, listed)
+            return ledger["list"]["number"], ledger["list"]["text"]
 
-    def _sign_list(
-        self, ledger: Ledger, listed: revocation.RevocationList, now: datetime.datetime
-    ) -> int:
+    def _sign_list(self, ledger: Ledger, listed: revocation.RevocationList) -> int:
         """Signs the next revocation list; returns its number.
 
         It goes on from what the lab has: no lab takes a list with a lower number, and
         what was revoked there stays so, if the ledger has come back from a copy.
         """
         number = 1 + max(ledger["list"].get("number", 0), listed.number)
-        for serial, since in listed.revoked().items():
-            begin, text = int(since.timestamp()), f"{serial:x}"
-            end = begin + int(self._lifetime.total_seconds())  # it expires before that
-            ledger["issued"].setdefault(text, {"lab": "", "end": end})
-            ledger["revoked"].setdefault(text, begin)
-        _forget(ledger, now)
-        revoked = [
-            (int(serial, 16), datetime.datetime.fromtimestamp(since, datetime.UTC))
-            for serial, since in ledger["revoked"].items()
-        ]
-        begin_, end_ = now - member.BACKDATED, now + LIST_LIFETIME
-        signed = certificates.revocation_list(
-            self._signer, number, revoked, begin_, end_
-        )
+        for lab, begin in listed.revoked().items():
+            if _state(ledger, lab) is None:
+                _set_state(ledger, lab, "revoked")
+            known = ledger["labs"][lab]
+            known["begin"] = max(known["begin"], begin)
+        labs, now = ledger["labs"].items(), site_folder.utc_now()
+        revoked = {lab: each["begin"] for lab, each in labs if each["begin"]}
+        life = now - member.BACKDATED, now + LIST_LIFETIME
         ledger["list"] = {
             "number": number,
             "signed": int(now.timestamp()),
-            "pem": signed.public_bytes(serialization.Encoding.PEM).decode(),
+            "text": revocation.sign(self._signer.key, number, revoked, *life),
         }
         return number
 
@@ -478,13 +384,10 @@ def requested_key(csr_pem: bytes) -> Any:
 
 
 def _claimed(
-    ledger: Ledger,
-    claim: invitations.Claim,
-    lab: str,
-    requests: Sequence[bytes],
-    now: datetime.datetime,
+    ledger: Ledger, claim: invitations.Claim, lab: str, requests: Sequence[bytes]
 ) -> tuple[dict[str, Any], str]:
     """Returns the invitation that is claimed, and a key of REASONS if it is not."""
+    now = site_folder.utc_now().timestamp()
     for text, made in ledger["invitations"].items():
         key = bytes.fromhex(text)
         if invitations.digest(key) != claim.number:
@@ -496,7 +399,7 @@ def _claimed(
             break
         if made["state"] != "open":
             return made, made["state"]
-        return made, "expired" if now.timestamp() >= made["end"] else ""
+        return made, "expired" if now >= made["end"] else ""
     return {}, "guessed"
 
 
@@ -517,32 +420,11 @@ def _state(ledger: Ledger, lab: str) -> str | None:
     return ledger["labs"].get(lab, {}).get("state")
 
 
-def _set_state(ledger: Ledger, lab: str, state: str, now: datetime.datetime) -> None:
-    """Makes a lab a member, or ends that until it is invited anew."""
-    ledger["labs"][lab] = {"state": state, "since": int(now.timestamp())}
+def _set_state(ledger: Ledger, lab: str, state: str) -> None:
+    ledger["labs"].setdefault(lab, {"begin": 0, "newest": 0})["state"] = state
 
 
-def _revoke_certificates(ledger: Ledger, lab: str, now: datetime.datetime) -> None:
-    _forget(ledger, now)
-    for serial, each in ledger["issued"].items():
-        if each["lab"] == lab:
-            ledger["revoked"].setdefault(serial, int(now.timestamp()))
-
-
-def _forget(ledger: Ledger, now: datetime.datetime) -> None:
-    """Forgets certificates that are refused anyway, since they have expired."""
-    old = int((now - LIST_MEMORY).timestamp())
-    issued = ledger["issued"].items()
-    ledger["issued"] = {serial: each for serial, each in issued if each["end"] >= old}
-    revoked = ledger["revoked"].items()
-    ledger["revoked"] = {
-        serial: since for serial, since in revoked if serial in ledger["issued"]
-    }
-
-
-def _write(folder: pathlib.Path, signer: certificates.Authority) -> None:
-    """Writes ca.pem, and key.pem for this user alone, into a new folder."""
-    folder.mkdir(mode=0o700)
-    pem = signer.certificate.public_bytes(serialization.Encoding.PEM)
-    (folder / "ca.pem").write_bytes(pem)
-    certificates.write_key(folder / "key.pem", certificates.key_pem(signer.key))
+def _revoke(ledger: Ledger, lab: str) -> None:
+    """Revokes all that a lab has: of this second too, and of a clock that was ahead."""
+    known, now = ledger["labs"][lab], site_folder.utc_now() - member.BACKDATED
+    known["begin"] = 1 + max(int(now.timestamp()), known["newest"])

@@ -7,8 +7,6 @@ import datetime
 from collections.abc import Callable
 from typing import NamedTuple
 
-from cryptography import x509
-
 from nebula_jax import errors, printable
 from nebula_jax.security import policy, private_files
 from nebula_jax.security.audit import verify as audit_verify
@@ -18,14 +16,8 @@ MOST_CLOCK_SECONDS = member.BACKDATED.total_seconds() / 2
 """A larger difference is wrong: with twice that, new certificates are not valid yet."""
 LATE = 2 / 5
 """The part of a certificate's life after which its renewal has failed for a day."""
-OLD_LIST = datetime.timedelta(days=2)
+OLD_LIST = 2 * 86400.0
 """The authority signs a new list every day."""
-
-SECRETS = (
-    *("key.pem", "switch.pem", "trainer.pem", "ledger.json"),
-    *("identity.sqlite", "switch.json"),
-)
-"""The names of files that nobody else may read."""
 
 FINE, WRONG, UNCLEAR = "ok", "wrong", "note"
 
@@ -49,25 +41,17 @@ Found = tuple[str, str]
 """State and text of a check. One that raises an error is wrong, for that reason."""
 
 
-def folder(
-    found: site_folder.Folder, now: datetime.datetime | None = None
-) -> list[Check]:
-    """Returns all checks of a folder.
-
-    Args:
-      found: the folder of a lab.
-      now: the time; by default this machine's.
-    """
-    now = now or site_folder.utc_now()
+def folder(found: site_folder.Folder) -> list[Check]:
+    """Returns all checks of a lab's folder."""
     try:
         found.load()
     except errors.NebulaError as error:
         return [Check("folder", WRONG, str(error))]
     parts: dict[str, Callable[[], Found]] = {
         "folder": lambda: private(found),
-        "certificate of the switch": lambda: certificate(found, "switch", now),
-        "certificate of the trainer": lambda: certificate(found, "trainer", now),
-        "revocation list": lambda: revocation_list(found, now),
+        "certificate of the switch": lambda: certificate(found, "switch"),
+        "certificate of the trainer": lambda: certificate(found, "trainer"),
+        "revocation list": lambda: revocation_list(found),
         "policy": lambda: rules(found),
         "audit log": lambda: audit_log(found),
     }
@@ -86,15 +70,12 @@ def private(found: site_folder.Folder) -> Found:
     """Checks that no other user of the machine can read what is secret."""
     found.check()
     private_files.folder(found.path)
-    for path in (*found.path.glob("*"), *found.path.glob("*/*")):
-        if path.name in SECRETS:
-            private_files.check_file(path)
     return FINE, f"{found.path}: only this user can read its secrets"
 
 
-def certificate(found: site_folder.Folder, role: str, now: datetime.datetime) -> Found:
+def certificate(found: site_folder.Folder, role: str) -> Found:
     """Checks the certificate of a role, and that its renewal is not late."""
-    own = member.load(found, role, now).certificate
+    own, now = member.load(found, role).certificate, site_folder.utc_now()
     life = own.not_valid_after_utc - own.not_valid_before_utc
     renewal = own.not_valid_before_utc + life * member.RENEWAL
     text = f"valid for {duration(own.not_valid_after_utc - now)} more"
@@ -108,15 +89,14 @@ def certificate(found: site_folder.Folder, role: str, now: datetime.datetime) ->
     )
 
 
-def revocation_list(found: site_folder.Folder, now: datetime.datetime) -> Found:
+def revocation_list(found: site_folder.Folder) -> Found:
     """Checks the revocation list, and that it is not old."""
     listed = revocation.RevocationList(found)
-    listed.check(now)
-    crl = x509.load_pem_x509_crl(listed.pem())
-    age, end = now - crl.last_update_utc, crl.next_update_utc
-    assert end is not None  # `RevocationList` takes no other
+    listed.check()
+    seconds = site_folder.utc_now().timestamp()
+    age, left = seconds - listed.present().begin, listed.present().end - seconds
     text = f"number {listed.number}, {duration(age)} old"
-    text += f", valid for {duration(end - now)} more"
+    text += f", valid for {duration(left)} more"
     if age > OLD_LIST:
         more = "a newer one should have come; is the authority's switch running?"
         return WRONG, f"{text}: {more}"

@@ -78,12 +78,11 @@ class Invitation:
         return PREFIX + data.decode("ascii").rstrip("=")
 
 
-def parse(text: str, now: datetime.datetime | None = None) -> Invitation:
+def parse(text: str) -> Invitation:
     """Reads the text of an invitation.
 
     Args:
       text: the line; space around it does no harm.
-      now: the time; by default this machine's.
 
     Raises:
       InvitationRefused: if it is damaged or has expired. No error has a part of it.
@@ -123,7 +122,7 @@ def parse(text: str, now: datetime.datetime | None = None) -> Invitation:
             "malformed",
             "the invitation is damaged: copy its whole line, up to the last character",
         )
-    if (now or site_folder.utc_now()) >= invitation.expires:
+    if site_folder.utc_now() >= invitation.expires:
         raise InvitationRefused(
             "expired",
             f"the invitation expired at {invitation.expires:%Y-%m-%d %H:%M} UTC; the"
@@ -132,9 +131,9 @@ def parse(text: str, now: datetime.datetime | None = None) -> Invitation:
     return invitation
 
 
-def new(lab: str, address: str, fingerprint: str, now: datetime.datetime) -> Invitation:
+def new(lab: str, address: str, fingerprint: str) -> Invitation:
     """Makes an invitation; for the arguments see `Invitation`."""
-    expires = now.replace(microsecond=0) + LIFETIME
+    expires = site_folder.utc_now().replace(microsecond=0) + LIFETIME
     secret = secrets.token_bytes(SECRET_BYTES)
     return Invitation(address, fingerprint, lab, expires, secret)
 

@@ -117,17 +117,11 @@ def install(
     key: ec.EllipticCurvePrivateKey,
     certificate_pem: bytes,
     ca_pem: bytes,
-    now: datetime.datetime | None = None,
 ) -> x509.Certificate:
     """Replaces the credentials of a role, key and certificates at once.
 
     Args:
-      folder: of this lab.
-      role: `switch` or `trainer`.
-      key: of the request.
       certificate_pem: the certificate that the authority issued for it.
-      ca_pem: the authority's certificate.
-      now: the time; by default this machine's.
 
     Returns:
       The certificate.
@@ -145,7 +139,7 @@ def install(
             "malformed", "what the authority sent are not two certificates"
         ) from None
     what = "the certificate from the authority"
-    _check(settings, role, key.public_key(), certificate, authority, what, now)
+    _check(settings, role, key.public_key(), certificate, authority, what)
     pem = serialization.Encoding.PEM
     parts = [each.public_bytes(pem).decode() for each in (certificate, authority)]
     text = "".join([certificates.key_pem(key).decode(), *parts])
@@ -153,15 +147,8 @@ def install(
     return certificate
 
 
-def load(
-    folder: site_folder.Folder, role: str, now: datetime.datetime | None = None
-) -> Credentials:
+def load(folder: site_folder.Folder, role: str) -> Credentials:
     """Reads the newest credentials of a role, and checks them.
-
-    Args:
-      folder: of this lab.
-      role: `switch` or `trainer`.
-      now: the time; by default this machine's.
 
     Raises:
       CredentialsRefused: if they must not be used: in one line that names the file.
@@ -170,9 +157,7 @@ def load(
     settings = folder.load()  # which checks the modes
     found, key = _read(folder, role)
     what = f"{folder.credentials(role)}: the certificate"
-    _check(
-        settings, role, key.public_key(), found.certificate, found.authority, what, now
-    )
+    _check(settings, role, key.public_key(), found.certificate, found.authority, what)
     return found
 
 
@@ -206,10 +191,6 @@ def renewal_request(folder: site_folder.Folder, role: str) -> tuple[Request, Ren
     """Makes a new key, and the request for its certificate by the present one's key.
 
     The present one may have expired; see `authority.GRACE`.
-
-    Args:
-      folder: of this lab.
-      role: `switch` or `trainer`.
 
     Raises:
       site_folder.FederationError: if there are none, or others can read the key.
@@ -285,10 +266,10 @@ def issuing_lab(authority: x509.Certificate) -> str:
     return value
 
 
-def renewal_due(certificate: x509.Certificate, now: datetime.datetime) -> bool:
+def renewal_due(certificate: x509.Certificate) -> bool:
     """Returns True if a certificate should be renewed, or has expired."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return now >= begin + (end - begin) * RENEWAL
+    return site_folder.utc_now() >= begin + (end - begin) * RENEWAL
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:
@@ -310,14 +291,12 @@ def _check(
     certificate: x509.Certificate,
     authority: x509.Certificate,
     what: str,
-    now: datetime.datetime | None,
 ) -> None:
     """Checks credentials of this lab.
 
     Raises:
       CredentialsRefused: if they must not be used.
     """
-    now = now or site_folder.utc_now()
     pem = authority.public_bytes(serialization.Encoding.PEM)
     trusted_authority(pem, settings.fingerprint)
     try:
@@ -333,7 +312,7 @@ def _check(
     if found != [wanted]:
         owner = ", ".join(found)[:200] or "nobody"
         raise CredentialsRefused("wrong_name", f"{what} is for {owner}, not {wanted}")
-    if wrong := credentials.out_of_period(certificate, now):
+    if wrong := credentials.out_of_period(certificate, site_folder.utc_now()):
         reason, text = wrong
         if reason == "expired":
             text += "; a running `nebula switch` that reaches the authority replaces it"

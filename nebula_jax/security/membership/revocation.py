@@ -1,32 +1,67 @@
 """The revocation list as a lab has it: it never goes back, and never goes without.
 
-The list is the authority's (RFC 5280), and its number is the epoch of revocation. The
-highest number that was ever here is kept beside it, so that an older list is refused
-after a restart as well. Only who restores a whole folder can undo a revocation here;
-then the peers' higher epoch shows it. Without a list that is valid, nobody is admitted.
+The authority signs for each lab that was revoked, or joined again, from when on its
+certificates count: all that are valid from before are revoked. So a list is short, and
+revokes what nobody knows of. Its number is the epoch of revocation. The highest number
+that was ever here is kept beside it, so that an older list is refused after a restart
+as well. Only who restores a whole folder can undo a revocation here; then the peers'
+higher epoch shows it. Without a list that is valid, nobody is admitted.
 """
 
 import datetime
+import json
 import pathlib
 import re
 import threading
+from collections.abc import Mapping
+from typing import Any, NamedTuple
 
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography import exceptions, x509
+from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives.asymmetric import ec
 
-from nebula_jax import files
+from nebula_jax import files, strict_json
+from nebula_jax.security import private_files
 from nebula_jax.security.membership import member, site_folder
 
-MOST_BYTES = 1 << 20
-"""Bytes of a list: 10,000 certificates revoked within the days that they last."""
-HASHES = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
-"""Digests that a signature may be of; older ones can be forged."""
-PEM = serialization.Encoding.PEM
+MOST_BYTES = 1 << 19
+"""Bytes of a list: 5,000 labs."""
+_DIGEST = ec.ECDSA(hashes.SHA256())
+_PURPOSE = b"nebula revocations 1\0"
+_FIELDS = {"number": int, "begin": int, "end": int, "revoked": dict}
+_SIGNED = re.compile(r"([^\n]+)\n((?:[0-9a-f]{2})+)\n")
 _NUMBER = re.compile(rb"[0-9]{1,18}\n?")
 
 
 class ListRefused(site_folder.Refusal):
     """An error in a revocation list, which does not take effect, or is missing."""
+
+
+class Listed(NamedTuple):
+    """A revocation list that the authority has signed. Times are unix seconds."""
+
+    number: int
+    """Greater than that of the list before."""
+    begin: int
+    end: int
+    """Of its life."""
+    revoked: Mapping[str, int]
+    """Lab -> from when on a certificate of it has to be valid."""
+    text: str
+    """As it was signed, to be handed on."""
+
+
+def sign(
+    key: ec.EllipticCurvePrivateKey,
+    number: int,
+    revoked: Mapping[str, int],
+    begin: datetime.datetime,
+    end: datetime.datetime,
+) -> str:
+    """Signs a list with the authority's key; for the other arguments see `Listed`."""
+    life = {"begin": int(begin.timestamp()), "end": int(end.timestamp())}
+    body = json.dumps({"number": number, **life, "revoked": dict(revoked)})
+    return f"{body}\n{key.sign(_PURPOSE + body.encode(), _DIGEST).hex()}\n"
 
 
 class RevocationList:
@@ -48,14 +83,15 @@ class RevocationList:
         self._folder = folder
         self._path = folder.list_of(role)
         self._number_path = self._path.with_suffix(".number")
+        self._lock_path = folder.path / ".lock"
         self._lock = threading.RLock()
         self._state: tuple[object, ...] | None = None
-        self._list: x509.CertificateRevocationList | None = None
+        self._list: Listed | None = None
         self._problem = ListRefused("", "")  # why there is no list
         self._number = 0
         self._refresh()
         if self._number > self._highest():  # a crash came in between; see `accept`
-            with folder.locked():
+            with private_files.locked(self._lock_path):
                 self._keep_number(self._number)
 
     @property
@@ -65,52 +101,51 @@ class RevocationList:
             self._refresh()
             return self._number
 
-    def check(self, now: datetime.datetime | None = None) -> None:
-        """Checks that there is a list that is valid now.
-
-        Args:
-          now: the time; by default this machine's.
-
-        Raises:
-          ListRefused: if not; nobody may be admitted then.
-        """
-        _check_period(self._present(), now or site_folder.utc_now())
-
-    def is_revoked(self, serial: int) -> bool:
-        """Returns True if the certificate with a serial number is revoked.
-
-        Raises:
-          ListRefused: if there is no list to look it up in.
-        """
-        found = self._present().get_revoked_certificate_by_serial_number(serial)
-        return found is not None
-
-    def revoked(self) -> dict[int, datetime.datetime]:
-        """Returns serial number -> since when it is revoked; none without a list."""
-        with self._lock:
-            self._refresh()
-            found = () if self._list is None else self._list
-            return {each.serial_number: each.revocation_date_utc for each in found}
-
-    def covers(self, pem: bytes) -> bool:
-        """Returns True if all that a list of the authority revokes is revoked here."""
-        found, _ = _verified(pem, member.pinned_authority(self._folder))
-        return {each.serial_number for each in found} <= self.revoked().keys()
-
-    def pem(self) -> bytes:
-        """Returns the list, to be handed on.
+    def present(self) -> Listed:
+        """Returns the list.
 
         Raises:
           ListRefused: if there is none that serves.
         """
-        return self._present().public_bytes(PEM)
+        with self._lock:
+            self._refresh()
+            if self._list is None:
+                raise ListRefused(self._problem.reason, str(self._problem))
+            return self._list
 
-    def accept(self, pem: bytes, now: datetime.datetime | None = None) -> bool:
+    def check(self) -> None:
+        """Checks that there is a list that is valid now.
+
+        Raises:
+          ListRefused: if not; nobody may be admitted then.
+        """
+        _check_period(self.present())
+
+    def is_revoked(self, lab: str, begin: datetime.datetime) -> bool:
+        """Returns True if certificates of a lab that are valid from then are revoked.
+
+        Raises:
+          ListRefused: if there is no list to look it up in.
+        """
+        return begin.timestamp() < self.present().revoked.get(lab, 0)
+
+    def revoked(self) -> Mapping[str, int]:
+        """Returns `Listed.revoked`, without a list none."""
+        with self._lock:
+            self._refresh()
+            return self._list.revoked if self._list else {}
+
+    def covers(self, text: str) -> bool:
+        """Returns True if all that a list of the authority revokes is revoked here."""
+        here = self.revoked()
+        found = _verified(text, member.pinned_authority(self._folder))
+        return all(here.get(lab, 0) >= begin for lab, begin in found.revoked.items())
+
+    def accept(self, text: str) -> bool:
         """Takes over a list that somebody sends, if it is a newer one.
 
         Args:
-          pem: the list, from anybody.
-          now: the time; by default this machine's.
+          text: the list, from anybody.
 
         Returns:
           True if it is in force now; False if a newer one is, or it already was.
@@ -120,26 +155,25 @@ class RevocationList:
             its number.
           site_folder.FederationError: if the disk does not take it.
         """
-        found, number = _verified(pem, member.pinned_authority(self._folder))
-        with self._lock, self._folder.locked():
+        found = _verified(text, member.pinned_authority(self._folder))
+        with self._lock, private_files.locked(self._lock_path):
             self._refresh()
-            if number < self._number:
+            if found.number < self._number:
                 return False
-            if number == self._number and self._list is not None:
-                if self._list.tbs_certlist_bytes == found.tbs_certlist_bytes:
+            if found.number == self._number and self._list is not None:
+                if self._list[:-1] == found[:-1]:
                     return False
                 raise ListRefused(
                     "revocation_list_conflicting",
-                    f"two revocation lists have the number {number}",
+                    f"two revocation lists have the number {found.number}",
                 )
-            _check_period(found, now or site_folder.utc_now())
+            _check_period(found)
             try:
                 # A crash in between leaves a list that is newer than the number, which
-                # serves. What was sent besides the list is not written: OpenSSL would
-                # trust a certificate that it found in this file.
+                # serves.
                 with files.writing(self._path) as partial:
-                    partial.write_bytes(found.public_bytes(PEM))
-                self._keep_number(number)
+                    partial.write_text(found.text, "ascii")
+                self._keep_number(found.number)
             except OSError as error:
                 raise site_folder.FederationError(
                     f"{self._path}: {error.strerror}"
@@ -157,23 +191,17 @@ class RevocationList:
             highest = self._highest()
             self._list, self._number = None, highest
             try:
-                self._list, self._number = self._read(highest)
+                self._list = self._read(highest)
+                self._number = self._list.number
             except ListRefused as error:
                 self._problem = error
             self._state = state
 
-    def _present(self) -> x509.CertificateRevocationList:
-        with self._lock:
-            self._refresh()
-            if self._list is None:
-                raise ListRefused(self._problem.reason, str(self._problem))
-            return self._list
-
-    def _read(self, highest: int) -> tuple[x509.CertificateRevocationList, int]:
-        """Returns the list on the disk, and its number."""
+    def _read(self, highest: int) -> Listed:
+        """Returns the list on the disk."""
         path = self._path
         try:
-            data = path.read_bytes()
+            text = path.read_bytes().decode("utf-8", "replace")
         except OSError as error:
             raise ListRefused(
                 "revocation_list_missing",
@@ -181,20 +209,17 @@ class RevocationList:
                 " nobody is admitted until the authority's switch has sent one",
             ) from None
         try:
-            found, number = _verified(data, member.pinned_authority(self._folder))
+            found = _verified(text, member.pinned_authority(self._folder))
         except ListRefused as error:
             raise ListRefused(error.reason, f"{path}: {error}") from None
-        if data != found.public_bytes(PEM):
-            raise ListRefused(
-                "revocation_list_malformed", f"{path}: has more than a revocation list"
-            )
-        if number < highest:
+        if found.number < highest:
             raise ListRefused(
                 "revocation_list_rolled_back",
-                f"{path}: is number {number}, but number {highest} was here already;"
-                " nobody is admitted until the authority's switch has sent it again",
+                f"{path}: is number {found.number}, but number {highest} was here"
+                " already; nobody is admitted until the authority's switch has sent it"
+                " again",
             )
-        return found, number
+        return found
 
     def _keep_number(self, number: int) -> None:
         """Writes the highest number, while the folder is locked."""
@@ -215,52 +240,37 @@ class RevocationList:
         return int(text)
 
 
-def number_of(pem: bytes) -> int:
-    """Returns the number of a list of this process's own authority."""
-    found = x509.load_pem_x509_crl(pem).extensions
-    return found.get_extension_for_class(x509.CRLNumber).value.crl_number
-
-
-def _verified(
-    pem: bytes, authority: x509.Certificate
-) -> tuple[x509.CertificateRevocationList, int]:
-    """Returns a list that the authority has signed, and its number; refuses others."""
+def _verified(text: str, authority: x509.Certificate) -> Listed:
+    """Returns a list that the authority has signed; refuses others."""
     malformed = ListRefused("revocation_list_malformed", "this is no revocation list")
-    if len(pem) > MOST_BYTES:
+    found = _SIGNED.fullmatch(text) if len(text) <= MOST_BYTES else None
+    if found is None:
         raise malformed
-    key = authority.public_key()
+    key: Any = authority.public_key()
+    body, signature = found[1], bytes.fromhex(found[2])
     try:
-        found = x509.load_pem_x509_crl(pem)
-        signed = (
-            found.issuer == authority.subject
-            and isinstance(found.signature_hash_algorithm, HASHES)
-            and found.is_signature_valid(key)  # type: ignore[arg-type]
-        )
-        number = found.extensions.get_extension_for_class(x509.CRLNumber).value
-        partial = any(extension.critical for extension in found.extensions)
-    except site_folder.UNREADABLE:
-        raise malformed from None
-    if not signed:
+        key.verify(signature, _PURPOSE + body.encode(), _DIGEST)
+    except exceptions.InvalidSignature:
         raise ListRefused(
             "revocation_list_forged", "this revocation list is not the authority's"
-        )
-    # Critical are marks of a list of only a part of what is revoked.
-    if partial or not 0 < number.crl_number < 10**18 or found.next_update_utc is None:
+        ) from None
+    fields = strict_json.loads(body)
+    if {name: type(each) for name, each in fields.items()} != _FIELDS:
         raise malformed
-    return found, number.crl_number
+    return Listed(**fields, text=text)
 
 
-def _check_period(
-    found: x509.CertificateRevocationList, now: datetime.datetime
-) -> None:
-    begin, end = found.last_update_utc, found.next_update_utc
+def _check_period(found: Listed) -> None:
+    utc, now = datetime.UTC, site_folder.utc_now()
+    begin, end = (
+        datetime.datetime.fromtimestamp(each, utc) for each in (found.begin, found.end)
+    )
     if now < begin:
         raise ListRefused(
             "revocation_list_not_yet_valid",
             f"the revocation list is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC; is"
             " this machine's clock right?",
         )
-    assert end is not None  # `_verified` takes no other
     if now >= end:
         raise ListRefused(
             "revocation_list_expired",

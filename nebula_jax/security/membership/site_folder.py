@@ -8,8 +8,8 @@ policy.json and a link switch.sock to the socket that the switch has for them.
 
     federation.json   name of this lab, address and fingerprint of the authority
     switch.pem        the newest credentials: key, certificate, that of the authority
-    crl.pem           the newest revocation list; crl.number is its number
-    identity.sqlite   accounts, handles, grants
+    revoked.json      the newest revocation list; revoked.number is its number
+    people.json       accounts, handles, grants
     audit/            the log of this lab, and what it has witnessed of its peers
     switch.json       of the running switch
     prepared/         tokenized text that is served
@@ -17,17 +17,14 @@ policy.json and a link switch.sock to the socket that the switch has for them.
     authority/        only at the lab that issues certificates
 """
 
-import contextlib
 import dataclasses
 import datetime
-import fcntl
 import json
-import os
 import pathlib
 import re
 import shlex
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import hashes
@@ -35,7 +32,7 @@ from cryptography.hazmat.primitives import hashes
 from nebula_jax import errors, files, strict_json
 from nebula_jax.security import names
 
-VERSION = 2  # of the files of a folder
+VERSION = 3  # of the files of a folder
 ROLES = ("switch", "trainer")
 """The parts of a lab that have a certificate of their own."""
 
@@ -87,11 +84,7 @@ class Settings:
 
 
 class Folder:
-    """The folder of a lab. No path in it is made up anywhere else.
-
-    Args:
-      path: of the folder; it may be missing.
-    """
+    """The folder of a lab. No path in it is made up anywhere else."""
 
     def __init__(self, path: pathlib.Path) -> None:
         self.path = path
@@ -108,16 +101,12 @@ class Folder:
         # The switch's list, and the number of the newest one that was ever here.
         self.revocation_list = self.list_of("switch")
         self.revocation_number = self.revocation_list.with_suffix(".number")
-        self.identity = path / "identity.sqlite"
+        self.people = path / "people.json"
         self.audit = path / "audit"
         self.epochs = self.trainers / "epochs"
         self.running_switch = path / "switch.json"
         self.socket = path / "switch.sock"
         self.prepared = path / "prepared"
-
-    def credentials(self, role: str) -> pathlib.Path:
-        """Returns the path of the credentials of a role, one of ROLES."""
-        return self.of(role) / f"{role}.pem"
 
     def of(self, role: str) -> pathlib.Path:
         """Returns the folder of a role, one of ROLES."""
@@ -125,9 +114,13 @@ class Folder:
             raise ValueError(f"{role!r} is none of {', '.join(ROLES)}")
         return self.trainers if role == "trainer" else self.path
 
+    def credentials(self, role: str) -> pathlib.Path:
+        """Returns the path of the credentials of a role, one of ROLES."""
+        return self.of(role) / f"{role}.pem"
+
     def list_of(self, role: str) -> pathlib.Path:
         """Returns the path of the revocation list that a role has."""
-        return self.of(role) / "crl.pem"
+        return self.of(role) / "revoked.json"
 
     def prepare(self) -> None:
         """Makes the folder and those in it, for this user alone.
@@ -155,7 +148,6 @@ class Folder:
         Until there are credentials in it, a second attempt replaces the first.
 
         Args:
-          name: of the lab.
           authority: host:port of the lab that issues certificates; "" if it is this.
           fingerprint: of the authority's certificate, see `fingerprint`.
           is_back: True if the same lab is here, and is to get other credentials.
@@ -233,29 +225,9 @@ class Folder:
     def _secrets(self) -> Sequence[pathlib.Path]:
         keys = (self.credentials(role) for role in ROLES)
         folders = (self.path, self.authority, self.trainers, self.audit)
-        kept = (self.authority_key, self.authority_ledger, self.identity)
+        kept = (self.authority_key, self.authority_ledger, self.people)
         written = (self.audit / "key.pem", self.running_switch, self.epochs)
         return (*folders, *keys, *kept, *written)
-
-    @contextlib.contextmanager
-    def locked(self, part: pathlib.Path | None = None) -> Iterator[None]:
-        """Waits until no other process or thread changes the folder, and keeps it so.
-
-        Args:
-          part: of it, which has a lock of its own; None for the rest.
-
-        Raises:
-          FederationError: if the folder is missing.
-        """
-        try:
-            lock = os.open((part or self.path) / ".lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise FederationError(f"{self.path}: {error.strerror}") from None
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            yield
-        finally:
-            os.close(lock)
 
 
 def utc_now() -> datetime.datetime:

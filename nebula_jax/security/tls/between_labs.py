@@ -1,9 +1,10 @@
 """TLS between the switches of two labs, and between their trainers.
 
 A context serves for one connection: one that lived on would let a revoked peer resume
-its session. OpenSSL checks the chain, the period, the usage and the revocation list;
-`check_peer` checks what it lets pass. Under TLS 1.3 a client learns only when it reads
-first that it was refused, and not always why: the reason is the server's, `reason_of`.
+its session. OpenSSL checks the chain, the period and the usage; `check_peer` checks the
+revocation list, and what else OpenSSL lets pass. Under TLS 1.3 a client learns only
+when it reads first that it was refused, and not always why: the reason is the server's,
+`reason_of`.
 """
 
 import datetime
@@ -12,7 +13,7 @@ import ssl
 from typing import NamedTuple
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives import hashes, serialization
 
 from nebula_jax import errors
 from nebula_jax.security import tls
@@ -25,35 +26,23 @@ FLOORS = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}
 CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
 """The ciphers of TLS 1.2: forward secret, and authenticated. 1.3 has no other."""
 
-VERIFY_REASONS = {  # of `verify_code`, OpenSSL's x509_vfy.h
-    2: "unknown_authority",  # UNABLE_TO_GET_ISSUER_CERT
-    3: "revocation_list_missing",  # UNABLE_TO_GET_CRL
-    7: "unknown_authority",  # CERT_SIGNATURE_FAILURE: of one with the same name
-    8: "revocation_list_forged",  # CRL_SIGNATURE_FAILURE
-    9: "not_yet_valid",
-    10: "expired",
-    11: "revocation_list_not_yet_valid",
-    12: "revocation_list_expired",
-    18: "self_signed",  # DEPTH_ZERO_SELF_SIGNED_CERT
-    19: "unknown_authority",  # SELF_SIGNED_CERT_IN_CHAIN
-    20: "unknown_authority",  # UNABLE_TO_GET_ISSUER_CERT_LOCALLY
-    21: "unknown_authority",  # UNABLE_TO_VERIFY_LEAF_SIGNATURE
-    23: "revoked",
-    24: "leaf_as_authority",  # INVALID_CA until OpenSSL 3.0
-    25: "leaf_as_authority",  # PATH_LENGTH_EXCEEDED
-    26: "wrong_usage",  # INVALID_PURPOSE
-    30: "unknown_authority",  # AKID_SKID_MISMATCH
-    32: "leaf_as_authority",  # KEYUSAGE_NO_CERTSIGN
-    33: "revocation_list_missing",  # UNABLE_TO_GET_CRL_ISSUER
-    34: "malformed",  # UNHANDLED_CRITICAL_EXTENSION
-    35: "revocation_list_forged",  # KEYUSAGE_NO_CRL_SIGN
-    44: "revocation_list_missing",  # DIFFERENT_CRL_SCOPE
-    62: "wrong_name",  # HOSTNAME_MISMATCH
-    66: "weak_key",  # EE_KEY_TOO_SMALL
-    67: "weak_key",  # CA_KEY_TOO_SMALL
-    68: "weak_digest",  # CA_MD_TOO_WEAK
-    79: "leaf_as_authority",  # INVALID_CA
-    **dict.fromkeys(range(80, 95), "malformed"),  # what strict checks refuse
+HASHES = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
+"""Digests that a signature may be of; older ones can be forged."""
+
+_VERIFY_CODES = {  # of `verify_code`, OpenSSL's x509_vfy.h
+    "unknown_authority": (2, 7, 19, 20, 21, 30),
+    "not_yet_valid": (9,),
+    "expired": (10,),
+    "self_signed": (18,),
+    "leaf_as_authority": (24, 25, 32, 79),
+    "wrong_usage": (26,),
+    "malformed": (34, *range(80, 95)),  # a critical extension; what strict checks find
+    "wrong_name": (62,),
+    "weak_key": (66, 67),
+    "weak_digest": (68,),
+}
+VERIFY_REASONS = {
+    code: reason for reason, codes in _VERIFY_CODES.items() for code in codes
 }
 
 SSL_REASONS = {  # of `reason`, OpenSSL's sslerr.h
@@ -82,13 +71,15 @@ class Peer(NamedTuple):
     Attributes:
       lab: that it is a part of.
       role: `switch` or `trainer`.
-      serial: of its certificate, by which it may be revoked later.
+      serial: of its certificate.
+      begin: of its certificate's life, by which it may be revoked later.
       end: of its certificate's life.
     """
 
     lab: str
     role: str
     serial: int
+    begin: datetime.datetime
     end: datetime.datetime
 
 
@@ -101,7 +92,6 @@ def server_context(
     """Makes the server's context of one connection, from the present files.
 
     Args:
-      folder: of the lab.
       role: whose credentials it shows.
       floor: a key of FLOORS; the oldest version of TLS.
       allows_joining: True if a client may come without a certificate, with an
@@ -167,16 +157,13 @@ def check_peer(
     der: bytes | None,
     folder: site_folder.Folder,
     expected_name: str | None = None,
-    now: datetime.datetime | None = None,
     revoked: revocation.RevocationList | None = None,
 ) -> Peer:
     """Checks a peer's certificate, after OpenSSL or later on a live connection.
 
     Args:
       der: the certificate; None or empty if it has shown none.
-      folder: of this lab.
       expected_name: its DNS name; None for any lab's switch or trainer.
-      now: the time; by default this machine's.
       revoked: the list of this side; its switch's if not given.
 
     Returns:
@@ -188,7 +175,6 @@ def check_peer(
     """
     if not der:
         raise PeerRefused("none", "the peer has shown no certificate")
-    now = now or site_folder.utc_now()
     try:
         certificate = x509.load_der_x509_certificate(der)
         peer = _named(certificate, expected_name)
@@ -196,7 +182,7 @@ def check_peer(
     except site_folder.UNREADABLE:
         raise PeerRefused("malformed", "the peer's certificate is damaged") from None
     what = f"the certificate of {site_folder.dns_name(peer.lab, peer.role)}"
-    if wrong := credentials.out_of_period(certificate, now):
+    if wrong := credentials.out_of_period(certificate, site_folder.utc_now()):
         reason, text = wrong
         raise PeerRefused(reason, f"{what} {text}")
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
@@ -206,8 +192,8 @@ def check_peer(
             f"{what} is valid for {(end - begin).days} days, more than {LONGEST.days}",
         )
     listed = revoked or revocation.RevocationList(folder)
-    listed.check(now)
-    if listed.is_revoked(certificate.serial_number):
+    listed.check()
+    if listed.is_revoked(peer.lab, begin):
         raise PeerRefused("revoked", f"{what} was revoked")
     return peer
 
@@ -248,15 +234,13 @@ def _context(
     context = _bare_context(side, floor)
     context.certificate = _der(own.certificate)
     context.verify_mode = ssl.CERT_REQUIRED
-    context.verify_flags |= ssl.VERIFY_CRL_CHECK_LEAF
     descriptor = credentials.in_memory(own.pem)  # as it was checked: it is replaced
     try:
         context.load_verify_locations(cadata=_der(own.authority))
-        context.load_verify_locations(cafile=folder.list_of(role))
         context.load_cert_chain(f"/proc/self/fd/{descriptor}")
     except (OSError, ssl.SSLError) as error:
         raise site_folder.FederationError(
-            f"{folder.path}: OpenSSL does not take {role}.pem and crl.pem: {error}"
+            f"{folder.path}: OpenSSL does not take {role}.pem: {error}"
         ) from None
     finally:
         os.close(descriptor)
@@ -292,8 +276,8 @@ def _named(certificate: x509.Certificate, expected_name: str | None) -> Peer:
             f"the peer's certificate is for {found[0]}, not for {expected_name}",
         )
     lab, role = owner
-    end = certificate.not_valid_after_utc
-    return Peer(lab, role, certificate.serial_number, end)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    return Peer(lab, role, certificate.serial_number, begin, end)
 
 
 def _check_kind(certificate: x509.Certificate) -> None:
@@ -311,7 +295,7 @@ def _check_kind(certificate: x509.Certificate) -> None:
     if not member.is_strong(certificate.public_key()):
         raise PeerRefused("weak_key", f"the key of {what} is not on P-256")
     digest = certificate.signature_hash_algorithm
-    if digest is not None and not isinstance(digest, revocation.HASHES):
+    if digest is not None and not isinstance(digest, HASHES):
         raise PeerRefused("weak_digest", f"{what} is signed with {digest.name}")
 
 

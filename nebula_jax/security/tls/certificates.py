@@ -1,10 +1,10 @@
-"""Certificates of an authority and of those that it issues for, lists, and their files.
+"""Certificates of an authority and of those that it issues for, and their files.
 
 For the clusters of one run an authority and a certificate each are made at once
 (`issue_for_run`), and its key is not kept. A federation's authority keeps its key
-(`membership/authority.py`), and signs revocation lists too. Keys are on the curve
-P-256. A certificate serves on either side of a connection, since its owner may listen
-and connect; its DNS name is the owner's, and nothing else in it counts.
+(`membership/authority.py`). Keys are on the curve P-256. A certificate serves on either
+side of a connection, since its owner may listen and connect; its DNS name is the
+owner's, and nothing else in it counts.
 """
 
 import datetime
@@ -70,12 +70,8 @@ def leaf(
     """Makes a certificate that signs nothing.
 
     Args:
-      signer: that issues it.
-      key: the public key.
       subject: which does not count.
       name: its only subject alternative name; `x509.DNSName` of its owner.
-      begin: of its life.
-      end: of its life.
     """
     builder = _builder(subject, signer.certificate.subject, key, begin, end)
     constraints = x509.BasicConstraints(ca=False, path_length=None)
@@ -103,36 +99,6 @@ def identifier_of(signer: Authority) -> x509.AuthorityKeyIdentifier:
     """Returns what names the key of an authority in all that it signs."""
     public: Any = signer.certificate.public_key()  # an authority's key can sign
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(public)
-
-
-def revocation_list(
-    signer: Authority,
-    number: int,
-    revoked: Iterable[tuple[int, datetime.datetime]],
-    begin: datetime.datetime,
-    end: datetime.datetime,
-) -> x509.CertificateRevocationList:
-    """Makes a revocation list.
-
-    Args:
-      signer: that issues it.
-      number: greater than that of the list before.
-      revoked: serial numbers, and since when.
-      begin: of its life.
-      end: of its life.
-    """
-    builder = (
-        x509.CertificateRevocationListBuilder()
-        .issuer_name(signer.certificate.subject)
-        .last_update(begin)
-        .next_update(end)
-        .add_extension(x509.CRLNumber(number), critical=False)
-        .add_extension(identifier_of(signer), critical=False)
-    )
-    for serial, since in revoked:
-        entry = x509.RevokedCertificateBuilder().serial_number(serial)
-        builder = builder.add_revoked_certificate(entry.revocation_date(since).build())
-    return builder.sign(signer.key, hashes.SHA256())
 
 
 def new_authority() -> Authority:
@@ -181,9 +147,6 @@ def issue_all(clusters: Iterable[str]) -> dict[str, Credentials]:
 
     The authority's key is not kept: no cluster can be added later.
 
-    Args:
-      clusters: their names.
-
     Raises:
       errors.SettingsError: if one of them is no cluster's name, or two are too alike.
     """
@@ -201,7 +164,6 @@ def issue_for_run(folder: pathlib.Path, clusters: Iterable[str]) -> None:
 
     Args:
       folder: gets one sub-folder per cluster, named after its certificate.
-      clusters: their names.
 
     Raises:
       errors.SettingsError: see `issue_all`; nothing is written.
@@ -236,7 +198,7 @@ def _builder(
 
 
 def key_usage(signs_certificates: bool) -> x509.KeyUsage:
-    """Restricts a key to signing certificates and lists of them, or TLS handshakes."""
+    """Restricts a key to signing certificates, or TLS handshakes."""
     return x509.KeyUsage(
         digital_signature=not signs_certificates,
         content_commitment=False,

@@ -167,11 +167,7 @@ def _extension(certificate: x509.Certificate, kind: Any, what: str) -> Any:
 
 
 def in_memory(contents: bytes) -> int:
-    """Returns a descriptor of a file in memory, which is gone when nobody has it open.
-
-    Args:
-      contents: of the file; only this user may read it.
-    """
+    """Returns a descriptor of a file in memory, gone when nobody has it open."""
     descriptor = os.memfd_create("credentials")
     os.fchmod(descriptor, 0o600)
     with os.fdopen(os.dup(descriptor), "wb") as stream:

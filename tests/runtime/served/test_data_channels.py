@@ -30,14 +30,13 @@ def test_anything_else_is_named(text):
 
 
 @pytest.mark.parametrize("count", [1, 20, 200])
-def test_a_description_comes_back_from_its_pages(count):
+def test_a_description_comes_back(count):
     parts = PARTS * count
-    pages = data_channels.pages_of(parts)
-    assert [data_channels.is_last_page(page) for page in pages] == [
-        *[False] * (len(pages) - 1),
-        True,
-    ]
-    assert data_channels.read_pages(pages) == parts
+    page = data_channels.described(parts)
+    assert (page.shape, page.dtype) == (data_channels.PAGE.shape, np.uint8)
+    assert data_channels.read_description(page) == parts
+    with pytest.raises(data_channels.DataError, match="too much for one handle"):
+        data_channels.described(parts * 3000)
 
 
 @pytest.mark.parametrize(
@@ -49,9 +48,9 @@ def test_a_description_comes_back_from_its_pages(count):
     ],
 )
 def test_a_description_that_cannot_be_is_refused(text):
-    pages = [np.frombuffer(text.encode() + b"\0", np.uint8)]
+    page = np.frombuffer(text.encode() + b"\0", np.uint8)
     with pytest.raises(data_channels.DataError):
-        data_channels.read_pages(pages)
+        data_channels.read_description(page)
 
 
 def test_a_handle_has_a_job_of_its_own():

@@ -312,7 +312,7 @@ SECRET = f"nebula1.{'a' * 16}"  # as an invitation begins: the audit log refuses
 
 @pytest.mark.parametrize(
     ("job", "lab", "kind"),
-    [(SECRET, "lab-t", data_channels.DataError), ("m3", "lab-u", grants.NoGrantError)],
+    [(SECRET, "lab-t", data_channels.DataError), ("m3", "lab-u", grants.GrantError)],
     ids=["a job that the audit log does not take", "no grant"],
 )
 def test_a_reader_is_refused_before_anything_is_waited_for(owner, job, lab, kind):
@@ -322,7 +322,7 @@ def test_a_reader_is_refused_before_anything_is_waited_for(owner, job, lab, kind
     link = types.SimpleNamespace(owner=site_folder.trainer_name(lab), peer=peer)
     service = data_service.DataService(owner.folder, HANDLE, log=print)
     trainer = types.SimpleNamespace(dialed_by=lambda *_: {f"owner@{lab}"})
-    with service._people, pytest.raises(kind):
+    with pytest.raises(kind):
         service._served(link, trainer)
 
 
@@ -330,7 +330,7 @@ def test_no_text_of_a_reader_keeps_a_use_out_of_the_log(owner, labs):
     reader = data_service.Reader(US, f"owner/{SECRET}")
     service = data_service.DataService(owner.folder, HANDLE, log=print)
     trainer = switch_client.Trainer(owner.folder, "data-other", "data", "")
-    with service._people, contextlib.closing(trainer):
+    with contextlib.closing(trainer):
         service._tally.add(reader, 7, 4711)
         service._record(trainer)
         assert not service._tally.take()

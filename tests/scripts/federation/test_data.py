@@ -49,8 +49,7 @@ def offer(lab, corpus, *more, name="corpus-es", **options):
 
 
 def provider(lab, name):
-    with accounts.Accounts.open(lab.path) as found:
-        return grants.Grants(found).provider(name)
+    return grants.Grants(accounts.Accounts(lab.path)).provider(name)
 
 
 def test_a_corpus_is_offered_without_its_text_or_path(lab, corpus, tmp_path):
@@ -170,7 +169,6 @@ def test_what_was_offered_can_be_served_from_where_it_was_packed(lab, corpus):
     offer(lab, corpus)
     service = data_service.DataService(lab.folder, "corpus-es")
     assert len(service._text) == provider(lab, "corpus-es")[1].rows
-    service._people.close()
 
 
 def test_serving_is_begun(lab, corpus):

@@ -16,8 +16,7 @@ def lab(tmp_path):
 
 
 def account(lab, name):
-    with accounts.Accounts.open(lab.path) as found:
-        return found.find(name)
+    return accounts.Accounts(lab.path).find(name)
 
 
 def test_an_account_is_added_for_a_user_of_the_host_and_is_active(lab):

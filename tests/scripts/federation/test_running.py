@@ -1,10 +1,8 @@
-"""The commands to a running switch: they need its answer, and no accounts."""
+"""The commands to a running switch."""
 
 import nebula_command
 import pytest
 import two_labs
-
-from nebula_jax.security import accounts
 
 
 @pytest.fixture
@@ -16,26 +14,21 @@ def lab(tmp_path):
     running.stop()
 
 
-@pytest.fixture
-def accounts_stay_closed(lab, monkeypatch):
-    """Their file may be on a disk that the switch of another host has in use."""
-
-    def never(*given, **more):
-        raise AssertionError("the accounts were opened")
-
-    monkeypatch.setattr(accounts.Accounts, "open", never)
-
-
 @pytest.mark.parametrize("command", ["status", "rotate", "doctor"])
-@pytest.mark.usefixtures("accounts_stay_closed")
-def test_a_request_needs_no_accounts(lab, command):
+def test_a_request_is_answered(lab, command):
     lab(command)
 
 
-@pytest.mark.usefixtures("accounts_stay_closed")
-def test_what_a_switch_refuses_for_another_reason_needs_none_either(lab, monkeypatch):
+def test_what_a_switch_refuses_is_said(lab, monkeypatch):
     def refuse(*given):
         raise PermissionError("not today")
 
     monkeypatch.setattr("nebula_jax.security.membership.member.renewal_request", refuse)
     assert "not today" in lab.fails("rotate")
+
+
+def test_the_switch_records_what_commands_change(lab):
+    """It alone has the audit log open."""
+    lab("account", "add", "ana")
+    assert lab.kinds()[-1] == "account.add"
+    assert "audit log: its entries are as they were signed" in lab("doctor").out

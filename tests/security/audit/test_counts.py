@@ -55,7 +55,7 @@ def test_each_difference_is_named():
         sent("m3", "g0", "hidden", 500, 5),
     )
     peers = (received("m3", "g0", "hidden", 599, 6), received("m3", "g1", "x", 9, 1))
-    assert [str(each) for each in compare(ours, peers)] == [
+    assert compare(ours, peers) == [
         "job m3, stream g0, grad sent: 10 bytes in 1 frames here, 0 bytes in 0 frames"
         " there",
         "job m3, stream g0, hidden sent: 600 bytes in 6 frames here, 599 bytes in 6"
@@ -64,7 +64,7 @@ def test_each_difference_is_named():
         " there",
     ]
     both = compare(ours[:1], ours[:1])  # both have sent, and nobody received
-    assert [each.stream.direction for each in both] == ["received", "sent"]
+    assert ["hidden received" in each for each in both] == [True, False]
     assert compare([sent("m", "g", "x", 9, 1)], [received("m", "g", "x", 9, 2)])
 
 
@@ -89,7 +89,7 @@ def test_entries_that_count_nothing(field):
 
 def test_names_of_others_are_printable():
     (found,) = compare([sent("\x1b[2J", "\n", "\u202e", 1, 1)], [])
-    assert str(found).isprintable()
+    assert found.isprintable()
 
 
 def test_two_folders(tmp_path):
@@ -102,7 +102,7 @@ def test_two_folders(tmp_path):
     with opened(tmp_path / "t", "lab-t") as log:
         log.append("stream", "switch", **received("m3", "g0", "hidden", 1, 1))
     (found,) = audit_counts.reconcile(tmp_path / "s", tmp_path / "t")
-    assert (found.ours.bytes, found.peers.bytes) == (5, 6)
+    assert "5 bytes in 1 frames here, 6 bytes in 2 frames there" in found
     (tmp_path / "t" / "verifier").write_text("junk")
     with pytest.raises(audit.AuditError, match="is no public key of a log"):
         audit_counts.reconcile(tmp_path / "s", tmp_path / "t")

@@ -237,13 +237,13 @@ def test_reading_a_log(tmp_path):
 
 
 def test_the_witness_of_an_entry():
-    what = {"event": "witness", "lab": "lab-t", "verifier": "v"}
+    what = {"event": audit_entries.WITNESSED, "lab": "lab-t", "verifier": "v"}
     assert audit_entries.witness_of(encode(what, "audit")) == ("lab-t", "v")
     for line in (
         encode(what, "job"),
         encode({**what, "event": "x", "in": what}, "audit"),
         encode({**what, "lab": 3}, "audit"),
         encode({"text": json.dumps(what)}, "audit"),
-        GOOD + b'"event":"witness"',
+        GOOD + b'"event":"is witnessed by"',
     ):
         assert audit_entries.witness_of(line) is None

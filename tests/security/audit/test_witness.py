@@ -2,8 +2,6 @@
 
 import json
 import shutil
-import subprocess
-import sys
 
 import pytest
 from audit_logs import exchange, fill, opened
@@ -272,45 +270,3 @@ def test_it_cosigns_nothing_that_it_cannot_keep(peer, monkeypatch):
     with pytest.raises(private_files.PrivateFileError):
         cosign(peer, 30)
     assert peer.size("lab-s") == 20
-
-
-RACER = """
-import contextlib, json, pathlib, sys
-from nebula_jax.security.audit import merkle, witness
-folder, verifier, entries, notes = json.loads(sys.argv[1])
-tree = merkle.Tree()
-for number in range(entries):
-    tree.append(merkle.leaf(f"entry {number}".encode()))
-peer = witness.Witness(pathlib.Path(folder), "lab-t")
-print("ready", flush=True)
-sys.stdin.readline()
-for size, note in notes:
-    with contextlib.suppress(witness.WitnessError):  # the other was faster
-        old = min(peer.size("lab-s"), size)
-        peer.cosign("lab-s", note, tree.consistency(old, size), verifier)
-"""
-
-
-def racer(folder, sizes):
-    notes = [(size, signed(TREE, size)) for size in sizes]
-    given = json.dumps([str(folder), VERIFIER, TREE.size, notes])
-    return subprocess.Popen(
-        [sys.executable, "-c", RACER, given],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-
-
-def test_two_processes_never_take_it_back(tmp_path):
-    cosign(witness.Witness(tmp_path, "lab-t"), 1)
-    racers = [racer(tmp_path, range(begin, TREE.size + 1, 2)) for begin in (2, 3)]
-    for each in racers:
-        assert each.stdout.readline() == "ready\n"
-    for each in racers:
-        each.stdin.write("go\n")
-        each.stdin.flush()
-    for each in racers:
-        each.communicate(timeout=60)
-        assert each.returncode == 0
-    assert witness.Witness(tmp_path, "lab-t").size("lab-s") in (39, 40)

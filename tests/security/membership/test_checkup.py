@@ -4,6 +4,7 @@ import datetime
 
 import nebula_command
 import pytest
+from lab_folders import at
 
 from nebula_jax.security import policy
 from nebula_jax.security.membership import checkup, revocation, site_folder
@@ -22,7 +23,7 @@ def folder(tmp_path):
 
 def wrong(folder, now=None):
     """What is wrong -> why."""
-    found = checkup.folder(folder, now)
+    found = at(now or site_folder.utc_now(), checkup.folder, folder)
     return {each.what: each.text for each in found if each.state == checkup.WRONG}
 
 
@@ -36,7 +37,7 @@ def test_a_new_lab_is_in_order(folder):
 def test_no_check_changes_the_folder(folder):
     def state():
         files = [each for each in folder.path.rglob("*") if each.is_file()]
-        return {each: each.read_bytes() for each in files if "sqlite-" not in each.name}
+        return {each: each.read_bytes() for each in files}
 
     before = state()
     checkup.folder(folder)
@@ -62,7 +63,7 @@ def test_a_certificate_whose_renewal_is_late_or_that_has_expired(folder):
         for role in site_folder.ROLES:
             text = found.get(f"certificate of the {role}")
             assert (text is None) if words is None else (words in text)
-    _, due = checkup.certificate(folder, "switch", now + 40 * HOUR)
+    _, due = at(now + 40 * HOUR, checkup.certificate, folder, "switch")
     assert "due for renewal" in due or "renewal is due" in due
 
 
@@ -70,10 +71,10 @@ def test_a_revocation_list_that_is_old_missing_or_rolled_back(folder):
     now = site_folder.utc_now()
     assert (
         "a newer one should have come"
-        in (checkup.revocation_list(folder, now + 49 * HOUR)[1])
+        in (at(now + 49 * HOUR, checkup.revocation_list, folder)[1])
     )
     with pytest.raises(revocation.ListRefused, match="expired"):
-        checkup.revocation_list(folder, now + 8 * 24 * HOUR)
+        at(now + 8 * 24 * HOUR, checkup.revocation_list, folder)
     folder.revocation_number.write_text("7\n")
     assert "number 7 was here already" in wrong(folder)["revocation list"]
     folder.revocation_list.rename(folder.path / "away")

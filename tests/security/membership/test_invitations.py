@@ -12,7 +12,7 @@ import sys
 
 import lab_folders
 import pytest
-from lab_folders import redeem
+from lab_folders import at, redeem
 
 from nebula_jax import files
 from nebula_jax.security import private_files
@@ -24,27 +24,32 @@ HOUR = datetime.timedelta(hours=1)
 ROOT = pathlib.Path(__file__).parents[3]
 
 
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    monkeypatch.setattr(site_folder, "utc_now", lambda: NOW)
+
+
 @pytest.fixture
 def issuer(tmp_path):
     folder = site_folder.Folder(tmp_path / "s")
-    return authority.LocalAuthority.create(folder, "lab-s", NOW)
+    return authority.LocalAuthority.create(folder, "lab-s")
 
 
 @pytest.fixture
 def line(issuer):
-    return issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
+    return issuer.invite("lab-t", lab_folders.ADDRESS)
 
 
 def refused(issuer, secret, reason, lab="lab-t", now=NOW):
     members = issuer.members()
     with pytest.raises(invitations.InvitationRefused) as error:
-        redeem(issuer, secret, lab, now)
+        at(now, redeem, issuer, secret, lab)
     assert error.value.reason == reason
     assert issuer.members() == members
 
 
 def secret_of(line):
-    return invitations.parse(line, NOW).secret
+    return invitations.parse(line).secret
 
 
 def test_an_invitation_is_one_line_that_has_all_that_a_lab_needs(issuer, line):
@@ -52,7 +57,7 @@ def test_an_invitation_is_one_line_that_has_all_that_a_lab_needs(issuer, line):
     assert len(line.split()) == 1
     assert line.startswith("nebula1.")
     assert len(line) < 500
-    found = invitations.parse(f"  {line}\n", NOW)
+    found = invitations.parse(f"  {line}\n")
     assert (found.lab, found.address) == ("lab-t", lab_folders.ADDRESS)
     assert found.fingerprint == issuer.fingerprint
     assert found.expires == NOW.replace(microsecond=0) + HOUR
@@ -61,7 +66,7 @@ def test_an_invitation_is_one_line_that_has_all_that_a_lab_needs(issuer, line):
 
 
 def test_an_invitation_is_used_once(issuer, line):
-    redeem(issuer, secret_of(line), "lab-t", NOW + HOUR - SECOND)
+    at(NOW + HOUR - SECOND, redeem, issuer, secret_of(line), "lab-t")
     assert issuer.members() == ["lab-s", "lab-t"]
     refused(issuer, secret_of(line), "used")
     again = authority.LocalAuthority(site_folder.Folder(_folder(issuer)))
@@ -76,26 +81,26 @@ def test_an_invitation_lasts_an_hour(issuer, line):
     refused(issuer, secret_of(line), "expired", now=NOW + HOUR)
     refused(issuer, secret_of(line), "expired", now=NOW + 24 * HOUR)
     with pytest.raises(invitations.InvitationRefused, match="expired at") as error:
-        invitations.parse(line, NOW + HOUR)
+        at(NOW + HOUR, invitations.parse, line)
     assert error.value.reason == "expired"
 
 
 def test_an_invitation_is_for_one_name(issuer, line):
     for other in ("lab-u", "lab-s", "trainer.lab-t", ""):
         refused(issuer, secret_of(line), "wrong_name", lab=other)
-    redeem(issuer, secret_of(line), "lab-t", NOW)
+    redeem(issuer, secret_of(line), "lab-t")
 
 
 def test_a_newer_invitation_replaces_the_older_one(issuer, line):
-    newer = issuer.invite("lab-t", lab_folders.ADDRESS, NOW)
+    newer = issuer.invite("lab-t", lab_folders.ADDRESS)
     refused(issuer, secret_of(line), "withdrawn")
-    redeem(issuer, secret_of(newer), "lab-t", NOW)
+    redeem(issuer, secret_of(newer), "lab-t")
 
 
 def test_lab_folders_are_invited_at_once(issuer, line):
-    other = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
-    redeem(issuer, secret_of(other), "lab-u", NOW)
-    redeem(issuer, secret_of(line), "lab-t", NOW)
+    other = issuer.invite("lab-u", lab_folders.ADDRESS)
+    redeem(issuer, secret_of(other), "lab-u")
+    redeem(issuer, secret_of(line), "lab-t")
     assert issuer.members() == ["lab-s", "lab-t", "lab-u"]
 
 
@@ -105,11 +110,11 @@ def test_a_wrong_secret_admits_nobody_and_voids_nothing(issuer, line):
     near = bytes([right[0] ^ 1, *right[1:]])
     for guess in [near, right[:-1], right + b"\0", b""] + 20 * [os.urandom(32)]:
         refused(issuer, guess, "guessed")
-    redeem(issuer, right, "lab-t", NOW)
+    redeem(issuer, right, "lab-t")
 
 
 def test_old_invitations_are_forgotten(issuer, line):
-    issuer.invite("lab-u", lab_folders.ADDRESS, NOW + 31 * 24 * HOUR)
+    at(NOW + 31 * 24 * HOUR, issuer.invite, "lab-u", lab_folders.ADDRESS)
     refused(issuer, secret_of(line), "guessed")
 
 
@@ -119,13 +124,13 @@ def test_who_carries_a_request_to_join_puts_in_no_other(issuer, line):
     claim = invitations.claim(secret, "lab-t", own)
     assert secret not in (*claim, hashlib.sha256(secret).digest())
     with pytest.raises(invitations.InvitationRefused, match="no such invitation"):
-        issuer.redeem(claim, "lab-t", forged, NOW)
-    issuer.redeem(claim, "lab-t", own, NOW)
+        issuer.redeem(claim, "lab-t", forged)
+    issuer.redeem(claim, "lab-t", own)
 
 
 def test_the_disk_has_only_a_digest_of_the_secret(issuer, line):
-    redeem(issuer, secret_of(line), "lab-t", NOW)
-    other = issuer.invite("lab-u", lab_folders.ADDRESS, NOW)
+    redeem(issuer, secret_of(line), "lab-t")
+    other = issuer.invite("lab-u", lab_folders.ADDRESS)
     for secret in (secret_of(line), secret_of(other)):
         for path in _folder(issuer).rglob("*"):
             if path.is_file():
@@ -135,16 +140,16 @@ def test_the_disk_has_only_a_digest_of_the_secret(issuer, line):
 
 
 def test_no_text_of_an_invitation_or_an_error_has_the_secret(issuer, line):
-    found = invitations.parse(line, NOW)
+    found = invitations.parse(line)
     parts = (found.secret.hex(), repr(found.secret), line[8:40], line[-40:])
     texts = [repr(found), str(found), f"{found}"]
     for damaged in (line[:-1], line + "A", line[:60], line.upper()):
         with pytest.raises(invitations.InvitationRefused) as error:
-            invitations.parse(damaged, NOW)
+            invitations.parse(damaged)
         texts += [str(error.value), repr(error.value)]
     for lab in ("lab-t", "lab-u", "lab-t"):
         try:
-            redeem(issuer, found.secret, lab, NOW)
+            redeem(issuer, found.secret, lab)
         except invitations.InvitationRefused as error:
             texts += [str(error), repr(error)]
     assert len(texts) > 12
@@ -166,7 +171,7 @@ def changed(line, **values):
 
 
 def test_every_damaged_line_is_refused(line):
-    assert invitations.parse(changed(line), NOW) == invitations.parse(line, NOW)
+    assert invitations.parse(changed(line)) == invitations.parse(line)
     alphabet = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_"
     damaged = [line[:count] for count in range(len(line) - 1)]
     for place in range(8, len(line) - 1):
@@ -174,7 +179,7 @@ def test_every_damaged_line_is_refused(line):
         damaged.append(line[:place] + other + line[place + 1 :])
     for text in damaged:
         with pytest.raises(invitations.InvitationRefused) as error:
-            invitations.parse(text, NOW)
+            invitations.parse(text)
         assert error.value.reason == "malformed"
 
 
@@ -191,7 +196,7 @@ def test_every_damaged_line_is_refused(line):
 )
 def test_every_bad_value_is_refused(line, values):
     with pytest.raises(invitations.InvitationRefused, match="is damaged"):
-        invitations.parse(changed(line, **values), NOW)
+        invitations.parse(changed(line, **values))
 
 
 @pytest.mark.parametrize(
@@ -206,7 +211,7 @@ def test_every_bad_value_is_refused(line, values):
 )
 def test_what_is_no_invitation(text):
     with pytest.raises(invitations.InvitationRefused) as error:
-        invitations.parse(text, NOW)
+        invitations.parse(text)
     assert error.value.reason == "malformed"
     assert "\n" not in str(error.value)
 
@@ -216,7 +221,7 @@ def test_what_is_no_invitation(text):
 )
 def test_nobody_is_invited_by_a_bad_name_or_to_a_bad_address(issuer, lab, address):
     with pytest.raises(site_folder.FederationError):
-        issuer.invite(lab, address, NOW)
+        issuer.invite(lab, address)
 
 
 RACER = """
@@ -224,12 +229,13 @@ import datetime, pathlib, sys
 from nebula_jax.security.membership import authority, invitations, site_folder
 handle = authority.LocalAuthority(site_folder.Folder(pathlib.Path(sys.argv[1])))
 now = datetime.datetime.fromisoformat(sys.argv[2])
+site_folder.utc_now = lambda: now
 print("ready", flush=True)
 for line in sys.stdin:
-    found = invitations.parse(line, now)
+    found = invitations.parse(line)
     try:
         claim = invitations.claim(found.secret, found.lab, [])
-        handle.redeem(claim, found.lab, [], now)
+        handle.redeem(claim, found.lab, [])
         print("admitted", flush=True)
     except invitations.InvitationRefused as error:
         print(error.reason, flush=True)
@@ -248,7 +254,7 @@ def test_of_two_processes_with_one_invitation_one_joins(issuer):
         for racer in racers:
             assert racer.stdout.readline() == "ready\n"
         for number in range(20):
-            line = issuer.invite(f"lab-{number}", lab_folders.ADDRESS, NOW)
+            line = issuer.invite(f"lab-{number}", lab_folders.ADDRESS)
             for racer in racers:
                 racer.stdin.write(f"{line}\n")
                 racer.stdin.flush()
@@ -260,9 +266,10 @@ def test_a_redemption_that_fails_is_undone(issuer, line, monkeypatch):
     def full(path):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(files, "writing", full)
-    with pytest.raises(private_files.PrivateFileError, match="No space"):
-        redeem(issuer, secret_of(line), "lab-t", NOW)
-    monkeypatch.undo()
+    secret = secret_of(line)
+    with monkeypatch.context() as patched:
+        patched.setattr(files, "writing", full)
+        with pytest.raises(private_files.PrivateFileError, match="No space"):
+            redeem(issuer, secret, "lab-t")
     assert issuer.members() == ["lab-s"]
-    redeem(issuer, secret_of(line), "lab-t", NOW)
+    redeem(issuer, secret_of(line), "lab-t")

@@ -9,6 +9,7 @@ import lab_folders
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from lab_folders import at
 
 from nebula_jax import disk
 from nebula_jax.security import private_files
@@ -25,15 +26,16 @@ def labs(tmp_path):
 
 def request_and_certificate(labs, lab="lab-t", role="switch", now=None):
     key, csr = member.new_request()
-    return key, labs.authority.certify(csr, lab, role, now)
+    now = now or site_folder.utc_now()
+    return key, at(now, labs.authority.certify, csr, lab, role)
 
 
-def refused(labs, reason, key, pem, ca=None, now=None):
+def refused(labs, reason, key, pem, ca=None):
     """Asserts that credentials are not installed, and the old ones stay."""
     before = member.load(labs.t, "switch")
     ca = ca or labs.authority.certificate()
     with pytest.raises(member.CredentialsRefused) as error:
-        member.install(labs.t, "switch", key, pem, ca, now)
+        member.install(labs.t, "switch", key, pem, ca)
     assert error.value.reason == reason
     assert "\n" not in str(error.value)
     assert member.load(labs.t, "switch") == before
@@ -135,14 +137,14 @@ def test_own_credentials_that_have_expired_are_refused_when_they_are_loaded(labs
     now = site_folder.utc_now()
     for later, reason in ((121 * HOUR, "expired"), (-HOUR, "not_yet_valid")):
         with pytest.raises(member.CredentialsRefused) as error:
-            member.load(labs.t, "switch", now + later)
+            at(now + later, member.load, labs.t, "switch")
         assert error.value.reason == reason
         assert "switch.pem: the certificate" in str(error.value)
     for folder in (labs.s, labs.t):
         with pytest.raises(
             member.CredentialsRefused, match="a running `nebula switch`"
         ):
-            member.load(folder, "switch", now + 121 * HOUR)
+            at(now + 121 * HOUR, member.load, folder, "switch")
 
 
 def test_a_key_that_others_can_read_is_refused(labs):
@@ -209,14 +211,15 @@ def test_an_authority_of_no_lab(labs):
 
 
 @pytest.fixture
-def certificate(tmp_path):
+def certificate(tmp_path, monkeypatch):
     """A certificate of five days that is valid from midnight on."""
     begin = datetime.datetime(2026, 5, 4, tzinfo=datetime.UTC)
     now = begin + datetime.timedelta(seconds=60)
     folder = site_folder.Folder(tmp_path / "lab")
     life = 5 * DAY - datetime.timedelta(seconds=60)
-    issuer = authority.LocalAuthority.create(folder, "lab-s", now, life)
-    pem = issuer.certify(member.new_request().csr, "lab-s", "switch", now)
+    monkeypatch.setattr(authority, "LEAF_LIFETIME", life)
+    issuer = at(now, authority.LocalAuthority.create, folder, "lab-s")
+    pem = at(now, issuer.certify, member.new_request().csr, "lab-s", "switch")
     found = x509.load_pem_x509_certificate(pem)
     assert (found.not_valid_before_utc, found.not_valid_after_utc) == (
         begin,
@@ -228,7 +231,7 @@ def certificate(tmp_path):
 def test_a_certificate_is_renewed_from_a_fifth_of_its_life_on(certificate):
     begin = certificate.not_valid_before_utc
     second = datetime.timedelta(seconds=1)
-    assert not member.renewal_due(certificate, begin)
-    assert not member.renewal_due(certificate, begin + DAY - second)
+    assert not at(begin, member.renewal_due, certificate)
+    assert not at(begin + DAY - second, member.renewal_due, certificate)
     for later in (second, HOUR, 8 * HOUR, 30 * DAY):
-        assert member.renewal_due(certificate, begin + DAY + later)
+        assert at(begin + DAY + later, member.renewal_due, certificate)

@@ -4,8 +4,6 @@ import dataclasses
 import json
 import re
 import stat
-import threading
-import time
 
 import lab_folders
 import pytest
@@ -38,7 +36,7 @@ def test_settings_are_read_as_they_were_written(folder):
     assert json.loads(folder.settings.read_text()) == dataclasses.asdict(written)
 
 
-@pytest.mark.parametrize("version", [None, 1, 3])
+@pytest.mark.parametrize("version", [None, 2, 4])
 def test_a_folder_of_another_version_is_refused_before_anything_is_written(
     folder, version
 ):
@@ -63,7 +61,7 @@ def test_no_path_of_a_lab_can_be_read_by_others(tmp_path):
     for path in (labs.s.path, labs.t.path):
         secret = [path / "federation.json", *path.rglob("key.pem")]
         secret += [*path.rglob("switch.pem"), *path.rglob("trainer.pem")]
-        secret += path.rglob("*.sqlite*")
+        secret += path.rglob("people.json")
         assert len(secret) > 2
         for each in path.rglob("*"):
             if each.is_dir():
@@ -82,7 +80,7 @@ def test_no_path_of_a_lab_can_be_read_by_others(tmp_path):
         ("authority/ledger.json", 0o644, "600"),
         ("switch.pem", 0o604, "600"),
         ("trainers/trainer.pem", 0o620, "600"),
-        ("identity.sqlite", 0o644, "600"),
+        ("people.json", 0o644, "600"),
         ("audit", 0o755, "700"),
         ("audit/key.pem", 0o644, "600"),
         ("switch.json", 0o644, "600"),
@@ -225,25 +223,3 @@ def test_addresses(text):
 )
 def test_what_is_no_address(text):
     assert not site_folder.is_address(text)
-
-
-def test_one_thread_at_a_time_has_the_lock(folder):
-    folder.prepare()
-    order = []
-
-    def enter():
-        with folder.locked():
-            order.append("second")
-
-    with folder.locked():
-        other = threading.Thread(target=enter)
-        other.start()
-        time.sleep(0.05)
-        order.append("first")
-    other.join(5)
-    assert order == ["first", "second"]
-    with (
-        pytest.raises(site_folder.FederationError, match="No such file"),
-        site_folder.Folder(folder.path / "missing").locked(),
-    ):
-        pass
