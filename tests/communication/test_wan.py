@@ -45,34 +45,40 @@ def test_a_bad_flag_names_its_bad_part(flag, words):
         wan.from_string(flag)
 
 
-def deliver(shaper, buffers):
-    """When the last byte arrives, on a clock that jumps from event to event."""
-    now = 0.0
-    data = b""
-    for buffer in buffers:
-        shaper.put(buffer, now)
-    while (wait := shaper.wait(now)) is not None:
-        now += wait
+def pieces(line, buffers, gap=0.0):
+    """When each piece arrives, and its bytes, on a clock that jumps to each event.
+
+    Buffers are put `gap` seconds apart.
+    """
+    shaper, found, now, put = wan.Shaper(line), [], 0.0, 0
+    while True:
+        while put < len(buffers) and now >= put * gap:
+            shaper.put(buffers[put], now)
+            put += 1
         while (view := shaper.due(now)) is not None:
-            data += view[:1000]
-            shaper.wrote(min(1000, len(view)))
-    return now, data
+            found.append((now, bytes(view)))
+            shaper.wrote(len(view))
+        waits = [] if (wait := shaper.wait(now)) is None else [now + wait]
+        waits += [put * gap] if put < len(buffers) else []
+        if not waits:
+            return found
+        now = max(min(waits), now + 1e-9)
 
 
 @pytest.mark.parametrize(("rate", "delay"), [(60e6, 0.015), (170e6, 0.0), (1e6, 0.5)])
 def test_bytes_arrive_at_the_rate_after_the_delay_and_in_order(rate, delay):
     buffers = [bytes([n]) * (100_000 + n) for n in range(5)]
     size = sum(map(len, buffers))
-    when, data = deliver(wan.Shaper(wan.Line(rate, delay)), buffers)
-    assert data == b"".join(buffers)
-    assert when == pytest.approx(8 * size / rate + delay, rel=1e-9)
+    found = pieces(wan.Line(rate, delay), buffers)
+    assert b"".join(data for _, data in found) == b"".join(buffers)
+    assert found[-1][0] == pytest.approx(8 * size / rate + delay, rel=1e-9)
 
 
 def test_a_rate_that_changes_is_another_one_from_its_time_on():
     line = wan.Line(
         8e6, 0.5, changes=((3.0, 4e6), (1.0, 2e6))
     )  # 1 MB a second at first
-    when, _ = deliver(wan.Shaper(line), [bytes(1000)] * 4500)
+    when, _ = pieces(line, [bytes(1000)] * 4500)[-1]
     # 1 s at 8 Mbit/s, 2 s at 2 Mbit/s, and the last 3 MB at 4 Mbit/s.
     assert when == pytest.approx(1 + 2 + 6 + 0.5, abs=0.01)
 
@@ -106,40 +112,11 @@ def test_an_unlimited_line_only_delays():
     assert bytes(shaper.due(1.2)) == b"later"
 
 
-def arrivals(line, count, size, gap):
-    """When each of `count` buffers, put `gap` seconds apart, arrives."""
-    shaper = wan.Shaper(line)
-    times, now, put = [], 0.0, 0
-    while len(times) < count:
-        if put < count and now >= put * gap:
-            shaper.put(bytes(size), now)
-            put += 1
-        while (view := shaper.due(now)) is not None:
-            shaper.wrote(len(view))
-            times.append(now)
-        waits = [shaper.wait(now)] if shaper.wait(now) is not None else []
-        waits += [put * gap - now] if put < count else []
-        now += max(min(waits, default=0.0), 1e-6)
-    return times
-
-
 def test_a_rate_changes_at_its_time_also_in_the_middle_of_a_slice():
     """1 MiB at 100 kbit/s for a second, then at 10 Mbit/s."""
     line = wan.from_string("100kbit,10mbit@1s").up
-    when, _ = deliver(wan.Shaper(line), [bytes(1 << 20)])
+    when, _ = pieces(line, [bytes(1 << 20)])[-1]
     assert when == pytest.approx(1.0 + (8.0 * (1 << 20) - 100e3) / 10e6, rel=1e-9)
-
-
-def pieces(line, size):
-    """When each piece of one buffer, put at 0, arrives, and its bytes."""
-    shaper, now, found = wan.Shaper(line), 0.0, []
-    shaper.put(bytes(size), now)
-    while (wait := shaper.wait(now)) is not None:
-        now += wait
-        while (view := shaper.due(now)) is not None:
-            found.append((now, len(view)))
-            shaper.wrote(len(view))
-    return found
 
 
 @pytest.mark.parametrize(
@@ -148,20 +125,21 @@ def pieces(line, size):
 def test_a_slow_line_delivers_little_by_little(flag):
     """As a real one does: whoever waits for the whole sees it come."""
     line = wan.from_string(flag).up
-    times = [0.0, *(when for when, _ in pieces(line, 27_000))]
+    times = [0.0, *(when for when, _ in pieces(line, [bytes(27_000)]))]
     gaps = [after - before for before, after in itertools.pairwise(times)]
     assert max(gaps) <= line.delay + 0.11
 
 
 def test_a_fast_line_delivers_by_the_slice():
     """Waking for less would take from computing."""
-    sizes = [size for _, size in pieces(wan.Line(60e6), 1_000_000)]
+    found = pieces(wan.Line(60e6), [bytes(1_000_000)])
+    sizes = [len(data) for _, data in found]
     assert sizes == [wan.SLICE_BYTES] * 15 + [1_000_000 - 15 * wan.SLICE_BYTES]
 
 
 def test_nothing_passes_during_a_cut_and_all_of_it_after():
     line = wan.Line(delay=0.01, cuts=((1.0, 2.0),))
-    times = arrivals(line, 50, 100, 0.1)
+    times = [when for when, _ in pieces(line, [bytes(100)] * 50, gap=0.1)]
     assert not [when for when in times if 1.0 <= when < 3.0]
     before = [when for when in times if when < 1.0]
     assert len(before) == 10
