@@ -16,7 +16,6 @@ says where the time goes.
 
 import dataclasses
 import math
-import os
 import pathlib
 import time
 from collections.abc import Mapping, Sequence
@@ -45,13 +44,7 @@ flags.DEFINE_list(
     "Sustained TFLOP/s of one device: one number, or one for each side as in"
     " --cluster_devices. If empty, measured on this machine, for a few seconds.",
 )
-flags.DEFINE_bool(
-    "shared_machine",
-    False,
-    "All clusters compute on this machine, as with --cluster=all; else each has its"
-    " own devices.",
-)
-NAMES = ("cluster_devices", "device_tflops", "shared_machine", "wan", "out")
+NAMES = ("cluster_devices", "device_tflops", "wan", "out")
 
 WORTH = 0.02  # of a step's time: what gains less is not recommended
 BALANCED = 0.05  # what twice the speed of one part saves, if others are as busy
@@ -67,8 +60,6 @@ class Settings:
     """Devices of a generator, and of the discriminator."""
     tflops: tuple[float, float] | None
     """TFLOP/s of a device of each side; None to measure."""
-    cores: float | None
-    """Cores of this machine, if all clusters compute on it."""
     wan: str
     """As given."""
 
@@ -87,7 +78,6 @@ def from_flags() -> Settings:
         run=m3_config.from_flags(),
         devices=_two("cluster_devices", given["cluster_devices"], int),
         tflops=_two("device_tflops", tflops, float) if tflops else None,
-        cores=float(os.cpu_count() or 1) if given["shared_machine"] else None,
         wan=given["wan"],
     )
 
@@ -139,18 +129,6 @@ def check(given: Settings) -> None:
         devices.check(layout, agreed.batch_size, agreed.micro_batches)
 
 
-def lines(text: str) -> planner.Lines:
-    """Returns the line that --wan describes, as it begins.
-
-    Cuts and later rates are not planned for.
-
-    Raises:
-      errors.NebulaError: if it cannot be read.
-    """
-    ways = wan.from_string(text)
-    return planner.Lines(*(planner.Line(each.rate / 8, each.delay) for each in ways))
-
-
 def plan(given: Settings) -> dict[str, Any]:
     """Returns the numbers of a plan.
 
@@ -165,12 +143,12 @@ def plan(given: Settings) -> dict[str, Any]:
     parts = traced.parts(given.run)
     flops = [part.flops(part.rows) for part in parts]
     if given.tflops:
-        speeds = [(1e12 * each, 1.0) for each in given.tflops]
+        speeds = [1e12 * each for each in given.tflops]
     else:
         with process.timed("measuring this machine's speed"):
             speeds = [traced.measure(part) for part in parts]
     run = _pace(given, flops, speeds)
-    seconds = planner.seconds(run, given.cores)
+    seconds = planner.seconds(run)
     sides = zip(parts, flops, speeds, given.devices, strict=True)
     return {
         "wan": given.wan,
@@ -186,7 +164,7 @@ def plan(given: Settings) -> dict[str, Any]:
                     part.kept, number, local.fsdp, local.model_parallel
                 ),
             }
-            for part, count, (speed, _), number in sides
+            for part, count, speed, number in sides
         ],
         "busy": planner.busy(run),
         "bytes": {
@@ -194,55 +172,51 @@ def plan(given: Settings) -> dict[str, Any]:
             "line down": planner.TOKEN_BYTES,
         },
         "seconds": seconds,
-        "tokens": run.generators
+        "tokens": traced.generators(given.run)
         * agreed.fan_out
         * agreed.batch_size
         * agreed.max_length,
         "steps": agreed.steps,
-        "savings": planner.savings(run, given.cores),
-        "advice": advice(run, given.devices[1] // local.model_parallel, given.cores),
+        "savings": planner.savings(run),
+        "advice": advice(run, given.devices[1] // local.model_parallel),
     }
 
 
 def _pace(
-    given: Settings, flops: Sequence[float], speeds: Sequence[tuple[float, float]]
+    given: Settings, flops: Sequence[float], speeds: Sequence[float]
 ) -> planner.M3:
     """Returns the run as the planner takes it.
 
     Args:
       given: settings of the plan.
       flops: of a micro-batch, of both sides.
-      speeds: operations a second of a device of both sides, and the cores it uses.
+      speeds: operations a second of a device of both sides.
     """
     generator, discriminator = (
         # A cluster's devices share its work evenly.
-        planner.Compute(count / (speed * number), cores * number)
-        for count, (speed, cores), number in zip(
-            flops, speeds, given.devices, strict=True
-        )
+        count / (speed * number)
+        for count, speed, number in zip(flops, speeds, given.devices, strict=True)
     )
     return planner.M3(
         generator,
         discriminator,
-        lines(given.wan),
+        wan.from_string(given.wan),
         traced.message_bytes(given.run),
-        generators=traced.generators(given.run),
         window=given.run.agreed.window,
         fan_out=given.run.agreed.fan_out,
     )
 
 
-def advice(run: planner.M3, replicas: int, cores: float | None = None) -> list[str]:
+def advice(run: planner.M3, replicas: int) -> list[str]:
     """Recommends --window and --fan_out, by what a step takes with them and as it is.
 
     Args:
       run: as it is now.
       replicas: of the discriminator.
-      cores: see `planner.seconds`.
     """
 
     def seconds(**changes: int) -> float:
-        return planner.seconds(dataclasses.replace(run, **changes), cores)
+        return planner.seconds(dataclasses.replace(run, **changes))
 
     now = seconds()
     times = {window: seconds(window=window) for window in WINDOWS}
@@ -321,9 +295,9 @@ def markdown(result: Mapping[str, Any]) -> str:
         f"Idle in a step: {'; '.join(idle)}.",
         "Other settings, as predicted; short runs with and without say what they gain:",
         "\n".join(f"- {each}" for each in result["advice"]),
-        "Assumed: a cluster's devices share its work evenly; bytes are those of frames,"
-        " without TCP's and TLS's own; sequences are packed full; optimizers,"
-        " activations, evaluations and checkpoints are left out.",
+        "Assumed: each cluster has its own devices, which share its work evenly; bytes"
+        " are those of frames, without TCP's and TLS's own; sequences are packed full;"
+        " optimizers, activations, evaluations and checkpoints are left out.",
     )
 
 

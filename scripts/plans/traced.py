@@ -6,9 +6,7 @@ B rows of a generator's micro-batch, K generators.
 import dataclasses
 import functools
 import math
-import os
 import statistics
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -27,9 +25,10 @@ from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.training import m3
+from scripts.bench import harness
 
 MOST_FLOP = 2e10  # of what is timed: at most a second on a slow laptop
-TIMED_STEPS, TIMED_SECONDS = 5, 0.5
+TIMED_STEPS = 10
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,27 +174,16 @@ def bytes_on_device(
     return float(codec.nbytes(shards))
 
 
-def measure(part: Part) -> tuple[float, float]:
-    """Measures a device of this machine, by gradients of some rows.
+def measure(part: Part) -> float:
+    """Returns the operations a second of a device of this machine, without optimizers.
 
-    The optimizer is left out.
-
-    Returns:
-      Operations a second, and the cores of the machine that it keeps busy.
+    Gradients of some rows are timed.
     """
     rows = max(1, min(part.rows, int(MOST_FLOP / (part.flops(8) / 8))))
     arguments = jax.tree.map(_filled, (part.params, *part.inputs(rows)))
     gradient = part.gradient
-    jax.block_until_ready(gradient(*arguments))
-    found: list[float] = []
-    begin, used = time.perf_counter(), time.process_time()
-    while len(found) < TIMED_STEPS or sum(found) < TIMED_SECONDS:
-        start = time.perf_counter()
-        jax.block_until_ready(gradient(*arguments))
-        found.append(time.perf_counter() - start)
-    cores = (time.process_time() - used) / (time.perf_counter() - begin)
-    most = float(os.cpu_count() or 1)
-    return part.flops(rows) / statistics.median(found), min(most, max(0.1, cores))
+    times = harness.time_runs({"gradient": lambda: gradient(*arguments)}, TIMED_STEPS)
+    return part.flops(rows) / statistics.median(times["gradient"])
 
 
 def _filled(leaf: Any) -> Any:

@@ -15,8 +15,9 @@ from experiments.pretraining import hot_start
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
+from nebula_jax.communication.wan import Line, Lines
 from nebula_jax.communication.wire import frames
-from nebula_jax.parallel.planner import M3, Compute, Line, Lines
+from nebula_jax.parallel.planner import M3
 from nebula_jax.training import m3
 from scripts import plan
 from scripts.plans import traced
@@ -89,12 +90,10 @@ def test_the_bytes_are_those_of_a_frame():
 
 @pytest.mark.slow
 def test_the_gradients_that_are_timed_run(monkeypatch):
-    monkeypatch.setattr(traced, "TIMED_SECONDS", 0.0)
+    monkeypatch.setattr(traced, "TIMED_STEPS", 1)
     monkeypatch.setattr(traced, "MOST_FLOP", 1e6)
     for part in traced.parts(given(*SMALL, SPEED).run):
-        flops, cores = traced.measure(part)
-        assert flops > 0
-        assert cores > 0
+        assert traced.measure(part) > 0
 
 
 def test_a_pretrained_start_has_the_shape_of_its_config(tmp_path):
@@ -119,8 +118,8 @@ def test_a_pretrained_start_has_the_shape_of_its_config(tmp_path):
 
 # Advice.
 
-LINE = Line(1e6, 0.05)
-RUN = M3(Compute(0.3), Compute(0.7), Lines(LINE, LINE), message_bytes=0.25e6)
+LINE = Line(8e6, 0.05)
+RUN = M3(0.3, 0.7, Lines(LINE, LINE), message_bytes=0.25e6)
 
 
 def test_a_far_line_needs_a_wider_window():
@@ -180,10 +179,3 @@ def test_the_command_prints_a_plan_and_writes_its_numbers(tmp_path, capsys):
 def test_what_cannot_work_is_refused_in_a_line(flagged, message):
     with pytest.raises(errors.NebulaError, match=message):
         plan.plan(given(*SMALL, SPEED, "--cluster_devices=2,2", *flagged))
-
-
-def test_the_lines_of_a_flag_are_those_of_a_plan():
-    found = plan.lines("up:60mbit,15ms;down:170mbit,20ms")
-    assert found == Lines(Line(7.5e6, 0.015), Line(21.25e6, 0.02))
-    assert plan.lines("") == Lines()
-    assert Line().seconds(1e9) == 0
