@@ -64,8 +64,6 @@ class Row(NamedTuple):
     """Flags of the fine-tuning beside those of all."""
     is_control: bool = False
     """True for the first seed alone."""
-    is_withdrawn: bool = False
-    """True if M3 has the flags no more: the kept figures are read, no run is done."""
 
 
 AS_IT_COMES = Row("as it comes", "as_it_comes")
@@ -77,14 +75,6 @@ ROWS = (
     MLM,
     WHOLE,
     Row("M3, MRTD alone", "mrtd", M3, ("--task_mix=mrtd=1",)),
-    Row(
-        "M3, fakes drawn by frequency",
-        "unigrams",
-        M3,
-        ("--fakes=unigrams",),
-        is_control=True,
-        is_withdrawn=True,
-    ),
     Row("M3, λ 10", "lambda10", M3, ("--rtd_weight=10",), (), True),
     Row("as it comes, [CLS] pooling", "as_it_comes_cls", "", (), CLS, True),
     Row("masked language modeling, [CLS] pooling", "mlm", BERT, (), CLS, True),
@@ -156,15 +146,12 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
     rows, marks = [], {}
     for row in rows_of(table):
         seeds = table.seeds[:1] if row.is_control else table.seeds
-        read = functools.partial(
-            runs.of_seeds, seeds=seeds, can_run=not row.is_withdrawn
-        )
         made: dict[str, Any] = {}
         if row.module and row.fine_tuning != CLS:  # of those a row above has them
-            made = read(functools.partial(pretraining_run, row, table))
-        done = read(functools.partial(fine_tuning_run, row, table, runs))
-        if not done:
-            continue  # a withdrawn row, without kept figures
+            made = runs.of_seeds(functools.partial(pretraining_run, row, table), seeds)
+        done = runs.of_seeds(
+            functools.partial(fine_tuning_run, row, table, runs), seeds
+        )
         marks[row.name] = {seed: each["right"] for seed, each in done.items()}
         rows.append(
             {

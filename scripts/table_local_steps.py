@@ -30,7 +30,7 @@ WITHIN, FEWER, BYTES, MOST_TIME = 0.01, 400, 0.01, 1.02
 """Targets: relative difference of the loss; times fewer bytes a token; bytes above the
 formula's; time of a step over that of computing."""
 OTHERS = {"muon": "Muon's", "faster": "that at 3e-3"}
-"""Key of a row -> its name beside a difference from it."""
+"""Key of a row -> its name beside a difference from it, in records that have such."""
 TIMED, EVERY = 900, 10  # steps of the run over a line, and of each record
 
 
@@ -44,49 +44,22 @@ class Row(NamedTuple):
     clusters: int
     arguments: tuple[str, ...] = ()
     """Flags beside the number of clusters and the rows of each."""
-    reference: str = ""
-    """The key of the row that it is compared with; empty for none."""
     is_fine_tuned: bool = False
-    is_explored: bool = False
-    """True for a way that was tried: the first seed alone."""
 
 
-def _tried(
-    name: str, key: str, clusters: int, *arguments: str, beside: str = "all_reduce"
-) -> Row:
-    """Makes the row of a way that was tried."""
-    return Row(name, key, clusters, arguments, beside, is_explored=True)
-
-
-ALL_REDUCE = Row("all-reduce", "all_reduce", 1, ("--sync=allreduce",), "", True)
-MUON = ("--optimizer=muon", "--learning_rate=5e-3")
-FASTER = ("--learning_rate=3e-3",)
 OUTER = ("--outer_learning_rate=1.0",)
-AVERAGING = (*OUTER, "--fragments=1", "--delay=0", "--outer_momentum=0", "--mixing=0")
-SPARSE = ("--sync=sparse", "--inner_steps=3", "--fragments=1", "--delay=0")
-KEPT = (*SPARSE, "--unsent=parameters")
+SPARSE = (
+    *("--sync=sparse", "--inner_steps=3", "--fragments=1", "--delay=0"),
+    "--unsent=parameters",
+)
+REFERENCE = "all_reduce"
+"""The key of the row that the others are compared with."""
 ROWS = (
-    ALL_REDUCE,
-    Row("streaming, e3m0", "streaming2", 2, OUTER, ALL_REDUCE.key, True),
-    Row("streaming, e3m0", "streaming4", 4, OUTER, ALL_REDUCE.key),
-    Row("sparse, 146x, unsent in parameters", "sparse2", 2, KEPT, ALL_REDUCE.key),
-    Row("sparse, 146x, unsent in parameters", "sparse4", 4, KEPT, ALL_REDUCE.key),
-    _tried("all-reduce, Muon", "muon", 1, "--sync=allreduce", *MUON),
-    _tried("streaming, e3m0, Muon", "muon2", 2, *OUTER, *MUON, beside="muon"),
-    _tried("all-reduce, rate 3e-3", "faster", 1, "--sync=allreduce", *FASTER),
-    _tried(
-        "streaming, e3m0, rate 3e-3", "faster2", 2, *OUTER, *FASTER, beside="faster"
-    ),
-    _tried("averaging of parameters", "averaging20", 2, *AVERAGING, "--inner_steps=20"),
-    _tried("averaging of parameters", "averaging1", 2, *AVERAGING, "--inner_steps=1"),
-    _tried(
-        "one of two clusters, alone",
-        "alone",
-        1,
-        "--sync=allreduce",
-        f"--batch_size={BATCH // 2}",
-    ),
-    _tried("sparse, SparseLoCo's residual", "decay2", 2, *SPARSE),
+    Row("all-reduce", REFERENCE, 1, ("--sync=allreduce",), True),
+    Row("streaming, e3m0", "streaming2", 2, OUTER, True),
+    Row("streaming, e3m0", "streaming4", 4, OUTER),
+    Row("sparse, 146x, unsent in parameters", "sparse2", 2, SPARSE),
+    Row("sparse, 146x, unsent in parameters", "sparse4", 4, SPARSE),
 )
 
 
@@ -217,45 +190,45 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
     rows = []
     losses: dict[str, dict[str, float]] = {}
     for row in ROWS:
-        seeds = table.seeds[:1] if row.is_explored else table.seeds
-        done = runs.of_seeds(functools.partial(run_of, row, table), seeds)
+        done = runs.of_seeds(functools.partial(run_of, row, table), table.seeds)
         curves = {seed: curve(each) for seed, each in done.items()}
         losses[row.key] = {seed: each[-1][1] for seed, each in curves.items()}
-        one = done[seeds[0]]["summary"]
+        one = done[table.seeds[0]]["summary"]
         tuned: dict[str, Any] = {}
         if row.is_fine_tuned:
             fine_tuning = functools.partial(fine_tuning_of, row, table, runs)
-            tuned = runs.of_seeds(fine_tuning, seeds)
+            tuned = runs.of_seeds(fine_tuning, table.seeds)
         settings = ("clusters", "inner_steps", "fragments", "delay")
         rows.append(
             {
                 "name": row.name,
                 "key": row.key,
-                "reference": row.reference,
+                "reference": "" if row.key == REFERENCE else REFERENCE,
                 **{name: one["flags"][name] for name in settings},
                 "is_all_reduce": row.clusters == 1,
-                "is_explored": row.is_explored,
                 "losses": losses[row.key],
-                "difference": difference(losses, row),
+                "difference": difference(losses, row.key),
                 "bytes": one["bytes"],
                 # English dev pairs, after the last evaluation.
                 "xnli": [
                     each["summary"]["dev"][-1]["accuracy"] for each in tuned.values()
                 ],
-                "curve": curves[seeds[0]],
+                "curve": curves[table.seeds[0]],
             }
         )
     return rows
 
 
 def difference(
-    losses: Mapping[str, Mapping[str, float]], row: Row
+    losses: Mapping[str, Mapping[str, float]], key: str
 ) -> dict[str, float] | None:
-    """Returns the relative difference of a row's loss, paired by seed, or None."""
-    if not row.reference:
+    """Returns the relative difference of a row's loss, paired by seed.
+
+    None of the row that the others are compared with.
+    """
+    if key == REFERENCE:
         return None
-    reference = losses[row.reference]
-    pairs = [loss / reference[seed] - 1 for seed, loss in losses[row.key].items()]
+    pairs = [loss / losses[REFERENCE][seed] - 1 for seed, loss in losses[key].items()]
     spread = statistics.stdev(pairs) if len(pairs) > 1 else 0.0
     return {
         "mean": statistics.mean(pairs),

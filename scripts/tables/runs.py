@@ -109,19 +109,10 @@ class Runs:
         return self.folder / "models" / name
 
     def of_seeds(
-        self, run_of: Callable[[str], Run], seeds: Sequence[str], can_run: bool = True
+        self, run_of: Callable[[str], Run], seeds: Sequence[str]
     ) -> dict[str, dict[str, Any]]:
-        """Returns seed -> figures of a row's runs; does those that are missing.
-
-        Args:
-          run_of: seed -> the run.
-          seeds: of the row.
-          can_run: False for a mode that is withdrawn, of which kept figures alone are
-            read.
-        """
-        read = self.result if can_run else self.found
-        found = {seed: read(run_of(seed)) for seed in seeds}
-        return {seed: each for seed, each in found.items() if each is not None}
+        """Returns seed -> figures of a row's runs; does those that are missing."""
+        return {seed: self.result(run_of(seed)) for seed in seeds}
 
     def found(self, run: Run) -> dict[str, Any] | None:
         """Returns the figures of a run that has ended, else None.
