@@ -11,6 +11,7 @@ import numpy as np
 from nebula_jax import errors
 from nebula_jax.communication import ranks
 from nebula_jax.face import state as state_lib
+from nebula_jax.face import values as values_lib
 from nebula_jax.runtime import local_steps
 
 
@@ -67,7 +68,7 @@ def digest(batch: Any) -> str:
     for leaf in jax.tree.leaves(batch):
         if isinstance(leaf, jax.Array) and not leaf.is_fully_addressable:
             continue  # has rows of other processes, which would have to take part
-        array = np.asarray(leaf)
+        array = np.asarray(values_lib.without_key(leaf))
         found.update(f"{array.dtype}{array.shape}".encode() + array.tobytes())
     return found.hexdigest()[:16]
 

@@ -31,11 +31,8 @@ def arrays(values: Any) -> dict[str, Any]:
     found = {}
     for number, (path, leaf) in enumerate(jax.tree_util.tree_leaves_with_path(values)):
         name = jax.tree_util.keystr(path, simple=True, separator="/")
-        if isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
-            leaf.dtype, jax.dtypes.prng_key
-        ):
-            leaf = jax.random.key_data(leaf)
-        elif isinstance(leaf, _PLAIN):
+        leaf = without_key(leaf)
+        if isinstance(leaf, _PLAIN):
             leaf = np.asarray(leaf)
         elif not isinstance(leaf, jax.Array | np.ndarray | np.generic):
             raise ValueUnsaved(
@@ -46,6 +43,17 @@ def arrays(values: Any) -> dict[str, Any]:
         # A slash would be a folder to what writes checkpoints.
         found[f"{number:04d} {name.replace('/', '.')}"] = leaf
     return found
+
+
+def without_key(leaf: Any) -> Any:
+    """Returns the numbers of a key of `jax.random`; anything else as it is."""
+    return jax.random.key_data(leaf) if _is_key(leaf) else leaf
+
+
+def _is_key(leaf: Any) -> bool:
+    return isinstance(leaf, jax.Array) and jax.dtypes.issubdtype(
+        leaf.dtype, jax.dtypes.prng_key
+    )
 
 
 def fresh(values: Any) -> mesh_lib.ShardedInit:
@@ -100,8 +108,8 @@ def restored(values: Any, found: dict[str, Any]) -> Any:
 def _like(old: Any, new: Any) -> Any:
     if isinstance(old, _PLAIN):
         return type(old)(new)
+    if _is_key(old):
+        return jax.random.wrap_key_data(new, impl=jax.random.key_impl(old))
     if isinstance(old, jax.Array):
-        if jax.dtypes.issubdtype(old.dtype, jax.dtypes.prng_key):
-            return jax.random.wrap_key_data(new, impl=jax.random.key_impl(old))
         return new
     return np.asarray(new)

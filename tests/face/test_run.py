@@ -1,10 +1,12 @@
 """A Run says what to change where its calls cannot work."""
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import nebula_jax as nebula
+from nebula_jax.face import checks
 from nebula_jax.face.checks import Misuse
 
 ONE = {"w": jnp.ones(2)}
@@ -80,6 +82,19 @@ def test_a_batch_of_the_step_alone_comes_with_it_after_a_resume_too(tmp_path):
         taken(tmp_path / "b", killed_after(5, rows), steps=6)
     assert whole[4:] == taken(tmp_path / "b", rows, steps=6)
     assert whole == [(step, rows(step).tolist()) for step in range(1, 7)]
+
+
+def test_a_digest_tells_values_shapes_types_and_keys_apart():
+    batches = [
+        {"x": np.zeros(4, np.int32)},
+        {"x": jnp.zeros(4, jnp.bfloat16)},
+        {"x": np.zeros((2, 2), np.int32)},
+        {"x": [0, 0, 0, 1]},
+        [jax.random.key(1), None],
+        [jax.random.key(2), "a name"],
+    ]
+    assert len({checks.digest(each) for each in batches}) == len(batches)
+    assert checks.digest(batches[0]) == checks.digest({"x": jnp.zeros(4, jnp.int32)})
 
 
 def test_batches_without_a_seed_are_refused_at_the_first_step(tmp_path):

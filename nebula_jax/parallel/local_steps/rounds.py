@@ -42,16 +42,13 @@ def no_request() -> bool:
 class Ends(Protocol):
     """The channels to the other clusters: `Exchange`, or `quorum.hub.Hub`."""
 
-    def send(self, step: int, fragment: int, message: Selected) -> None:
-        """Sends this cluster's message of a round to all others."""
+    def send(self, step: int, fragment: int, message: Selected) -> None: ...
 
-    def poll(self, step: int, fragment: int) -> None:
-        """Takes those messages of a round that have arrived; waits for none."""
+    def poll(self, step: int, fragment: int) -> None: ...
 
     def receive(
         self, step: int, fragment: int, message: Selected
-    ) -> Sequence[Selected | None]:
-        """Waits for a round's messages, in the clusters' order; None for no message."""
+    ) -> Sequence[Selected | None]: ...
 
 
 class Exchange:
