@@ -27,7 +27,6 @@ def run(
     """Runs this process's part of a cluster; returns the exit status.
 
     Args:
-      run: of this process.
       settings: what must be equal in all clusters.
       folder: of the cluster; locked by its root.
       train: trains to the end; returns the exit status.
@@ -64,12 +63,7 @@ def run(
 
 
 def _described(run: configuration.Run, settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns what must be equal in all processes of a cluster.
-
-    Args:
-      run: of this process.
-      settings: what must be equal in all clusters.
-    """
+    """Returns what must be equal in all processes of a cluster."""
     # In the order of a checkout, where a wheel's bundled folders are elsewhere.
     experiments = sorted((installed.FOLDER / "experiments").rglob("*.py"))
     library = sorted(installed.PACKAGE.rglob("*.py"))

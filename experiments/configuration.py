@@ -176,9 +176,6 @@ def parse_run(folder: str, module: str) -> pathlib.Path:
       folder: of the run, as given.
       module: of `experiments`, whose run it is to be.
 
-    Returns:
-      The folder.
-
     Raises:
       errors.SettingsError: if it is no such run.
     """

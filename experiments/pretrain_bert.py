@@ -16,10 +16,12 @@ computation in one process: the reference. The loop is in `bert/cluster`; which 
 this to choose is in `bert/README.md`.
 """
 
-from experiments import cluster_process, shared_flags
+import functools
+
+from experiments import cluster_process, here, shared_flags
 from experiments.bert import cluster as cluster_loop
 from experiments.bert import config, data, report, whole
-from experiments.pretraining import here
+from experiments.pretraining import prepare
 from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.ranks import devices
@@ -27,11 +29,16 @@ from nebula_jax.runtime.records import run_folder
 
 EXPERIMENT = here.Experiment(
     module="experiments.pretrain_bert",
-    settings=config.settings,
-    shared_vocabulary=data.shared_vocabulary,
-    text_of=data.text_of,
-    train_whole=whole.train,
-    figures=report.figures,
+    prepare=functools.partial(
+        prepare.prepare,
+        settings=config.settings,
+        shared_vocabulary=data.shared_vocabulary,
+        text_of=data.text_of,
+        train_whole=whole.train,
+    ),
+    figures=lambda found, records, summary, folder: report.figures(
+        found, records, summary["flags"], summary["vocab_size"]
+    ),
     plot=report.plot,
     markdown=report.markdown,
     reported=("hot_start", "data_dir", "wan", "devices_per_cluster", "emulate_compute"),
@@ -61,7 +68,7 @@ def _run_here(run: config.Run) -> int:
     run = data.checked(run)
     names = config.names(run.agreed)
     dials = {name: all_clusters.dialed(name, names, run.agreed.hub) for name in names}
-    return here.run_here(EXPERIMENT, run, names, len(names), dials)
+    return here.run_here(EXPERIMENT, run, names, dials)
 
 
 if __name__ == "__main__":

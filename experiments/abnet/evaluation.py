@@ -2,10 +2,12 @@
 
 The source side sends H^E of the sentences; the target side translates them, compares
 the translations with its own sentences and keeps them in the run's folder. Held-out
-pairs are one more test set, of which the target side also computes the loss.
+pairs are one more test set, of which the target side also computes the loss of each
+sentence, from the hidden states that are sent for translation: it is the loss that the
+codecs leave, in whatever cluster the source side is.
 
-B batch, L length of the longest bucket, l length of a batch's bucket, D width of PLM-S,
-Q longest target row.
+B batch, M micro-batches, L length of the longest bucket, l length of a batch's bucket,
+D width of PLM-S, Q longest target row.
 """
 
 import itertools
@@ -17,10 +19,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.abnet import config, data, held_out
+from experiments.abnet import config, data
+from nebula_jax import files
 from nebula_jax.communication import channels, ranks
 from nebula_jax.communication.wire import session
-from nebula_jax.evaluation import abnet_translate, bleu, hypotheses
+from nebula_jax.data import split_parallel
+from nebula_jax.evaluation import abnet_translate, bleu, hypotheses, sentence_scores
 from nebula_jax.models import abnet
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import run_folder
@@ -32,13 +36,19 @@ int32, -1 in rows that only fill the batch up; with `cmlm` also `length_logits`
 [B, L + 1] int32, the bits of float32."""
 
 
+HELD_OUT = split_parallel.HELD_OUT
+
+Losses = dict[int, tuple[float, int]]
+"""Number of an example -> its loss in nats, and the tokens that this is of."""
+
+
 class Decoder(NamedTuple):
     """The target side's part of an evaluation."""
 
     translate: Callable[[Any, Hidden], jax.Array]
     """(parameters of the target side, Hidden) -> ids [B, Q] int32."""
-    losses: held_out.LossFn
-    """Computes the losses of held-out sentences, beside their translations."""
+    losses: Callable[[Any, Hidden, data.Text], Losses]
+    """(parameters of the target side, Hidden, text) -> losses of held-out sentences."""
 
 
 def splits(agreed: config.Agreed, text: data.Text, step: int) -> list[str]:
@@ -52,10 +62,6 @@ def encoder(
     agreed: config.Agreed, task: abnet_training.Task
 ) -> Callable[[Any, np.ndarray, np.ndarray], Hidden]:
     """Returns a jitted function that encodes a batch of source sentences.
-
-    Args:
-      agreed: of the run.
-      task: of the source side.
 
     Returns:
       (parameters of the source side, ids [B, l] int32, index [B] int32) -> Hidden.
@@ -88,16 +94,7 @@ def send(
     step: int,
     end: channels.Sender,
 ) -> None:
-    """Sends the hidden states of the sentences that are translated after `step`.
-
-    Args:
-      agreed: of the run.
-      text: of the source side.
-      encode: from `encoder`.
-      params: of the source side.
-      step: just taken.
-      end: to the target side.
-    """
+    """Sends the hidden states of the sentences that are translated after `step`."""
     numbers = itertools.count()
     for split in splits(agreed, text, step):
         rows = text.rows[split]
@@ -120,9 +117,6 @@ def translate(
     """Translates by beam search or mask-predict, as the objective is; to be jitted.
 
     Args:
-      agreed: of the run.
-      task: of the target side.
-      params: of the target side.
       encoded: hidden states [B, l, D] and length logits.
       mask: [B, l] bool, false at padding.
     """
@@ -135,12 +129,7 @@ def translate(
 
 
 def decoder(agreed: config.Agreed, task: abnet_training.Task) -> Decoder:
-    """Returns functions of a batch of hidden states.
-
-    Args:
-      agreed: of the run.
-      task: of the target side.
-    """
+    """Returns functions of a batch of hidden states."""
 
     def of_length(params: Any, received: Hidden, length: int) -> jax.Array:
         bits = received.get("length_logits")
@@ -157,7 +146,74 @@ def decoder(agreed: config.Agreed, task: abnet_training.Task) -> Decoder:
         lengths = np.asarray(received["mask"]).sum(axis=1)
         return jitted(params, received, data.bucket_length(agreed, lengths))
 
-    return Decoder(decode_batch, held_out.losses(agreed, task))
+    return Decoder(decode_batch, _losses(agreed, task))
+
+
+def _losses(
+    agreed: config.Agreed, task: abnet_training.Task
+) -> Callable[[Any, Hidden, data.Text], Losses]:
+    """Returns a function that computes the losses of a batch of held-out sentences.
+
+    Its memory is that of a training step: M micro-batches, one after the other.
+    """
+    parts = agreed.micro_batches
+
+    def of_length(
+        params: Any, received: Hidden, ids: jax.Array, length: int
+    ) -> tuple[jax.Array, jax.Array]:
+        hidden = {
+            "hidden": received["hidden"][:, :length],
+            "mask": received["mask"][:, :length],
+            "index": received["index"],
+        }
+        found = jax.lax.map(
+            lambda part: abnet_training.held_out(task, params, *part),
+            jax.tree.map(
+                lambda leaf: leaf.reshape(parts, -1, *leaf.shape[1:]), (hidden, ids)
+            ),
+        )
+        return jax.tree.map(lambda leaf: leaf.reshape(-1), found)
+
+    jitted = jax.jit(of_length, static_argnums=3)
+
+    def of_batch(params: Any, received: Hidden, text: data.Text) -> Losses:
+        index, rows = np.asarray(received["index"]), text.rows[HELD_OUT]
+        examples = np.maximum(index, 0)  # -1 where a row only fills the batch up
+        columns = data.bucket_length(agreed, rows.lengths[examples])
+        ids = rows.rows(examples, columns, task.target_controls.pad)
+        lengths = np.asarray(received["mask"]).sum(axis=1)
+        length = data.bucket_length(agreed, lengths)
+        found = ranks.everywhere(jitted(params, dict(received), ids, length))
+        each = zip(index.tolist(), *(np.asarray(part) for part in found), strict=True)
+        return {
+            number: (float(nats), int(tokens))
+            for number, nats, tokens in each
+            if number >= 0
+        }
+
+    return of_batch
+
+
+def scores_of(
+    text: data.Text, losses: Losses, translations: Sequence[str], tokenize: str
+) -> sentence_scores.Scores:
+    """Returns the scores of all held-out sentences.
+
+    Args:
+      losses: of each of them.
+      translations: of each of them, in their order.
+      tokenize: for BLEU, from `bleu.tokenizer_of`.
+    """
+    ids = text.ids[HELD_OUT]
+    nats, tokens = zip(*(losses[number] for number in range(len(ids))), strict=True)
+    references = text.sentences[HELD_OUT]
+    counts = bleu.statistics(translations, references, tokenize=tokenize)
+    return sentence_scores.Scores(ids, np.asarray(nats), np.asarray(tokens), counts)
+
+
+def scores_path(translations: pathlib.Path, step: int) -> pathlib.Path:
+    """Returns the file of the scores after the last step, beside the translations."""
+    return translations / f"{HELD_OUT}-{step:08d}.scores.tsv"
 
 
 def evaluate(
@@ -173,17 +229,9 @@ def evaluate(
     The translations are written to the target cluster's folder, and the scores of each
     held-out sentence.
 
-    Args:
-      run: of this process.
-      text: of the target side.
-      decode: from `decoder`.
-      params: of the target side.
-      step: just taken.
-      end: from the source side.
-
     Returns:
-      Split -> {"bleu", "ceiling", "sentences"}; of held-out pairs also those of
-      `held_out.figures`.
+      Split -> {"bleu", "ceiling", "sentences"}; of held-out pairs also "loss" (nats a
+      token), its "standard_error" and the "tokens" that were predicted.
 
     Raises:
       session.RemoteProtocolError: if the source side sends other sentences.
@@ -192,10 +240,9 @@ def evaluate(
     words = bleu.tokenizer_of(config.languages(run.agreed.pair)[1])
     found = {}
     for split in splits(run.agreed, text, step):
-        total = len(text.ids[split])
-        wanted = len(data.evaluation_indices(run.agreed, split, total))
+        wanted = len(data.evaluation_indices(run.agreed, split, len(text.ids[split])))
         translations: dict[int, str] = {}
-        losses: held_out.Losses = {}
+        losses: Losses = {}
         while len(translations) < wanted:
             hidden = end.recv(step, next(numbers))
             ids = np.asarray(ranks.everywhere(decode.translate(params, hidden)))
@@ -205,7 +252,7 @@ def evaluate(
                     f"source sent other sentences of {split} than this side has"
                 )
             translations |= new
-            if split == held_out.SPLIT:
+            if split == HELD_OUT:
                 losses |= decode.losses(params, hidden, text)
         hypotheses = [translations[index] for index in range(wanted)]
         references = text.sentences[split][:wanted]
@@ -214,11 +261,17 @@ def evaluate(
         found[split]["ceiling"] = _ceiling(text, references, words)
         if ranks.is_root():
             _write(run, split, step, hypotheses, score)
-        if split == held_out.SPLIT:
-            scores = held_out.scores(text, losses, hypotheses, words)
-            found[split] |= held_out.figures(scores)
+        if split == HELD_OUT:
+            scores = scores_of(text, losses, hypotheses, words)
+            loss = sentence_scores.loss(scores)
+            found[split] |= {
+                "loss": loss.mean,
+                "standard_error": loss.standard_error,
+                "tokens": float(scores.tokens.sum()),
+            }
             if ranks.is_root():
-                held_out.write(_folder(run), step, scores)
+                with files.writing(scores_path(_folder(run), step)) as partial:
+                    partial.write_text(sentence_scores.dumps(scores), "utf-8")
     return found
 
 

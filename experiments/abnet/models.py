@@ -35,7 +35,8 @@ from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import cut, optimizers, partition
 from nebula_jax.training import state as train_state
 
-SOURCE, TARGET = 0, 1  # streams of randomness that follow from the seed
+SOURCE, TARGET = SIDES = (0, 1)  # streams of randomness that follow from the seed
+ROLES = ("source", "target")
 STATE_RNG = 10  # + SOURCE or TARGET
 DROPOUT_RNG = 20
 
@@ -47,6 +48,8 @@ class Plm(NamedTuple):
     tokenizer: tokenizers.Tokenizer
     digest: str
     """Differs if the model or its vocabulary does."""
+    is_trained: partition.IsTrained
+    """True for the paths of parameters that its side trains."""
 
 
 class Half(NamedTuple):
@@ -54,8 +57,6 @@ class Half(NamedTuple):
 
     task: abnet_training.Task
     mesh: Mesh
-    is_trained: partition.IsTrained
-    """True for the paths of parameters that are trained."""
     fresh: mesh_lib.ShardedInit
     """A TrainState of the trained parameters, at step 0."""
     frozen: Any
@@ -83,34 +84,40 @@ class Half(NamedTuple):
         return ((batch, rng) for batch in micro_batches)
 
 
-def load(run: config.Run, folder: pathlib.Path, layers: int = 0) -> Plm:
+def load(
+    run: config.Run, folder: pathlib.Path, layers: int = 0, new_head: bool = False
+) -> Plm:
     """Reads a pretrained model for one side.
 
+    It trains its adapters, the table of lengths, a bottleneck; with --train_all
+    everything.
+
     Args:
-      run: of this process.
       folder: of the checkpoint and its tokenizer.
       layers: how many to keep, from the first; 0 for all.
+      new_head: True if its MLM head was made here, and so trains too.
 
     Raises:
       errors.NebulaError: if it is no checkpoint with a tokenizer, or has fewer
         positions than the longest row has tokens.
     """
-    agreed, longest = run.agreed, run.agreed.length_buckets[-1]
+    agreed, local = run.agreed, run.local
     model, tokenizer = pretrained.load_with_tokenizer(
-        folder, dropout=agreed.plm_dropout, dtype=agreed.dtype, log=process.message
+        folder,
+        agreed.length_buckets[-1],
+        dropout=agreed.plm_dropout,
+        dtype=agreed.dtype,
+        remat=local.remat,
+        log=process.message,
     )
-    if model.config.max_length < longest:
-        raise errors.SettingsError(
-            f"--length_buckets ends with {longest}; {folder} has"
-            f" {model.config.max_length} positions"
-        )
     checkpoint = checkpoint_folder.digest(folder)
     if layers:
         model = pretrained.first_layers(model, layers)
-    shape = dataclasses.replace(model.config, remat=run.local.remat)
-    model = model._replace(config=shape)
     digest = files.digest_of([tokenizer.digest, checkpoint, layers])
-    return Plm(model, tokenizer, digest)
+    is_trained = functools.partial(abnet_params.is_trained, mlm_head=new_head)
+    if local.train_all:
+        is_trained = partition.train_all
+    return Plm(model, tokenizer, digest, is_trained)
 
 
 def folder_of(local: config.Local, name: str) -> pathlib.Path:
@@ -130,154 +137,65 @@ def load_source(run: config.Run) -> Plm:
     return plm
 
 
-def source_half(
-    run: config.Run,
-    plm: Plm,
-    target: transformer.Config,
-    codecs: config.Codecs | None = None,
-) -> Half:
-    """Puts the source side's model on this cluster's devices.
-
-    Args:
-      run: of this process.
-      plm: PLM-S.
-      target: shape of PLM-T.
-      codecs: of the run, if it chooses by itself; else its settings have them.
-    """
-    agreed, codecs = run.agreed, codecs or run.agreed.codecs
-    translator = model(agreed, plm.model.config, target)
-    task = make_task(agreed, translator, source=plm.tokenizer.special)
-    # Dropout belongs to the example: the same key at every step.
-    key = jax.random.fold_in(jax.random.key(agreed.seed), DROPOUT_RNG)
-    is_trained = is_trained_source(run.local)
-    mesh = _mesh(run)
-    front = cut.front(
-        activations.on(mesh, functools.partial(abnet_training.front_half, task)),
-        codecs.forward,
-        codecs.backward,
-        is_trained=is_trained,
-        has_loss=True,
-    )
-    params = params_of(agreed, translator, plm.model, SOURCE)
-    return _half(
-        run,
-        SOURCE,
-        task,
-        mesh,
-        params,
-        plm.model.config,
-        is_trained=is_trained,
-        program=front,
-        rng=lambda state: key,
-    )
-
-
-def target_half(
-    run: config.Run,
-    plm: Plm,
-    source: transformer.Config,
-    is_trained: partition.IsTrained,
-    codecs: config.Codecs | None = None,
-) -> Half:
-    """Puts the target side's model on this cluster's devices.
-
-    Args:
-      run: of this process.
-      plm: PLM-T.
-      source: shape of PLM-S.
-      is_trained: True for the paths that are trained (`target_model.is_trained`).
-      codecs: of the run, if it chooses by itself; else its settings have them.
-    """
-    agreed, codecs = run.agreed, codecs or run.agreed.codecs
-    translator = model(agreed, source, plm.model.config)
-    task = make_task(agreed, translator, target=plm.tokenizer.special)
-    mesh = _mesh(run)
-    back = cut.back(
-        activations.on(mesh, functools.partial(abnet_training.back_half, task)),
-        codecs.forward,
-        codecs.backward,
-        is_trained=is_trained,
-        sharding=mesh_lib.batch_sharding(mesh),
-    )
-    params = params_of(agreed, translator, plm.model, TARGET)
-    return _half(
-        run,
-        TARGET,
-        task,
-        mesh,
-        params,
-        plm.model.config,
-        is_trained=is_trained,
-        program=back,
-        rng=train_state.TrainState.key,
-    )
-
-
-def _half(
+def half(
     run: config.Run,
     side: int,
-    task: abnet_training.Task,
-    mesh: Mesh,
-    params: Any,
-    plm: transformer.Config,
-    *,
-    is_trained: partition.IsTrained,
-    program: cut.Front | cut.Back,
-    rng: Callable[[train_state.TrainState], jax.Array],
+    plm: Plm,
+    other: transformer.Config,
+    codecs: config.Codecs,
+    beginning: bottleneck.Start | None = None,
 ) -> Half:
-    optimizer = make_optimizer(run.agreed)
-    trained, frozen = partition.split(params, is_trained)
-    planned = fresh(run, side, mesh, trained)
+    """Puts a side's model on this cluster's devices.
+
+    Args:
+      side: SOURCE or TARGET.
+      other: shape of the other side's.
+      beginning: of the bottleneck, if there is one; None: a checkpoint brings it.
+    """
+    agreed, own = run.agreed, plm.model.config
+    source, target = (own, other) if side == SOURCE else (other, own)
+    translator = model(agreed, source, target)
+    special = plm.tokenizer.special  # each side reads its own alone
+    task = make_task(agreed, translator, special, special)
+    layout = run.local.layout()
+    mesh = devices.mesh(layout, agreed.batch_size, agreed.micro_batches)
+    if side == SOURCE:
+        program: cut.Front | cut.Back = cut.front(
+            activations.on(mesh, functools.partial(abnet_training.front_half, task)),
+            codecs.forward,
+            codecs.backward,
+            is_trained=plm.is_trained,
+            has_loss=True,
+        )
+    else:
+        program = cut.back(
+            activations.on(mesh, functools.partial(abnet_training.back_half, task)),
+            codecs.forward,
+            codecs.backward,
+            is_trained=plm.is_trained,
+            sharding=mesh_lib.batch_sharding(mesh),
+        )
+    params = params_of(agreed, translator, plm.model, side, beginning)
+    trained, frozen = partition.split(params, plm.is_trained)
+    optimizer, key = make_optimizer(agreed), jax.random.key(agreed.seed)
+    fresh = mesh_lib.sharded_init_from_arrays(
+        mesh,
+        lambda: train_state.create(
+            trained, optimizer, jax.random.fold_in(key, STATE_RNG + side)
+        ),
+    )
     apply = mesh_lib.jit_step(
         lambda state, grads, metrics: state.apply_gradients(grads, optimizer, metrics),
         mesh,
         rules.RULES,
-        planned.shapes,
+        fresh.shapes,
         inputs=(None, None),  # gradients come as the half's program leaves them
     )
-    placed = place_frozen(mesh, frozen, plm)
-    return Half(task, mesh, is_trained, planned, placed, program, apply, rng)
-
-
-def fresh(run: config.Run, side: int, mesh: Mesh, trained: Any) -> mesh_lib.ShardedInit:
-    """Plans the state of a side at step 0."""
-    key = jax.random.fold_in(jax.random.key(run.agreed.seed), STATE_RNG + side)
-    create = functools.partial(
-        train_state.create, trained, make_optimizer(run.agreed), key
-    )
-    return mesh_lib.sharded_init_from_arrays(mesh, create)
-
-
-def begun(
-    run: config.Run, plm: Plm, half: Half, side: int, beginning: bottleneck.Start
-) -> Half:
-    """Returns a half whose bottleneck, or what reads it, begins as given.
-
-    Args:
-      run: of this process.
-      plm: the side's pretrained model.
-      half: from `source_half` or `target_half`.
-      side: SOURCE or TARGET.
-      beginning: see `experiments.abnet.bottleneck`.
-    """
-    shape = half.task.config
-    params = params_of(run.agreed, shape, plm.model, side, beginning)
-    trained, _ = partition.split(params, half.is_trained)
-    return half._replace(fresh=fresh(run, side, half.mesh, trained))
-
-
-def _mesh(run: config.Run) -> Mesh:
-    """Returns this cluster's devices, over which a micro-batch is spread."""
-    agreed = run.agreed
-    return devices.mesh(run.local.layout(), agreed.batch_size, agreed.micro_batches)
-
-
-def is_trained_source(local: config.Local) -> partition.IsTrained:
-    """Returns a function of a path, True if the source side trains it.
-
-    It trains its adapters and the table of lengths; with --train_all everything.
-    """
-    return partition.train_all if local.train_all else abnet_params.is_trained
+    # The source's dropout belongs to the example: the same key at every step.
+    dropout = jax.random.fold_in(key, DROPOUT_RNG)
+    rng = (lambda state: dropout) if side == SOURCE else train_state.TrainState.key
+    placed = place_frozen(mesh, frozen, own)
+    return Half(task, mesh, fresh, placed, program, apply, rng)
 
 
 def _check_rank(agreed: config.Agreed, source: transformer.Config) -> None:
@@ -291,12 +209,7 @@ def _check_rank(agreed: config.Agreed, source: transformer.Config) -> None:
 def model(
     agreed: config.Agreed, source: transformer.Config, target: transformer.Config
 ) -> abnet.Config:
-    """Returns the translator's shape.
-
-    Args:
-      agreed: of the run.
-      source: shape of PLM-S.
-      target: shape of PLM-T.
+    """Returns the translator's shape, given those of PLM-S and PLM-T.
 
     Raises:
       errors.SettingsError: if the cross attention's heads do not divide its width, or
@@ -324,21 +237,18 @@ def model(
 def make_task(
     agreed: config.Agreed,
     translator: abnet.Config,
-    source: tokenizers.SpecialTokens | None = None,
-    target: tokenizers.SpecialTokens | None = None,
+    source: tokenizers.SpecialTokens,
+    target: tokenizers.SpecialTokens,
 ) -> abnet_training.Task:
     """Returns what a side needs besides its parameters and its batch.
 
     Args:
-      agreed: of the run.
-      translator: its shape.
-      source, target: special tokens of the two tokenizers; a cluster has one of them.
+      source, target: special tokens of the two tokenizers.
     """
-    none = tokenizers.SpecialTokens(0, 0, 0, 0, 0, 0)
     return abnet_training.Task(
         translator,
-        source or none,
-        target or none,
+        source,
+        target,
         agreed.label_smoothing,
         agreed.source_corruption,
         has_dropout=agreed.plm_dropout > 0 or agreed.adapter_dropout > 0,
@@ -358,15 +268,7 @@ def params_of(
     side: int,
     beginning: bottleneck.Start | None = None,
 ) -> Any:
-    """Returns all parameters of a side at step 0.
-
-    Args:
-      agreed: of the run.
-      translator: its shape.
-      plm: the side's pretrained model.
-      side: SOURCE or TARGET.
-      beginning: of the bottleneck, if there is one; None: zeros.
-    """
+    """Returns all parameters of a side at step 0; arguments as for `half`."""
     init, narrowed = (
         (abnet_params.init_source, abnet_params.narrowed_source),
         (abnet_params.init_target, abnet_params.narrowed_target),
@@ -382,16 +284,9 @@ def params_of(
 
 
 def place_frozen(mesh: Mesh, frozen: Any, plm: transformer.Config) -> Any:
-    """Puts frozen parameters on the devices, in the dtype of the model's products.
-
-    Args:
-      mesh: of the cluster.
-      frozen: from `partition.split`.
-      plm: shape of the pretrained model.
-    """
+    """Puts frozen parameters on the devices, in the dtype of the model's products."""
     frozen = mixed_precision.cast_kernels(frozen, plm.operands)
-    sharding = rules.shardings(mesh, rules.RULES, frozen)
-    return mesh_lib.put(frozen, sharding)
+    return mesh_lib.put(frozen, rules.shardings(mesh, rules.RULES, frozen))
 
 
 def trained_parameters(state: train_state.TrainState) -> int:

@@ -1,6 +1,5 @@
 """The report of an ABNet run: summary.json, its Markdown, a plot."""
 
-import functools
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -19,57 +18,28 @@ EXAMPLES = 5  # translations that are printed
 FLOAT32 = 4  # bytes
 
 
-def report(
+def figures(
+    found: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Sequence[Mapping[str, Any]]],
+    summary: Mapping[str, Any],
     folder: pathlib.Path,
-    clusters: Mapping[str, pathlib.Path],
-    settings: Mapping[str, Any],
-    seconds: float,
-) -> None:
-    """Writes summary.json and plot unless they are up to date; prints the Markdown.
+) -> dict[str, Any]:
+    """Returns what a run's summary has of ABNet; see `here.Experiment`.
 
-    Args:
-      folder: of the run.
-      clusters: name -> folder; the first one has the target model.
-      settings: flag -> value.
-      seconds: wall time of this command.
+    The first cluster has the target model.
     """
-    path, picture = folder / "summary.json", folder / "losses.png"
-    found = {name: run_report.read_summary(each) for name, each in clusters.items()}
-    # One process and clusters may have run here: each is a training of its own.
-    before = run_report.read_summary(folder).get("clusters", [])
-    is_of_others = {each["cluster"] for each in before} != {
-        each["cluster"] for each in found.values() if each
+    of_target = next(iter(records.values()))
+    scored = [each for each in of_target if "held_out_bleu" in each]
+    translations = run_folder.of_cluster(folder, "target") / "translations"
+    return {
+        "bytes": step_bytes(found.get("source"), summary["flags"]),
+        "bleu": [{"step": each["step"], **each["held_out_bleu"]} for each in scored],
+        "ceiling": [
+            each["held_out_ceiling"] for each in of_target if "held_out_ceiling" in each
+        ][-1:],
+        "held_out": held_out(of_target),
+        "examples": _examples(translations, scored),
     }
-    if is_of_others or run_report.is_stale(path, clusters.values()):
-        records = metrics.read(next(iter(clusters.values())))
-        run_report.draw(functools.partial(plot, records), picture)
-        translations = run_folder.of_cluster(folder, "target") / "translations"
-        summary = {
-            **run_report.provenance(run_report.wall_seconds(seconds, found.values())),
-            "flags": dict(settings),
-            "clusters": [each for each in found.values() if each],
-            "restarts": restarts.read(folder, clusters.values()),
-            "bytes": step_bytes(found.get("source"), settings),
-            "losses": {
-                name: run_report.first_and_last(metrics.read(each))
-                for name, each in clusters.items()
-            },
-            "bleu": [
-                {"step": record["step"], **record["held_out_bleu"]}
-                for record in records
-                if "held_out_bleu" in record
-            ],
-            "ceiling": [
-                each["held_out_ceiling"]
-                for each in records
-                if "held_out_ceiling" in each
-            ][-1:],
-            "held_out": held_out(records),
-            "examples": _examples(translations, records),
-        }
-        run_report.write(path, summary)
-    run_report.show(markdown(run_report.read_summary(folder)))
-    run_report.print_paths(path, picture)
 
 
 def step_bytes(
@@ -110,9 +80,6 @@ def step_bytes(
 def held_out(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the figures of held-out pairs after the last step; {} without such pairs.
 
-    Args:
-      records: metrics.jsonl of the cluster that has them.
-
     Returns:
       step, loss (nats a token), standard_error, tokens, sentences, bleu.
     """
@@ -125,31 +92,25 @@ def held_out(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     return found
 
 
-def _examples(folder: pathlib.Path, records: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Reads the first translations of the newest test set.
-
-    Args:
-      folder: of the translations.
-      records: metrics.jsonl of the cluster that has the BLEU.
-    """
-    steps = [record["step"] for record in records if "held_out_bleu" in record]
-    path = folder / f"test-{max(steps, default=0):08d}.txt"
+def _examples(folder: pathlib.Path, scored: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Reads the first translations of the newest test set, given all evaluations."""
+    newest = max((each["step"] for each in scored), default=0)
+    path = folder / f"test-{newest:08d}.txt"
     return path.read_text("utf-8").splitlines()[:EXAMPLES] if path.is_file() else []
 
 
-def plot(records: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
-    """Draws loss and BLEU against steps.
-
-    Args:
-      records: metrics.jsonl of the cluster that has both.
-      path: of the PNG to write.
-    """
+def plot(
+    found: Mapping[str, Mapping[str, Any]],
+    of_all: Mapping[str, Sequence[Mapping[str, Any]]],
+    path: pathlib.Path,
+) -> None:
+    """Draws loss and BLEU of the first cluster against steps, into the PNG `path`."""
     # Imported here, so that clusters, which draw nothing, need not wait for it.
     with installed.extra("plots"):
         import matplotlib.figure
 
     figure = matplotlib.figure.Figure(figsize=(10, 4.2), layout="constrained")
-    loss, score = figure.subplots(1, 2)
+    (loss, score), records = figure.subplots(1, 2), next(iter(of_all.values()))
     steps = [record for record in records if "loss" in record]
     loss.plot([each["step"] for each in steps], [each["loss"] for each in steps])
     loss.set(xlabel="step", ylabel="nats per target token", title="Translation loss")
@@ -243,11 +204,7 @@ def _bleu_markdown(scores: Sequence[Mapping[str, float]], pair: str) -> str:
 
 
 def _ceiling_markdown(found: Sequence[Mapping[str, float]]) -> str:
-    """Says what the references score, if the target's pieces do not keep all of them.
-
-    Args:
-      found: split -> their BLEU, of the last evaluation; empty without any.
-    """
+    """Says what the references score, if the target's pieces do not keep all."""
     if not found or min(found[0].values()) > 99.95:
         return ""
     scores = ", ".join(f"{name} {score:.1f}" for name, score in found[0].items())

@@ -1,24 +1,40 @@
-"""What a side has before its loop begins, and what it shows the other one."""
+"""A side of a run before its loop begins: what it reads, and what it shows the other.
+
+N training examples.
+"""
 
 import dataclasses
 import functools
-from collections.abc import Mapping, Sequence
+import operator
+import pathlib
 from typing import Any, NamedTuple
+
+import jax
+import numpy as np
 
 import nebula_jax
 from experiments import configuration
-from experiments.abnet import channels, config, control, data, models
+from experiments.abnet import (
+    channels,
+    config,
+    control,
+    data,
+    models,
+    target_model,
+)
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import example_alignment
-from nebula_jax.models import transformer
+from nebula_jax.models import abnet, bottleneck, transformer
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters
+from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
 from nebula_jax.training import cut
 from nebula_jax.training import state as train_state
 
+SENTENCES = 1024  # some ten thousand tokens, for products of a few hundred columns
 MOST_FINGERPRINTS = 8
 FINGERPRINT_LENGTH = 64  # characters that are kept of one
 LARGEST_MODEL = {
@@ -32,6 +48,30 @@ LARGEST_MODEL = {
 """Far beyond any encoder; a side's own layers are as wide as the peer's model."""
 
 
+class Read(NamedTuple):
+    """The pretrained model and the text of a side."""
+
+    plm: models.Plm
+    text: data.Text
+    fingerprints: dict[str, str]
+    """Of both, which must be the same when a run resumes."""
+
+
+def read(run: config.Run, side: int, folder: pathlib.Path) -> Read:
+    """Reads model and text of a side; PLM-T as `target_model.prepare` left it."""
+    if side == models.SOURCE:
+        plm = models.load_source(run)
+        digest = plm.digest
+    else:
+        plm = target_model.load(run)
+        digest = target_model.fingerprint(run)
+    is_translated = side == models.SOURCE
+    text = data.read(run, folder, plm.tokenizer, is_translated=is_translated)
+    role = models.ROLES[side]
+    digests = {f"{role}_model": digest, f"{role}_text": data.digest(run, text)}
+    return Read(plm, text, digests)
+
+
 class Side(NamedTuple):
     """One side of a run, before it has met the other one."""
 
@@ -43,62 +83,37 @@ class Side(NamedTuple):
     """Checks the other side's Hello."""
 
 
-def opened(
-    run: config.Run,
-    context: context_lib.Context,
-    plm: models.Plm,
-    text: data.Text,
-    fingerprints: Mapping[str, str],
-) -> Side:
-    """Opens a side's checkpoints, and makes its Hello.
-
-    Args:
-      run: of this process.
-      context: of its loop.
-      plm: the side's pretrained model.
-      text: the side's text.
-      fingerprints: of both, which must be the same when the run resumes.
+def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:
+    """Reads a side, opens its checkpoints, and makes its Hello.
 
     Raises:
       checkpoint.CheckpointError: if the folder holds another run.
     """
+    folder = config.side_dir(run.local)
+    if side == models.TARGET:
+        if ranks.is_root():
+            target_model.prepare(run, folder)
+        ranks.agree(0)  # the cluster's other processes go on when it is there
+    plm, text, fingerprints = read(run, side, folder)
     settings = configuration.settings(run.agreed)
     saved = context.open_checkpoints(settings, fingerprints)
     if ranks.is_root():  # only now: it is this run that the folder holds
         configuration.write_run_flags(context.folder, run)
-    examples = example_alignment.fingerprint(text.ids, data.id_key(run))
-    greeting = hello(run, saved.steps, plm.model.config, examples, fingerprints)
-    check = functools.partial(data.check_same_examples, run, text)
-    return Side(plm, text, saved, greeting, check)
-
-
-def hello(
-    run: config.Run,
-    checkpoints: Sequence[int],
-    model: transformer.Config,
-    examples: Mapping[str, Any],
-    fingerprints: Mapping[str, str],
-) -> frames.Hello:
-    """Returns this cluster's Hello.
-
-    Args:
-      run: of this process.
-      checkpoints: steps that it could go on from.
-      model: shape of its pretrained model, which the other side's adapters need.
-      examples: fingerprint of its examples' ids (`example_alignment.fingerprint`).
-      fingerprints: of its model and text, which must be the same when a run goes on.
-    """
-    return frames.Hello(
+    details = {
+        # The other side's adapters need the shape.
+        "model": dataclasses.asdict(plm.model.config),
+        "examples": example_alignment.fingerprint(text.ids, data.id_key(run)),
+        "fingerprints": fingerprints,
+    }
+    hello = frames.Hello(
         run.local.cluster,
         nebula_jax.__version__,
-        configuration.settings(run.agreed),
-        tuple(checkpoints),
-        {
-            "model": dataclasses.asdict(model),
-            "examples": dict(examples),
-            "fingerprints": dict(fingerprints),
-        },
+        settings,
+        tuple(saved.steps),
+        details,
     )
+    check = functools.partial(data.check_same_examples, run, text)
+    return Side(plm, text, saved, hello, check)
 
 
 def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:
@@ -145,24 +160,136 @@ class Begun(NamedTuple):
     choice: control.Control
     ends: channels.Ends
     batch: Any
-    """Its batches, from `batches`."""
+    """Its batches, from `data`."""
     state: train_state.TrainState
     codecs: list[cut.States]
     """States of the codecs, for each length bucket."""
 
 
-def described(
-    link: all_clusters.AnyLink, text: data.Text, state: train_state.TrainState
-) -> dict[str, Any]:
-    """Returns what both sides' summaries have.
+def begin(
+    run: config.Run,
+    context: context_lib.Context,
+    own: Side,
+    link: all_clusters.AnyLink,
+    side: int,
+) -> Begun:
+    """Opens all channels, restores the common step, exchanges what crosses only once.
 
     Args:
-      link: to the other side.
-      text: of this side.
-      state: after the last step.
+      context: of its loop, which begins.
+      side: SOURCE or TARGET of `models`.
     """
+    agreed, text, is_source = run.agreed, own.text, side == models.SOURCE
+    own.saved.add_fingerprints(peer_fingerprints(link.peer))
+    other = peer_model(link.peer)
+    width = own.plm.model.config.width if is_source else other.width
+    choice = control.Control(agreed, width, context.folder if is_source else None)
+    # All that crosses, as one table.
+    role = models.ROLES[side]
+    ends = channels.open_ends(agreed, link, role, len(text.train), width)
+    # The target names the newest step that both sides have saved.
+    if is_source:
+        start = context.wait_for_welcome(link)
+    else:
+        start = context.welcome([link], own.saved)
+    beginning = None
+    if agreed.bottleneck and start == 0:
+        found = best_directions(run, own.plm, text, other) if is_source else None
+        beginning = _shared(ends, found)
+    half = models.half(run, side, own.plm, other, choice.codecs, beginning)
+    fresh = channels.fresh(agreed, half, width)
+    arrays, position = own.saved.restore(start, fresh)
+    choice.resume(position)
+    batch = (_source_batches if is_source else _target_batches)(
+        agreed, half, text, ends
+    )
+    context.begin(start, [link])
+    return Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
+
+
+def best_directions(
+    run: config.Run, plm: models.Plm, text: data.Text, target: transformer.Config
+) -> bottleneck.Start:
+    """Finds the bottleneck that a run begins with: the best directions of its own text.
+
+    They are those of hidden states of some sentences, as they are at step 0.
+    """
+    agreed = run.agreed
+    translator = dataclasses.replace(
+        models.model(agreed, plm.model.config, target), bottleneck=0
+    )
+    params = models.params_of(agreed, translator, plm.model, models.SOURCE)
+
+    @jax.jit
+    def moments(params: abnet.Params, ids: jax.Array, count: int) -> bottleneck.Moments:
+        mask = ids != plm.tokenizer.special.pad
+        hidden = abnet.encode(translator, params, ids, mask).hidden
+        is_real = np.arange(len(ids)) < count  # others only fill the batch up
+        return bottleneck.moments(hidden, mask & is_real[:, None])
+
+    rows = text.train
+    indices = np.linspace(0, len(rows) - 1, min(SENTENCES, len(rows))).astype(int)
+    found = []
+    with process.timed(
+        f"finding the {agreed.bottleneck} best directions of hidden states"
+    ):
+        for batch in data.evaluation_batches(agreed, rows, indices):
+            length = agreed.length_buckets[batch.bucket]
+            index = indices[batch.indices]
+            ids = rows.rows(index, length, plm.tokenizer.special.pad)
+            found.append(jax.device_get(moments(params, ids, batch.count)))
+    total = functools.reduce(
+        lambda so_far, new: bottleneck.Moments(*map(operator.add, so_far, new)), found
+    )
+    return bottleneck.start(total, agreed.bottleneck)
+
+
+def _shared(ends: channels.Ends, found: bottleneck.Start | None) -> bottleneck.Start:
+    """Sends how the target begins, or receives it; the same in all processes."""
+    if found is None:
+        return bottleneck.Start(
+            *map(np.asarray, ranks.everywhere(ends.bottleneck.recv(0)))
+        )
+    of_root = ranks.from_root(found, jax.eval_shape(lambda: found))
+    same = bottleneck.Start(*map(np.asarray, ranks.everywhere(of_root)))
+    ends.bottleneck.send(0, same)
+    return same
+
+
+def _source_batches(
+    agreed: config.Agreed, half: models.Half, text: data.Text, ends: channels.Ends
+) -> data.SourceBatches:
+    """Sends the buckets of this side's rows, receives the lengths of the target's."""
+    buckets = data.row_buckets(agreed, text)
+    ends.buckets.send(0, buckets)
+    lengths = np.zeros(len(buckets), np.int32)  # with the objective `ar`
+    if ends.lengths is not None:
+        lengths = np.asarray(ends.lengths.recv(0))
+    order = data.schedule(agreed, buckets)
+    return data.SourceBatches(agreed, half.mesh, text, order, lengths)
+
+
+def _target_batches(
+    agreed: config.Agreed, half: models.Half, text: data.Text, ends: channels.Ends
+) -> data.TargetBatches:
+    """Receives the buckets of the source's rows, sends the lengths of this side's."""
+    buckets = np.asarray(ends.buckets.recv(0))
+    if ends.lengths is not None:
+        ends.lengths.send(0, text.train.lengths)
+    order = data.schedule(agreed, buckets)
+    return data.TargetBatches(agreed, half.mesh, text, order)
+
+
+def described(
+    link: all_clusters.AnyLink,
+    text: data.Text,
+    state: train_state.TrainState,
+    choice: control.Control,
+) -> dict[str, Any]:
+    """Returns what both sides' summaries have, given the last state."""
     return {
         "ledger": link.ledger,
         "text": data.describe(text),
         "trained_parameters": models.trained_parameters(state),
+        **choice.described,
     }

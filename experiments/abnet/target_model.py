@@ -4,7 +4,6 @@ P slots for predictions.
 """
 
 import dataclasses
-import functools
 import hmac
 import json
 import pathlib
@@ -13,13 +12,13 @@ from typing import Any
 import jax
 
 from experiments import configuration
-from experiments.abnet import batches, config, data, models
+from experiments.abnet import config, data, models
 from nebula_jax import files
 from nebula_jax.data import length_buckets, parallel_side, tokenizers
-from nebula_jax.models import abnet_params, mixed_precision, pretrained
+from nebula_jax.models import mixed_precision, pretrained
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints, progress, run_folder
-from nebula_jax.training import mlm_head, optimizers, partition
+from nebula_jax.training import mlm_head, optimizers
 from nebula_jax.training import state as train_state
 
 HEAD_RATE, HEAD_WARMUP = 1e-3, 30  # our choice: a head of 0.2 million parameters
@@ -39,10 +38,6 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
     Its vocabulary is trimmed to the pieces of the training text: logits are made for
     what is left, and it could not learn to predict others. If it has no MLM head, one
     is trained on that text (--mlm_head_steps).
-
-    Args:
-      run: of this process.
-      side_dir: text of the target side.
 
     Raises:
       errors.NebulaError: if the model or the text is not there, or a run has begun here
@@ -87,8 +82,10 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
 
 
 def load(run: config.Run) -> models.Plm:
-    """Reads PLM-T as `prepare` left it."""
-    return models.load(run, folder(run.local.workdir))
+    """Reads PLM-T as `prepare` left it, whose MLM head trains if it was made here."""
+    there = folder(run.local.workdir)
+    _, _, *head = json.loads((there / MADE_OF).read_text())
+    return models.load(run, there, new_head=bool(head))
 
 
 def fingerprint(run: config.Run) -> str:
@@ -105,31 +102,10 @@ def _keyed(run: config.Run, made_of: str) -> str:
     return hmac.new(key, made_of.encode(), "sha256").hexdigest()[:12]
 
 
-def is_trained(local: config.Local) -> partition.IsTrained:
-    """Returns a function of a path, True if the target side trains it.
-
-    It trains its adapters, and the MLM head if `prepare` made it; with --train_all
-    everything.
-    """
-    if local.train_all:
-        return partition.train_all
-    _, _, *head = json.loads((folder(local.workdir) / MADE_OF).read_text())
-    return functools.partial(abnet_params.is_trained, mlm_head=bool(head))
-
-
 def train_head(
     run: config.Run, model: pretrained.Pretrained, text: data.Text
 ) -> dict[str, Any]:
-    """Trains an MLM head for PLM-T, whose encoder is frozen.
-
-    Args:
-      run: of this process.
-      model: PLM-T without a head.
-      text: of the target side.
-
-    Returns:
-      The head's parameters, on the device.
-    """
+    """Trains an MLM head for PLM-T, whose encoder is frozen."""
     agreed, steps, rows = run.agreed, run.local.mlm_head_steps, text.train
     encoder_config = dataclasses.replace(model.config, dropout=0.0)
     special = text.tokenizer.special
@@ -140,7 +116,7 @@ def train_head(
     head = mlm_head.init_head(encoder_config, rng)
     state = train_state.create(head, optimizer, rng)
     rows_of_batch = min(agreed.batch_size, len(rows))
-    buckets = batches.row_buckets(agreed, text)
+    buckets = data.row_buckets(agreed, text)
     order = length_buckets.Schedule(buckets, rows_of_batch, agreed.seed)
     encoder = {part: model.params[part] for part in ("embeddings", "encoder")}
     encoder = jax.device_put(

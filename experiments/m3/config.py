@@ -136,7 +136,6 @@ def context(run: Run, part: int) -> context_lib.Context:
     """Returns the context of a training loop.
 
     Args:
-      run: of this process.
       part: 0 for a generator, 1 for the discriminator: whose --emulate_compute holds.
     """
     emulated = run.local.emulate_compute or (0, 0)

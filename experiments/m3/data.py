@@ -36,7 +36,6 @@ def checked(run: config.Run, only: int | None = None) -> config.Run:
     Text that is served elsewhere is checked there, when the generator comes.
 
     Args:
-      run: of this process.
       only: the one generator whose text has to be here; None for all of them.
     """
     if run.local.data:

@@ -1,7 +1,7 @@
 """The discriminator of M3: receive from every generator, step, send the step token."""
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,7 +10,6 @@ from experiments.m3 import channels, config, models, probes
 from experiments.pretraining import text
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
@@ -26,7 +25,7 @@ def train(run: config.Run) -> int:
     fresh = models.discriminator_init(mesh, made, agreed.seed)
     batch_at = mesh_lib.batch_sharding(mesh)
     train_step = models.discriminator_step(mesh, made, fresh)
-    evaluation = Evaluation(run, made, vocabulary, mesh, fresh)
+    evaluate = evaluator(run, made, vocabulary, mesh, fresh)
 
     settings = config.settings(run, vocabulary)
     saved = context.open_checkpoints(settings)
@@ -45,7 +44,7 @@ def train(run: config.Run) -> int:
         context.begin(start, links)
         received: list[m3.Tokens] = []
         if start == 0:
-            evaluation.run(context, 0, ends, state.params, received)
+            evaluate(context, 0, ends, state.params, received)
         steps = context.lead(links)
         for step in context.each(steps):
             received = channels.received(ends, step, agreed.fan_out)
@@ -58,7 +57,7 @@ def train(run: config.Run) -> int:
             steps.done(step)
             context.record.step(step, metrics)
             if agreed.is_evaluated(step):
-                evaluation.run(context, step, ends, state.params, received)
+                evaluate(context, step, ends, state.params, received)
             saved.after(step, state)
         saved.at_end(context.step, state)
         described = {"ledgers": {link.peer.cluster: link.ledger for link in links}}
@@ -68,46 +67,41 @@ def train(run: config.Run) -> int:
     return context.exit_status()
 
 
-class Evaluation:
-    """The evaluation on held-out text, as the generators corrupt it, and probes."""
+def evaluator(
+    run: config.Run,
+    made: models.Models,
+    vocabulary: vocabularies.Vocabulary,
+    mesh: jax.sharding.Mesh,
+    fresh: mesh_lib.ShardedInit,
+) -> Callable[..., None]:
+    """Prepares the evaluation on held-out text, as the generators corrupt it.
 
-    def __init__(
-        self,
-        run: config.Run,
-        made: models.Models,
-        vocabulary: vocabularies.Vocabulary,
-        mesh: jax.sharding.Mesh,
-        fresh: mesh_lib.ShardedInit,
-    ) -> None:
-        """Prepares the discriminator's predictions; compiles nothing yet."""
-        self._orders = [
-            text.held_out_order(run.agreed, group) for group in run.agreed.groups()
-        ]
-        self._predict = jax.jit(
-            functools.partial(m3_predictions.predict, made.config),
-            in_shardings=(fresh.sharding.params, mesh_lib.batch_sharding(mesh)),
-            out_shardings=mesh_lib.replicated(mesh),
-        )
-        self._probe = probes.Probes(run, made, vocabulary, mesh, fresh)
+    Returns:
+      A function of context, step, ends, parameters and the step's tokens, none before
+      the first, that receives held-out text and records figures.
+    """
+    groups = run.agreed.groups()
+    orders = [text.held_out_order(run.agreed, group) for group in groups]
+    predict = jax.jit(
+        functools.partial(m3_predictions.predict, made.config),
+        in_shardings=(fresh.sharding.params, mesh_lib.batch_sharding(mesh)),
+        out_shardings=mesh_lib.replicated(mesh),
+    )
+    probe = probes.Probes(run, made, vocabulary, mesh, fresh)
 
-    def run(
-        self,
+    def predictions(step: int, ends: Sequence[channels.Ends], params: Any) -> Any:
+        for end, order in zip(ends, orders, strict=True):
+            for micro_batch, (language, _) in enumerate(order):
+                yield language, predict(params, end.held_out.recv(step, micro_batch))
+
+    def evaluate(
         context: context_lib.Context,
         step: int,
         ends: Sequence[channels.Ends],
         params: Any,
         received: Sequence[m3.Tokens],
     ) -> None:
-        """Receives every generator's held-out text after a step, and records figures.
+        found = predictions(step, ends, params)
+        probe.evaluate(context, step, found, params, received)
 
-        `received` has the tokens of the step, none before the first.
-        """
-        found = rtd.RtdAccumulator()
-        with context.evaluating():
-            for end, order in zip(ends, self._orders, strict=True):
-                for micro_batch, (language, _) in enumerate(order):
-                    corrupted = end.held_out.recv(step, micro_batch)
-                    found.add(language, self._predict(params, corrupted))
-            figures = self._probe.measure(params, received)
-        context.record.evaluation(step, found.report())
-        context.record.probe(step, figures)
+    return evaluate

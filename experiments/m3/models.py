@@ -136,13 +136,7 @@ def export(
     vocabulary: vocabularies.Vocabulary,
     params: Any,
 ) -> None:
-    """Writes the discriminator's encoder, and its tokenizer, into its cluster's folder.
-
-    Args:
-      folder: of the cluster.
-      run, models, vocabulary: of this process.
-      params: of the discriminator, on the devices.
-    """
+    """Writes the discriminator's encoder and tokenizer into its cluster's folder."""
     pretraining_export.write(
         folder,
         run.agreed,

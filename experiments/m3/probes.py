@@ -1,4 +1,4 @@
-"""The probes of a discriminator, at every evaluation: seconds each.
+"""The evaluation of a discriminator: on held-out text, and by probes of seconds each.
 
 How near translations lie in its encoder, and how large the gradients of its two losses
 are. Both change long before a fine-tuned encoder would show that something is wrong.
@@ -8,7 +8,7 @@ B rows of a micro-batch, L length, P pairs of a language.
 
 import functools
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -18,8 +18,9 @@ from jax.sharding import Mesh
 from experiments.m3 import config, models
 from experiments.pretraining import text
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.evaluation import translations
+from nebula_jax.evaluation import rtd, translations
 from nebula_jax.parallel import mesh as mesh_lib
+from nebula_jax.runtime import context as context_lib
 from nebula_jax.training import m3, m3_predictions
 
 
@@ -49,15 +50,35 @@ class Probes:
         )
         self._pairs = _pairs(run, vocabulary)
 
-    def measure(
-        self, params: Any, tokens: Sequence[m3.Tokens]
-    ) -> dict[str, float | dict[str, float]]:
-        """Returns the figures: numbers, or language -> number.
+    def evaluate(
+        self,
+        context: context_lib.Context,
+        step: int,
+        predictions: Iterable[tuple[str, m3_predictions.Predictions]],
+        params: Any,
+        tokens: Sequence[m3.Tokens],
+    ) -> None:
+        """Records figures on held-out text, and the probes.
 
         Args:
+          context: of the loop.
+          step: just taken.
+          predictions: language and predictions of each held-out batch.
           params: of the discriminator.
-          tokens: of the last step; none before the first, which has no gradient yet.
+          tokens: of the step; none before the first, which has no gradient yet.
         """
+        found = rtd.RtdAccumulator()
+        with context.evaluating():
+            for language, each in predictions:
+                found.add(language, each)
+            figures = self._measure(params, tokens)
+        context.record.evaluation(step, found.report())
+        context.record.probe(step, figures)
+
+    def _measure(
+        self, params: Any, tokens: Sequence[m3.Tokens]
+    ) -> dict[str, float | dict[str, float]]:
+        """Returns the figures of the probes: numbers, or language -> number."""
         found: dict[str, float | dict[str, float]] = {}
         if tokens:
             norms = jax.device_get(self._norms(params, list(tokens)))

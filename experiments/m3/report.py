@@ -1,16 +1,25 @@
 """The report of an M3 run: summary.json, its Markdown, a plot."""
 
 import math
-from collections.abc import Mapping, Sequence
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.m3 import config, curves
+from experiments.m3 import config
+from nebula_jax import installed
 from nebula_jax.communication import codecs
 from nebula_jax.runtime.life import restarts
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.runtime.records import traces
 from nebula_jax.training import masking
 
+FIGURES = (
+    "rtd_auc",
+    "fake_token_rate",
+    "sampled_mlm_accuracy",
+    "clm_accuracy",
+    "unigram_accuracy",
+)
 STARVED = 1 / 3
 """Share of fakes among the masked tokens below which RTD has little to find."""
 GAP_KEPT = 0.9
@@ -22,8 +31,8 @@ BETTER = 0.98
 def figures(
     found: Mapping[str, Mapping[str, Any]],
     records: Mapping[str, Sequence[dict[str, Any]]],
-    settings: Mapping[str, Any],
-    vocab_size: int,
+    summary: Mapping[str, Any],
+    folder: pathlib.Path,
 ) -> dict[str, Any]:
     """Returns what a run's summary has of M3; see `here.Experiment`.
 
@@ -31,16 +40,16 @@ def figures(
     """
     of_discriminator = next(iter(records.values()))
     return {
-        "bytes": _bytes(found, settings, vocab_size),
-        "held_out": curves.held_out(of_discriminator),
-        "probes": curves.probes(of_discriminator),
+        "bytes": _bytes(found, summary["flags"], summary["vocab_size"]),
+        "held_out": held_out(of_discriminator),
+        "probes": probes(of_discriminator),
         "generators": [
             {
                 "name": name,
                 "loss": losses[-1][1] if losses else None,
                 "unigram_entropy": entropy,
             }
-            for name, entropy, losses in curves.of_generators(found, records)
+            for name, entropy, losses in of_generators(found, records)
         ],
     }
 
@@ -70,6 +79,148 @@ def _bytes(
     }
 
 
+def held_out(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lists every evaluation of a discriminator: its step, language -> figures."""
+    return [
+        {
+            "step": record["step"],
+            "languages": {
+                name: {
+                    figure: record[f"held_out_{figure}"][name]
+                    for figure in FIGURES
+                    if f"held_out_{figure}" in record
+                }
+                for name in record["held_out_rtd_auc"]
+            },
+        }
+        for record in records
+        if "held_out_rtd_auc" in record
+    ]
+
+
+def probes(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Lists the probes of every evaluation: its step, and figures by name."""
+    return [
+        {
+            name.removeprefix("probe_"): value
+            for name, value in record.items()
+            if name == "step" or name.startswith("probe_")
+        }
+        for record in records
+        if any(name.startswith("probe_") for name in record)
+    ]
+
+
+def of_generators(
+    found: Mapping[str, Mapping[str, Any]],
+    records: Mapping[str, Sequence[dict[str, Any]]],
+) -> list[tuple[str, float | None, list[tuple[int, float]]]]:
+    """Returns name, unigram entropy and (step, MLM loss) of every generator.
+
+    Args:
+      found: cluster -> its summary.
+      records: cluster -> its metrics; the first one has the discriminator, or with
+        --cluster=whole all of them.
+    """
+    first = next(iter(records))
+    entropies = found.get(first, {}).get("unigram_entropies", [])
+    curves = []
+    for k, entropy in enumerate(entropies):
+        key = f"generator_{k}_loss"
+        curve = [(each["step"], each[key]) for each in records[first] if key in each]
+        curves.append((f"generator:{k}", entropy, curve))
+    for name, of_cluster in list(records.items())[1:]:
+        curve = [(each["step"], each["loss"]) for each in of_cluster if "loss" in each]
+        curves.append((name, found.get(name, {}).get("unigram_entropy"), curve))
+    return curves
+
+
+def plot(
+    found: Mapping[str, Mapping[str, Any]],
+    of_all: Mapping[str, Sequence[dict[str, Any]]],
+    path: pathlib.Path,
+) -> None:
+    """Draws losses of all clusters and RTD AUC by language against steps.
+
+    Args:
+      found: cluster -> its summary; the first one has the discriminator.
+      of_all: cluster -> its metrics.
+      path: of the PNG to write.
+    """
+    # Imported here, so that clusters, which draw nothing, need not wait for it.
+    with installed.extra("plots"):
+        import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(11, 8), layout="constrained")
+    (losses, rtd_loss), (auc, probed) = figure.subplots(2, 2)
+    discriminator = next(iter(of_all))
+    records = [record for record in of_all[discriminator] if "loss" in record]
+    steps = [record["step"] for record in records]
+    values = [record["clm_loss"] for record in records]
+    losses.plot(steps, values, label=f"{discriminator} CLM (eq. 10)", color="black")
+    rtd_loss.plot(steps, [record["rtd_loss"] for record in records])
+    for name, entropy, curve in of_generators(found, of_all):
+        (line,) = losses.plot(*zip(*curve, strict=True), label=f"{name} MLM (eq. 6)")
+        if entropy is not None:
+            losses.axhline(
+                entropy, color=line.get_color(), linewidth=0.8, linestyle=":"
+            )
+    losses.set(
+        xlabel="step",
+        ylabel="nats per masked token",
+        title="Language models (dotted: frequencies alone)",
+    )
+    losses.legend(fontsize=8)
+    rtd_loss.set(xlabel="step", ylabel="nats per token", title="RTD loss (eq. 8)")
+    _plot_probes(probed, probes(of_all[discriminator]))
+
+    evaluations = held_out(of_all[discriminator])
+    colors = matplotlib.colormaps["tab20"].colors
+    languages = list(evaluations[-1]["languages"]) if evaluations else []
+    for index, language in enumerate(languages):
+        auc.plot(
+            [each["step"] for each in evaluations],
+            [each["languages"][language]["rtd_auc"] for each in evaluations],
+            label=language,
+            color=colors[index % len(colors)],
+        )
+    auc.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
+    auc.set(
+        xlabel="step",
+        ylabel="AUC",
+        title="RTD on held-out text (0.5: a guess; better fakes lower it)",
+    )
+    if languages:
+        auc.legend(fontsize=7, ncols=3)
+    for axes in (losses, rtd_loss, auc, probed):
+        axes.grid(alpha=0.3)
+    figure.savefig(path, dpi=110)
+
+
+def _plot_probes(axes: Any, found: Sequence[Mapping[str, Any]]) -> None:
+    """Draws how near translations lie, and how often the nearest is the right one."""
+    labels = {
+        "translation_gap": "cosine of translations, less that of others",
+        "retrieval": "translations found as the nearest",
+    }
+    for name, label in labels.items():
+        points = [
+            (each["step"], mean(each[name].values())) for each in found if name in each
+        ]
+        if points:
+            axes.plot(*zip(*points, strict=True), label=label)
+    if axes.lines:
+        axes.legend(fontsize=8)
+    axes.set(xlabel="step", title="Translations in the discriminator's encoder")
+    axes.set_ylim(bottom=0)
+
+
+def mean(values: Iterable[float | None]) -> float:
+    """Returns the mean of some figures, at least one; NaN if one is null."""
+    numbers = [math.nan if each is None else each for each in values]
+    return sum(numbers) / len(numbers)
+
+
 def markdown(summary: Mapping[str, Any]) -> str:
     """Renders a run's summary."""
     vocabulary = f", vocabulary of {summary['vocab_size']:,} pieces"
@@ -96,7 +247,7 @@ def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
     if with_pairs:
         (gap, gap_before), (right, right_before) = (
             [
-                run_report.figure(curves.mean(each[name].values()), form)
+                run_report.figure(mean(each[name].values()), form)
                 for each in (with_pairs[-1], with_pairs[0])
             ]
             for name, form in (("translation_gap", ".3f"), ("retrieval", ".0%"))
@@ -123,11 +274,7 @@ def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def warnings(summary: Mapping[str, Any]) -> list[str]:
-    """Returns sentences about what a reader would not see in the curves.
-
-    Args:
-      summary: of the run.
-    """
+    """Returns sentences about what a reader would not see in the"""
     found = []
     for each in summary.get("generators", ()):
         loss, entropy = each["loss"], each["unigram_entropy"]
@@ -141,7 +288,7 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
     with_pairs = [
         each for each in summary.get("probes", ()) if "translation_gap" in each
     ]
-    gaps = [curves.mean(each["translation_gap"].values()) for each in with_pairs]
+    gaps = [mean(each["translation_gap"].values()) for each in with_pairs]
     settings = summary.get("flags", {})
     begins_with = settings.get("hot_start") or settings.get("discriminator_start")
     if begins_with and len(gaps) > 1 and gaps[-1] < GAP_KEPT * gaps[0]:
@@ -184,7 +331,9 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
         for language, figures in last["languages"].items()
         for before in [first["languages"][language]]
     ]
-    auc, right = (mean(last, figure) for figure in ("rtd_auc", "sampled_mlm_accuracy"))
+    auc, right = (
+        mean_of(last, figure) for figure in ("rtd_auc", "sampled_mlm_accuracy")
+    )
     rows.append([f"mean of {len(rows)}", _auc(auc), "", "", ""])
     frequent = any("unigram_accuracy" in each for each in last["languages"].values())
     columns = ["language", "RTD AUC", "fake tokens", "sampled-MLM accuracy"]
@@ -195,7 +344,7 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
         run_report.table(columns, rows),
         "Mean RTD AUC (after step): "
         + ", ".join(
-            f"{_auc(mean(each, 'rtd_auc'))} ({each['step']})" for each in evaluations
+            f"{_auc(mean_of(each, 'rtd_auc'))} ({each['step']})" for each in evaluations
         )
         + ".",
     ]
@@ -214,10 +363,9 @@ def _clm(figures: Mapping[str, float]) -> str:
     return found if frequent is None else f"{found} ({frequent:.1%})"
 
 
-def mean(evaluation: Mapping[str, Any], figure: str) -> float:
+def mean_of(evaluation: Mapping[str, Any], figure: str) -> float:
     """Averages a figure of one evaluation over the languages; NaN if one is null."""
-    values = [each[figure] for each in evaluation["languages"].values()]
-    return math.nan if None in values else sum(values) / len(values)
+    return mean(each[figure] for each in evaluation["languages"].values())
 
 
 def _auc(value: float | None) -> str:

@@ -14,10 +14,9 @@ import jax
 from experiments.m3 import config, data, models, probes
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as shared_vocabulary
-from nebula_jax.evaluation import rtd, unigrams
+from nebula_jax.evaluation import unigrams
 from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
-from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import checkpoints
 from nebula_jax.training import m3, m3_predictions
@@ -36,7 +35,6 @@ def train(run: config.Run) -> int:
     fresh += [models.generator_init(mesh, made, agreed.seed, k) for k in range(count)]
     generator_step = fan_out.generator_step(made.config, mesh, fresh[1])
     discriminator_step = models.discriminator_step(mesh, made, fresh[0])
-    predict = predictions(made.config, mesh)
     probe = probes.Probes(run, made, vocabulary, mesh, fresh[0])
 
     settings = config.settings(run, vocabulary)
@@ -46,8 +44,9 @@ def train(run: config.Run) -> int:
     frequencies = [unigrams.Unigrams(vocabulary.size) for _ in texts]
     sent: list[m3.Tokens] = []
     keep = functools.partial(keep_tokens, sent)
+    evaluated = functools.partial(predictor(made.config, mesh), states, texts)
     if start == 0:
-        evaluate(context, 0, predict, probe, states, texts, sent)
+        probe.evaluate(context, 0, evaluated(), states[0].params, sent)
     for step in context.each(context.alone()):
         sent.clear()
         of_generators = []
@@ -65,7 +64,7 @@ def train(run: config.Run) -> int:
         )
         context.record.step(step, together(metrics, of_generators))
         if agreed.is_evaluated(step):
-            evaluate(context, step, predict, probe, states, texts, sent)
+            probe.evaluate(context, step, evaluated(), states[0].params, sent)
         save(step, saved, states, texts, checkpoints.Checkpoints.after)
     save(context.step, saved, states, texts, checkpoints.Checkpoints.at_end)
     described = {"unigram_entropies": [each.entropy() for each in frequencies]}
@@ -103,15 +102,27 @@ def keep_tokens(sent: list[m3.Tokens], tokens: m3.Tokens, number: int) -> None:
     sent.append(tokens)
 
 
-def predictions(config: m3.Config, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
-    """Compiles (generator, discriminator, rng, [B, L]) -> the discriminator's view."""
+def predictor(config: m3.Config, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    """Compiles the discriminator's predictions on held-out text.
+
+    Returns:
+      (states, the discriminator's first; texts of the others) -> language and
+      predictions of each batch.
+    """
 
     @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(mesh))
     def predict(generator: Any, discriminator: Any, rng: Any, batch: Any) -> Any:
         corrupted = m3_predictions.corrupt(config, generator, rng, batch)
         return m3_predictions.predict(config, discriminator, corrupted)
 
-    return predict
+    def of_all(states: Sequence[Any], texts: Sequence[text_lib.Text]) -> Any:
+        for text, state in zip(texts, states[1:], strict=True):
+            for micro_batch, (language, batch) in enumerate(text.held_out()):
+                rng = text_lib.held_out_rng(micro_batch)
+                found = predict(state.params, states[0].params, rng, batch)
+                yield language, found
+
+    return of_all
 
 
 def together(
@@ -124,32 +135,6 @@ def together(
         found["is_finite"] &= each["is_finite"]
     found["loss"] += sum(each["loss"] for each in generators)
     return found
-
-
-def evaluate(
-    context: context_lib.Context,
-    step: int,
-    predict: Callable[..., Any],
-    probe: probes.Probes,
-    states: Sequence[Any],
-    texts: Sequence[text_lib.Text],
-    sent: Sequence[m3.Tokens],
-) -> None:
-    """Records figures on every generator's held-out text, and probes.
-
-    The first state is the discriminator's; `sent` has the step's tokens, none before
-    the first.
-    """
-    discriminator, *generators = (state.params for state in states)
-    found = rtd.RtdAccumulator()
-    with context.evaluating():
-        for text, generator in zip(texts, generators, strict=True):
-            for micro_batch, (language, batch) in enumerate(text.held_out()):
-                rng = text_lib.held_out_rng(micro_batch)
-                found.add(language, predict(generator, discriminator, rng, batch))
-        figures = probe.measure(discriminator, sent)
-    context.record.evaluation(step, found.report())
-    context.record.probe(step, figures)
 
 
 def save(

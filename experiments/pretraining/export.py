@@ -34,9 +34,7 @@ def write(
 
     Args:
       folder: of the cluster; FOLDER in it is replaced (`files.replacing`).
-      agreed, local: of the run.
       shape: of the encoder.
-      vocabulary: of the run.
       params: of the model, on the root's host; its heads are left out.
     """
     if not ranks.is_root():

@@ -6,7 +6,6 @@ pieces of pre-training first; heads are new.
 V pieces of the run, D width.
 """
 
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Mapping
@@ -49,7 +48,6 @@ def check(local: config.Local, heads: str, wanted: Mapping[str, int]) -> None:
     """Checks --hot_start, if it is given, by its config.json alone.
 
     Args:
-      local: of this process.
       heads: the heads that are tied to its embeddings, for an error.
       wanted: flag -> layers or positions that it must have; `max_length` of positions.
 
@@ -79,10 +77,6 @@ def load(
 ) -> pretrained.Pretrained | None:
     """Returns --hot_start with the run's pieces and positions; None without it.
 
-    Args:
-      agreed, local: of the run.
-      vocabulary: of the run.
-
     Raises:
       errors.NebulaError: if --hot_start cannot be had, or the vocabulary is not of it.
     """
@@ -103,7 +97,6 @@ def shape_of_size(
     """Returns the shape of an encoder that begins with random weights.
 
     Args:
-      agreed, local: of the run.
       size: key of `transformer.SIZES`.
       layers: how many; 0 for those of the size.
       vocab_size: V.
@@ -126,20 +119,17 @@ def read(
     """Returns --hot_start with all of its pieces.
 
     Args:
-      agreed, local: of the run.
       max_length: positions to keep; all if None.
     """
-    whole = pretrained.load(
+    return pretrained.load(
         folder(local),
         dropout=agreed.dropout,
         dtype=agreed.dtype,
+        remat=local.remat,
+        pipeline=local.pipeline,
         max_length=max_length,
         log=process.message,
     )
-    shape = dataclasses.replace(
-        whole.config, remat=local.remat, pipeline=local.pipeline
-    )
-    return whole._replace(config=shape)
 
 
 def rows_of(
@@ -150,8 +140,6 @@ def rows_of(
     """Returns [V] integers, the row of --hot_start's table of each piece.
 
     Args:
-      local: of this process.
-      vocabulary: of the run.
       whole: --hot_start with all of its pieces.
 
     Raises:

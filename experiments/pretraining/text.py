@@ -86,10 +86,6 @@ def written(local: config.Local) -> pathlib.Path:
 def groups(languages: Sequence[str], local: config.Local) -> list[list[str]]:
     """Returns the groups of --languages, `all` looked up in the text folder.
 
-    Args:
-      languages: the flag's values.
-      local: of this process.
-
     Raises:
       errors.NebulaError: if they are no groups, or there is nothing to look up in.
     """
@@ -128,9 +124,7 @@ class Text:
         """Prepares the text.
 
         Args:
-          agreed, local: of the run.
           reader: of the text.
-          vocabulary: of the run.
           work: of this process, for --data.
 
         Raises:

@@ -32,12 +32,7 @@ def given(local: config.Local) -> vocabularies.Vocabulary:
 def compared(
     agreed: config.Agreed, local: config.Local, vocabulary: vocabularies.Vocabulary
 ) -> dict[str, Any]:
-    """Returns what a Hello compares, and a checkpoint is checked against.
-
-    Args:
-      agreed, local: of the run.
-      vocabulary: of the run.
-    """
+    """Returns what a Hello compares, and a checkpoint is checked against."""
     values = configuration.settings(agreed)
     values["vocabulary"] = vocabulary.digest[:16]
     if local.hot_start:
@@ -123,7 +118,6 @@ def make(local: config.Local, languages: Sequence[str], path: pathlib.Path) -> i
     """Makes the vocabulary that a run's clusters share; returns its size.
 
     Args:
-      local: of this process.
       languages: of the whole run.
       path: of a sentencepiece model; with --hot_start, of a folder, which must not be
         there.

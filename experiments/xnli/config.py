@@ -83,9 +83,6 @@ class Local(configuration.Place):
 
     pipeline: int
     languages: tuple[str, ...]
-    skip_missing_languages: bool = fields.of_data(
-        False, "Leave out languages without test pairs, instead of refusing to start."
-    )
     epochs: float = fields.to_begin_with(
         0.0, "Times that each training pair is seen; if 0, --steps counts."
     )

@@ -14,9 +14,7 @@ from nebula_jax import files
 from nebula_jax.data import (
     length_buckets,
     nli,
-    ragged_pairs,
     ragged_rows,
-    text_folder,
     tokenizers,
 )
 from nebula_jax.models import pretrained
@@ -57,25 +55,6 @@ class Text(NamedTuple):
         return part.rows.rows(batch.indices, length, self.tokenizer.special.pad)
 
 
-def languages(run: config.Run, split: str) -> list[str]:
-    """Returns those of --languages that have pairs of a split.
-
-    Raises:
-      text_folder.CorpusError: if one has none, unless --skip_missing_languages.
-    """
-    local, folder = run.local, pathlib.Path(run.local.data_dir)
-    there, missing = nli.present(folder, split, local.languages)
-    if missing and not local.skip_missing_languages:
-        raise text_folder.CorpusError(
-            f"no {split} pairs in {', '.join(missing)}"
-            f" ({folder}/nli/{split}.LANGUAGE.tsv[.gz]);"
-            " --skip_missing_languages leaves such languages out"
-        )
-    if missing:
-        process.message(f"no {split} pairs, left out: {', '.join(missing)}")
-    return there
-
-
 def read(
     run: config.Run,
     wanted: Mapping[str, Sequence[str]],
@@ -85,7 +64,6 @@ def read(
     """Reads and tokenizes splits; reports pairs that were cut or are unknown.
 
     Args:
-      run: its configuration.
       wanted: split -> languages.
       model: whole.
       tokenizer: of the whole model.
@@ -95,7 +73,7 @@ def read(
     """
     agreed = run.agreed
     found = {split: _examples(run, split, names) for split, names in wanted.items()}
-    is_doubled = ragged_pairs.has_double_separator(tokenizer, model.config.token_types)
+    is_doubled = ragged_rows.has_double_separator(tokenizer, model.config.token_types)
     separators = 2 if is_doubled else 1
     parts: dict[str, dict[str, Part]] = {}
     for split, by_language in found.items():
@@ -142,7 +120,7 @@ def _tokenized(
     name = f"pairs-{split}-L{longest}-{files.digest_of(made_from)}.npz"
     return ragged_rows.cached(
         run.local.prepared_dir / name,
-        lambda: ragged_pairs.tokenize(
+        lambda: ragged_rows.tokenize_pairs(
             *examples[:3], tokenizer, longest, separators=separators
         ),
     )

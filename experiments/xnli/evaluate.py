@@ -3,7 +3,8 @@
 N pairs, C classes.
 """
 
-from collections.abc import Mapping
+import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import jax
@@ -54,15 +55,6 @@ def probabilities(
     return found
 
 
-def dev_accuracy(
-    run: config.Run, predict: models.Predict, params: Any, text: data.Text
-) -> float:
-    """Returns the accuracy on English dev."""
-    dev = {config.ENGLISH: text.parts["dev"][config.ENGLISH]}
-    found = probabilities(predict, params, dev, text, run.local.eval_batch_size)
-    return report.evaluate(dev, found)[config.ENGLISH].accuracy
-
-
 def tested_parts(run: config.Run, text: data.Text) -> dict[str, data.Part]:
     """Returns the pairs that are tested: language -> its pairs."""
     of_split = text.parts[run.local.split].items()
@@ -78,10 +70,10 @@ def tested(
         return probabilities(predict, params, parts, text, run.local.eval_batch_size)
 
 
-def wanted(run: config.Run) -> dict[str, list[str]]:
+def wanted(run: config.Run) -> dict[str, Sequence[str]]:
     """Returns the pairs that training and test need: split -> languages."""
-    split, english = run.local.split, [config.ENGLISH]
-    tested = data.languages(run, split)
+    split, english, tested = run.local.split, [config.ENGLISH], run.local.languages
+    nli.check(pathlib.Path(run.local.data_dir), split, tested)
     if split == "dev":
         return {"train": english, "dev": [*dict.fromkeys((*english, *tested))]}
     return {"train": english, "dev": english, split: tested}
@@ -94,7 +86,8 @@ def evaluate(run: config.Run) -> int:
       run: that has ended, or stopped; its folder is `workdir`.
     """
     split = run.local.split
-    needed = {split: data.languages(run, split)}
+    needed = {split: run.local.languages}
+    nli.check(pathlib.Path(run.local.data_dir), split, run.local.languages)
     trained = restored.read(run)
     model, tokenizer = models.load(run)
     text = data.read(run, needed, trained.with_trained_rows(model), tokenizer)

@@ -3,7 +3,6 @@
 B batch, L length, C classes, V rows of the table.
 """
 
-import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
@@ -52,15 +51,13 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
         agreed.length_buckets[-1],
         dropout=agreed.encoder_dropout,
         dtype=agreed.dtype,
+        remat=run.local.remat,
+        pipeline=run.local.pipeline,
         log=process.message,
     )
     if agreed.encoder_layers:
         model = pretrained.first_layers(model, agreed.encoder_layers)
-    local = run.local
-    shape = dataclasses.replace(
-        model.config, remat=local.remat, pipeline=local.pipeline
-    )
-    return model._replace(config=shape), tokenizer
+    return model, tokenizer
 
 
 def fingerprints(run: config.Run) -> dict[str, str]:
@@ -115,8 +112,6 @@ def trained(
     """Compiles the training step, and plans what it begins with.
 
     Args:
-      run: its configuration.
-      mesh: of this process.
       shape: of the classifier.
       text: with the kept pieces.
 

@@ -32,9 +32,6 @@ class Trained(NamedTuple):
 
         Pieces that the run never saw have the rows that they had.
 
-        Args:
-          model: whole, as the run began with it.
-
         Raises:
           pretrained.PretrainedError: if the table is another model's.
         """
@@ -99,9 +96,6 @@ def _shapes(params: Any) -> Any:
 
 def read(run: config.Run) -> Trained:
     """Reads what a run trained.
-
-    Args:
-      run: whose folder is `workdir`.
 
     Raises:
       checkpoint.CheckpointError: if its encoder is not --encoder as it is now.

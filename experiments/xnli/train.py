@@ -3,14 +3,14 @@
 import dataclasses
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from experiments import configuration
 from experiments.xnli import config, data, evaluate, models, report, restored
-from experiments.xnli import selection as selection_lib
 from nebula_jax.communication import ranks
 from nebula_jax.data import length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
@@ -20,6 +20,49 @@ from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import partition
+
+
+class Selection(NamedTuple):
+    """The parameters that are selected so far, and the evaluations behind that."""
+
+    step: int
+    """The selected step; 0 before any."""
+    params: Any
+    """Parameters of the selected step."""
+    curve: tuple[tuple[int, float], ...] = ()
+    """(step, accuracy on English dev) of every evaluation."""
+
+    @property
+    def position(self) -> dict[str, Any]:
+        """A selection without its parameters, as JSON values of a checkpoint."""
+        return {"selected_step": self.step, "curve": list(map(list, self.curve))}
+
+    def after(self, rule: str, step: int, accuracy: float, params: Any) -> "Selection":
+        """Returns the selection after one more evaluation.
+
+        Args:
+          rule: --checkpoint_selection.
+          step: that was evaluated.
+          accuracy: on English dev.
+          params: after `step`; copied, because the next step uses them up.
+        """
+        curve = (*self.curve, (step, accuracy))
+        if rule == "last" or all(accuracy > earlier for _, earlier in self.curve):
+            return Selection(step, jax.tree.map(jnp.copy, params), curve)
+        return self._replace(curve=curve)
+
+
+def restored_selection(params: Any, position: Mapping[str, Any] | None) -> Selection:
+    """Returns the selection of a checkpoint; before any evaluation without one.
+
+    Args:
+      params: `best` of the checkpoint; at the beginning, any tree of that shape.
+      position: of the checkpoint; None at the beginning.
+    """
+    if position is None:
+        return Selection(0, params)
+    curve = tuple((step, accuracy) for step, accuracy in position["curve"])
+    return Selection(position["selected_step"], params, curve)
 
 
 def train(run: config.Run) -> int:
@@ -38,7 +81,7 @@ def train(run: config.Run) -> int:
     train_step, fresh, frozen = models.trained(run, mesh, shape, text)
     predict = models.predictor(run, shape, mesh)
     tree, position = saved.restore(saved.newest, fresh)
-    state, selection = tree["state"], selection_lib.restored(tree["best"], position)
+    state, selection = tree["state"], restored_selection(tree["best"], position)
     commits = _commits(position)
     del tree  # the first step uses up what the state was made of
     context.begin(saved.newest, steps=agreed.steps)
@@ -59,9 +102,8 @@ def train(run: config.Run) -> int:
         if agreed.is_evaluated(step):
             params = partition.merge(state.params, frozen)
             accuracy = _dev_accuracy(run, context, step, predict, params, text)
-            selection = selection_lib.select(
-                agreed, selection, step, accuracy, state.params
-            )
+            rule = agreed.checkpoint_selection
+            selection = selection.after(rule, step, accuracy, state.params)
         if step < agreed.steps:
             saved.after(step, to_save(), position_now)
     # Before the last checkpoint: with that one no step is left to sum up.
@@ -107,8 +149,11 @@ def _dev_accuracy(
     text: data.Text,
 ) -> float:
     """Returns the accuracy on English dev after `step`, and records it."""
+    dev = {config.ENGLISH: text.parts["dev"][config.ENGLISH]}
+    size = run.local.eval_batch_size
     with context.evaluating():
-        accuracy = evaluate.dev_accuracy(run, predict, params, text)
+        found = evaluate.probabilities(predict, params, dev, text, size)
+        accuracy = report.evaluate(dev, found)[config.ENGLISH].accuracy
     context.record.evaluation(step, {config.ENGLISH: {"accuracy": accuracy}})
     if ranks.is_root():
         process.progress(f"{config.NAME}: English dev {accuracy:.2%}")
@@ -118,7 +163,7 @@ def _dev_accuracy(
 def _test(
     run: config.Run,
     predict: models.Predict,
-    selection: selection_lib.Selection,
+    selection: Selection,
     frozen: Any,
     text: data.Text,
     position: Mapping[str, Any],
@@ -127,11 +172,8 @@ def _test(
 ) -> None:
     """Tests the selected parameters unless that is done; exports and reports.
 
-    Args:
-      run, predict, selection, frozen, text: of the run that has ended.
-      position: of the last checkpoint.
-      begin: when this command began, of time.monotonic.
-      is_new: True if this command trained some step.
+    `position` is of the last checkpoint; the command began at `begin`, of
+    time.monotonic, and if it `is_new` has trained some step.
     """
     if ranks.agree(is_new or not run_report.read_summary(run.local.workdir)):
         params = partition.merge(selection.params, frozen)

@@ -107,9 +107,10 @@ def differences(ids: Ids, key: bytes, peer: Any) -> list[str]:
     extra: list[int] = []
     unclear = 0
     for group in np.flatnonzero((surplus != 0) | (xors != 0)):
-        members = np.flatnonzero(digests % GROUPS == group)
-        found = _extra(digests[members], int(surplus[group]), int(xors[group]))
-        extra += members[found].tolist()
+        found: list[int] = []
+        if surplus[group] == 1:  # then the XOR is the digest of that example
+            found = np.flatnonzero(digests == xors[group])[:1].tolist()
+        extra += found
         unclear += surplus[group] >= 0 and not found
     examples = [(split, name) for split, names in ids.items() for name in names]
     sizes = local["splits"], peer["splits"]
@@ -147,22 +148,6 @@ def _parse(peer: Any) -> _Groups:
     if not fits:
         raise AlignmentError("the peer's fingerprint of its examples is malformed")
     return _Groups(counts, xors)
-
-
-def _extra(digests: np.ndarray, surplus: int, xor: int) -> list[int]:
-    """Finds the one or two of a group's digests that the peer lacks; [] if unclear.
-
-    Args:
-      digests: uint64, this side's of the group.
-      surplus: number of digests that this side has more.
-      xor: of the digests that only one side has.
-    """
-    if surplus == 1:
-        return np.flatnonzero(digests == xor)[:1].tolist()
-    if surplus == 2 and xor:
-        # Each of the two is the XOR of the other and `xor`.
-        return np.flatnonzero(np.isin(digests, digests ^ np.uint64(xor)))[:2].tolist()
-    return []
 
 
 def _sentences(

@@ -12,7 +12,7 @@ import pathlib
 import random
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -205,11 +205,7 @@ def mixture(
     exponents: SamplingExponents,
     opened: Open,
 ) -> GeneratorData:
-    """Mixes the text of one generator, wherever that is.
-
-    Args:
-      languages, mix, exponents: as in `open_generator`.
-    """
+    """Mixes the text of one generator, wherever that is."""
     held_out = {}
     mono, parallel = [], []
     for language in languages:
@@ -277,12 +273,8 @@ def check_text(
 ) -> None:
     """Raises CorpusError where a file that these groups need is missing."""
     text_folder.check_folder(data_dir)
-    for group, mix in zip(groups, mixes, strict=True):
-        for language in group:
-            text_folder.mono_path(data_dir, language, "train")
-            text_folder.mono_path(data_dir, language, "valid")
-            if mix["trtd"] > 0 and language != "en":
-                text_folder.parallel_path(data_dir, language, "train")
+    for _ in _texts(data_dir, groups, mixes):
+        pass
 
 
 def check_lines(
@@ -291,17 +283,25 @@ def check_lines(
     mixes: Sequence[TaskWeights],
 ) -> None:
     """Raises CorpusError at the first malformed line of these groups' text."""
+    for lines in _texts(data_dir, groups, mixes):
+        for _ in lines:
+            pass
+
+
+def _texts(
+    data_dir: pathlib.Path,
+    groups: Sequence[Sequence[str]],
+    mixes: Sequence[TaskWeights],
+) -> Iterator[Iterator[Any]]:
+    """Yields the lines or pairs of each file that these groups need."""
     for group, mix in zip(groups, mixes, strict=True):
         for language in group:
             for split in ("train", "valid"):
-                for _ in text_folder.read_mono(
-                    text_folder.mono_path(data_dir, language, split)
-                ):
-                    pass
+                path = text_folder.mono_path(data_dir, language, split)
+                yield text_folder.read_mono(path)
             if mix["trtd"] > 0 and language != "en":
                 path = text_folder.parallel_path(data_dir, language, "train")
-                for _ in text_folder.read_parallel(path):
-                    pass
+                yield text_folder.read_parallel(path)
 
 
 def vocabulary_lines(

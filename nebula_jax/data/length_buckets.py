@@ -151,9 +151,6 @@ def shuffled(count: int, seed: int, epoch: int = 0, bucket: int = 0) -> np.ndarr
 def micro_batches(indices: np.ndarray, count: int) -> np.ndarray:
     """Cuts a batch into equal parts, in order.
 
-    Args:
-      indices: [B].
-
     Returns:
       [M, B / M].
 
@@ -194,22 +191,20 @@ def bucket_of(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
 
 
 def evaluation_batches(
-    buckets: np.ndarray, batch_size: int, lengths: np.ndarray | None = None
+    buckets: np.ndarray, batch_size: int, lengths: np.ndarray
 ) -> list[EvaluationBatch]:
     """Batches all examples once, the shortest first, so that little is padding.
 
     Args:
       buckets: [N] uint8, length bucket of each example.
-      lengths: [N] integers, to sort by within a bucket. If one side has only the
-        buckets, both must leave the lengths out.
+      lengths: [N] integers, to sort by within a bucket.
 
     Raises:
       ScheduleError: if there is no example.
     """
     if not len(buckets):
         raise ScheduleError("there is no example to evaluate on")
-    within = np.zeros(len(buckets), np.int64) if lengths is None else lengths
-    order = np.lexsort((within, buckets)).astype(np.int32)  # stable: then by index
+    order = np.lexsort((lengths, buckets)).astype(np.int32)  # stable: then by index
     batches = []
     for start in range(0, len(order), batch_size):
         part = order[start : start + batch_size]

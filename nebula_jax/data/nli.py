@@ -47,38 +47,18 @@ def path(data_dir: pathlib.Path, split: str, language: str) -> pathlib.Path:
     return existing
 
 
-def present(
-    data_dir: pathlib.Path, split: str, languages: Sequence[str]
-) -> tuple[list[str], list[str]]:
-    """Parts languages that have a file from those that have none.
-
-    Args:
-      data_dir: folder with an `nli/`.
-      split: one of SPLITS.
-      languages: ISO 639-1 codes.
-
-    Returns:
-      The languages with a file, and those without.
-
-    Raises:
-      CorpusError: if none has, or there is no such folder.
-    """
+def check(data_dir: pathlib.Path, split: str, languages: Sequence[str]) -> None:
+    """Raises CorpusError unless all languages have pairs of a split."""
     if not data_dir.is_dir():
         raise tsv.NoCorpusError(f"data_dir={data_dir}: there is no such folder")
-    found, missing = [], []
-    for language in languages:
-        try:
-            path(data_dir, split, language)
-        except tsv.CorpusError:
-            missing.append(language)
-        else:
-            found.append(language)
-    if not found:
+    plain = {name: data_dir / "nli" / f"{split}.{name}.tsv" for name in languages}
+    missing = [name for name in plain if tsv.plain_or_gzip(plain[name]) is None]
+    if missing:
         raise tsv.NoCorpusError(
-            f"data_dir={data_dir}: no {split} pairs in it; expected files such as"
-            f" {data_dir}/nli/{split}.en.tsv.gz (see experiments/m3/README.md)"
+            f"data_dir={data_dir}: no {split} pairs in {', '.join(missing)}; expected"
+            f" {plain[missing[0]]}[.gz] and so on (see experiments/m3/README.md), or"
+            " languages that have some"
         )
-    return found, missing
 
 
 def read(file: pathlib.Path) -> Examples:
@@ -106,13 +86,6 @@ def read(file: pathlib.Path) -> Examples:
 
 
 def histogram(labels: np.ndarray) -> dict[str, int]:
-    """Counts the examples of each label.
-
-    Args:
-      labels: [N] int32.
-
-    Returns:
-      Label -> count, in the order of LABELS.
-    """
+    """Counts the examples of each label."""
     counts = np.bincount(labels, minlength=len(LABELS))
     return {name: int(count) for name, count in zip(LABELS, counts, strict=True)}

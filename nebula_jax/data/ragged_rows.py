@@ -1,6 +1,10 @@
 """Tokenized examples in flat arrays, and padded rows of them.
 
-Sentences are tokenized here, pairs of sentences in `ragged_pairs`.
+A sentence is [CLS] A [SEP]. A pair has the form that its model expects:
+
+    BERT, mBERT, ELECTRA        [CLS] A [SEP] B [SEP]          token types 0 and 1
+    XLM-R, e5, MiniLM (XLM-R's) <s> A </s> </s> B </s>         one token type
+    ERNIE-M                     [CLS] A [SEP] [SEP] B [SEP]    none
 
 N examples, T tokens in all, B batch, C capacity of a row, V pieces.
 """
@@ -10,12 +14,11 @@ import pathlib
 import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Protocol
 
 import numpy as np
 
 from nebula_jax import errors, files
-from nebula_jax.data import parallel_side
+from nebula_jax.data import parallel_side, tokenizers
 
 SHOWN = 3
 """So many ids are named in a message; the others are counted."""
@@ -26,13 +29,6 @@ _CHUNK = 10_000  # texts tokenized at once: their lists of ints take far more me
 
 class TokenError(errors.NebulaError):
     """A sentence that cannot be trained on, or rows that cannot be made."""
-
-
-class BatchEncoder(Protocol):
-    """The part of a tokenizer that `tokenize` needs."""
-
-    def encode_batch(self, texts: list[str]) -> list[list[int]]:
-        """Encodes each text, without [CLS], [SEP] and their like."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,52 +107,98 @@ class TokenRows:
 
 def tokenize(
     side: parallel_side.Side,
-    tokenizer: BatchEncoder,
+    tokenizer: tokenizers.Tokenizer,
     max_length: int,
     *,
-    unknown: int,
-    before: Sequence[int] = (),
-    after: Sequence[int] = (),
     truncate: bool = False,
 ) -> TokenRows:
     """Tokenizes the texts of a side.
 
     Args:
-      max_length: tokens that a sentence may have, `before` and `after` included.
-      unknown: token id of characters that are not in the vocabulary.
-      before: put before each sentence, such as [CLS].
-      after: put after each sentence, such as [SEP]; a sentence that is cut has it too.
+      max_length: tokens that a sentence may have, [CLS] and [SEP] included.
       truncate: cut a longer sentence instead of refusing it.
 
     Raises:
       TokenError: at a sentence of more than `max_length` tokens, and if that leaves
         no room for text.
     """
-    room = max_length - len(before) - len(after)
+    special, room = tokenizer.special, max_length - 2
     if room < 1:
         raise TokenError(f"max_length {max_length} leaves no room for text")
-    rows, cut, unknown_rows = [], [], []
-    too_long = {}  # index -> tokens
-    for index, text in enumerate(encode(side.texts, tokenizer)):
+    rows, cut, unknown = [], {}, []  # cut: index -> tokens
+    for index, text in enumerate(_encode(side.texts, tokenizer)):
         if len(text) > room:
-            cut.append(index)
-            too_long[index] = len(before) + len(text) + len(after)
-        if all(token == unknown for token in text):
-            unknown_rows.append(index)
-        rows.append(np.asarray([*before, *text[:room], *after], np.int32))
+            cut[index] = len(text) + 2
+        if all(token == special.unk for token in text):
+            unknown.append(index)
+        row = [special.cls, *text[:room], special.sep]
+        rows.append(np.asarray(row, np.int32))
     if cut and not truncate:
-        others = f" ({len(cut) - 1} others are too long)" if cut[1:] else ""
+        (first, tokens), *others = cut.items()
+        more = f" ({len(others)} others are too long)" if others else ""
         raise TokenError(
-            f"example {side.ids[cut[0]]!r} has {too_long[cut[0]]} tokens; at most"
-            f" {max_length} are allowed{others}"
+            f"example {side.ids[first]!r} has {tokens} tokens; at most"
+            f" {max_length} are allowed{more}"
         )
-    return join(side.ids, rows, cut, unknown_rows)
+    return join(side.ids, rows, list(cut), unknown)
 
 
-def encode(texts: Sequence[str], tokenizer: BatchEncoder) -> Iterator[list[int]]:
+def has_double_separator(tokenizer: tokenizers.Tokenizer, token_types: int) -> bool:
+    """Returns whether a model has two separators between the sentences of a pair.
+
+    Args:
+      tokenizer: of the model. XLM-R's pieces decide, whoever made the model:
+        multilingual MiniLM and e5 have BERT's two token types and use one of them.
+      token_types: token types that the model has an embedding of.
+    """
+    return tokenizer.piece(tokenizer.special.cls) == "<s>" or token_types < 2
+
+
+def tokenize_pairs(
+    ids: Sequence[str],
+    first: Sequence[str],
+    second: Sequence[str],
+    tokenizer: tokenizers.Tokenizer,
+    max_length: int,
+    *,
+    separators: int,
+) -> TokenRows:
+    """Tokenizes pairs; of a pair that is too long, the longer sentence is cut.
+
+    Args:
+      ids: [N], of the pairs.
+      first, second: [N], their sentences.
+      max_length: tokens that a pair may have, all included.
+      separators: between the sentences, 1 or 2.
+
+    Raises:
+      TokenError: if `max_length` leaves no room for a piece of each.
+    """
+    special, room = tokenizer.special, max_length - 2 - separators
+    if room < 2:
+        raise TokenError(f"max_length {max_length} leaves no room for text")
+    rows, cut, unknown = [], [], []
+    pairs = zip(_encode(first, tokenizer), _encode(second, tokenizer), strict=True)
+    for index, (one, two) in enumerate(pairs):
+        if all(token == special.unk for token in [*one, *two]):
+            unknown.append(index)
+        if len(one) + len(two) > room:
+            cut.append(index)
+            # As if pieces were taken from the longer one until the pair fits.
+            one = one[: max(room - len(two), room - room // 2)]
+            two = two[: room - len(one)]
+        between = [special.sep] * separators
+        row = [special.cls, *one, *between, *two, special.sep]
+        rows.append(np.asarray(row, np.int32))
+    return join(ids, rows, cut, unknown)
+
+
+def _encode(
+    texts: Sequence[str], tokenizer: tokenizers.Tokenizer
+) -> Iterator[list[int]]:
     """Yields the token ids of each text; few texts at once are lists of ints."""
     for start in range(0, len(texts), _CHUNK):
-        yield from tokenizer.encode_batch(list(texts[start : start + _CHUNK]))
+        yield from tokenizer.encode_batch(texts[start : start + _CHUNK])
 
 
 def join(
@@ -165,14 +207,7 @@ def join(
     cut: Sequence[int],
     unknown: Sequence[int],
 ) -> TokenRows:
-    """Joins the rows of N examples.
-
-    Args:
-      ids: [N], of the examples.
-      rows: [N], the tokens of each, int32.
-      cut: ascending numbers of examples that were cut.
-      unknown: ascending numbers of examples without a known character.
-    """
+    """Joins the tokens of N examples; numbers of those cut and unknown ascend."""
     return TokenRows(
         list(ids),
         np.concatenate([np.zeros(0, np.int32), *rows]),
@@ -203,13 +238,9 @@ def renumber(rows: TokenRows, keep: np.ndarray) -> TokenRows:
 
 def prepare(
     file: pathlib.Path,
-    tokenizer: BatchEncoder,
-    digest: str,
+    tokenizer: tokenizers.Tokenizer,
     max_length: int,
     *,
-    unknown: int,
-    before: Sequence[int] = (),
-    after: Sequence[int] = (),
     truncate: bool = False,
     prepared_dir: pathlib.Path,
 ) -> TokenRows:
@@ -217,27 +248,21 @@ def prepare(
 
     Args:
       file: of the split (see `parallel_side`).
-      tokenizer, max_length, unknown, before, after, truncate: as for `tokenize`.
-      digest: differs between tokenizers.
+      tokenizer, max_length, truncate: as for `tokenize`.
       prepared_dir: gets an .npz file, named by a digest of all that it is made from.
 
     Raises:
       CorpusError: where the file is malformed.
       TokenError: at a sentence of more than `max_length` tokens.
     """
-    made_from = [FORMAT, files.digest(file), digest, max_length, unknown]
-    key = files.digest_of([*made_from, list(before), list(after), truncate])
+    special = tokenizer.special
+    made_from = [FORMAT, files.digest(file), tokenizer.digest, max_length]
+    made_from += [special.unk, [special.cls], [special.sep], truncate]
     split = file.name.partition(".tsv")[0]
     return cached(
-        prepared_dir / f"tokens-{split}-L{max_length}-{key}.npz",
+        prepared_dir / f"tokens-{split}-L{max_length}-{files.digest_of(made_from)}.npz",
         lambda: tokenize(
-            parallel_side.read(file),
-            tokenizer,
-            max_length,
-            unknown=unknown,
-            before=before,
-            after=after,
-            truncate=truncate,
+            parallel_side.read(file), tokenizer, max_length, truncate=truncate
         ),
     )
 

@@ -70,9 +70,6 @@ def split(
         training pair has the same text on either side, letters' case and punctuation
         aside. They are the same whatever `max_pairs` is.
 
-    Returns:
-      The folders of source and target.
-
     Raises:
       CorpusError: at missing or malformed text, at values of `sources` that no pair
         has, at fewer pairs than `held_out` and `max_pairs` need, and if `out` holds

@@ -34,9 +34,6 @@ def by_mask_predict(
       max_length: Q; the configuration's if None. A smaller Q is faster, as long as
         no candidate is longer.
 
-    Returns:
-      Translations.
-
     Raises:
       ValueError: if the objective is not `cmlm`: S then sends no length logits.
     """
@@ -134,9 +131,6 @@ def by_beam_search(
       source_mask: [B, L] bool, false at padding.
       alpha: exponent of the length penalty.
       max_length: Q; the configuration's if None.
-
-    Returns:
-      Translations.
     """
     target = abnet.Target(config)
     variables = {"params": params}

@@ -62,9 +62,6 @@ def search(
       beams: N; 4 in section 4.2.
       alpha: exponent of the length penalty, which counts [SEP] and not [CLS]; at
         least 0.
-
-    Returns:
-      Translations of at least one piece.
     """
     rules = _Rules(special, max_length, beams, alpha)
     empty = jnp.full((batch_size, beams, max_length), special.pad, jnp.int32)
@@ -154,9 +151,6 @@ def _ended(
       ids: [B, 2 N, Q] int32, the best continuations.
       ends: [B, 2 N] bool, True for those that end.
       total: [B, 2 N] float32, their log-probabilities.
-
-    Returns:
-      `ended` and `ended_scores` of _Beams.
     """
     beams = rules.beams
     counts = ends & (jnp.arange(2 * beams) < beams)[None]

@@ -76,9 +76,6 @@ def tokenizer_of(language: str) -> str:
 
     >>> [tokenizer_of(code) for code in ("en", "zho_Hant", "zh-CN", "jpn", "tha_Thai")]
     ['13a', 'zh', 'zh', 'char', 'char']
-
-    Args:
-      language: of the references: its code, and perhaps script and country.
     """
     name, *others = re.split("[-_]", language.lower())
     known = (each for each in (*others, name) if each in WITHOUT_SPACES)

@@ -63,9 +63,6 @@ def warnings(scores: Mapping[str, Score], names: Sequence[str]) -> list[str]:
     Args:
       scores: language -> score.
       names: of the classes, C of them.
-
-    Returns:
-      Sentences: languages at chance, and classes that are never predicted.
     """
     found = []
     for language, of in scores.items():
@@ -96,9 +93,6 @@ class Spread(NamedTuple):
 
 def over_seeds(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
     """Computes mean and sample standard deviation by language, and of the average.
-
-    Args:
-      runs: a mapping language -> accuracy for each seed.
 
     Returns:
       Language, then AVERAGE -> Spread. The deviation of the average is that of the

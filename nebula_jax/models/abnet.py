@@ -124,9 +124,6 @@ class Source(nn.Module):
         Args:
           input_ids: [B, L] int32.
           attention_mask: [B, L] bool, false at padding.
-
-        Returns:
-          Encoded.
         """
         hidden = self.embeddings(input_ids, deterministic)
         named = self.config.objective == "cmlm"
@@ -303,9 +300,6 @@ def encode(
       input_ids: [B, L] int32.
       attention_mask: [B, L] bool, false at padding.
       keys: [B] keys, one for each example; None for no dropout.
-
-    Returns:
-      Encoded.
     """
     source = Source(config)
     if keys is None:

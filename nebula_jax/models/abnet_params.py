@@ -7,6 +7,7 @@ import re
 
 import jax
 import jax.numpy as jnp
+from flax import traverse_util
 
 from nebula_jax import errors
 from nebula_jax.models import abnet, adapters, bottleneck, transformer
@@ -42,9 +43,6 @@ def with_pretrained(
         modules of these names. An `mlm_head` that only one of `params` and `pretrained`
         has is left as in `params`.
 
-    Returns:
-      Parameters of the same shapes.
-
     Raises:
       NebulaError: if the model has other shapes than `params`.
     """
@@ -65,21 +63,16 @@ def with_pretrained(
 
 def _check_shapes(pretrained: abnet.Params, params: abnet.Params) -> None:
     """Raises NebulaError at the first path, in order, whose shapes differ."""
-    got, wanted = _shapes(pretrained), _shapes(params)
+    got, wanted = (
+        {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree).items()}
+        for tree in (pretrained, params)
+    )
     for path in sorted(got.keys() | wanted.keys()):
         if got.get(path) != wanted.get(path):
             raise errors.NebulaError(
-                f"pretrained model: {path} is {got.get(path, 'missing')}; this"
-                f" configuration has {wanted.get(path, 'no such parameter')}"
+                f"pretrained model: {'/'.join(path)} is {got.get(path, 'missing')};"
+                f" this configuration has {wanted.get(path, 'no such parameter')}"
             )
-
-
-def _shapes(tree: abnet.Params) -> dict[str, tuple[int, ...]]:
-    """Returns path -> shape of every leaf."""
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="/"): leaf.shape
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
 
 
 def narrowed_source(params: abnet.Params, beginning: bottleneck.Start) -> abnet.Params:

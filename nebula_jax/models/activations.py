@@ -65,9 +65,6 @@ def place(array: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
       array: an activation, or a parameter that is used as a whole.
       axes: a mesh axis, several, or None, for each axis of the array; those not given
         are whole, and so are those that do not divide.
-
-    Returns:
-      The same values.
     """
     mesh = _mesh.get()
     if mesh is None:

@@ -137,9 +137,6 @@ def match_layer_norms(
     Args:
       adapter: parameters of a DecoderAdapter.
       activations: [B, Q, D] float32, output of the frozen layer before it on some text.
-
-    Returns:
-      The adapter's parameters with new layer norms.
     """
     width = activations.shape[-1]
     layer_norm = {

@@ -139,27 +139,6 @@ Params = dict[str, jax.Array]
 """`kernel` and `bias` of one end."""
 
 
-def narrow(params: Params | None, hidden: jax.Array) -> jax.Array:
-    """Computes z, which the front sends: [..., D] float32 -> [..., R] float32.
-
-    Without parameters there is no bottleneck, and h is returned.
-    """
-    return hidden if params is None else _linear(params, hidden)
-
-
-def widen(params: Params | None, sent: jax.Array) -> jax.Array:
-    """Computes h', which the back reads: [..., R] float32 -> [..., D] float32.
-
-    Without parameters there is no bottleneck, and what was sent is returned.
-    """
-    return sent if params is None else _linear(params, sent)
-
-
-def _linear(params: Params, values: jax.Array) -> jax.Array:
-    product = values @ params["kernel"]
-    return product + jnp.broadcast_to(params["bias"], product.shape)
-
-
 class Pair(NamedTuple):
     """A bottleneck around the line for any cut; see `pair`."""
 
@@ -183,12 +162,17 @@ class Pair(NamedTuple):
         )
 
     def narrow(self, params: Params, hidden: jax.Array) -> jax.Array:
-        """Computes z: see the function of this name."""
-        return narrow(params, hidden)
+        """Computes z, which the front sends: [..., D] float32 -> [..., R] float32."""
+        return _linear(params, hidden)
 
     def widen(self, params: Params, sent: jax.Array) -> jax.Array:
-        """Computes h': see the function of this name."""
-        return widen(params, sent)
+        """Computes h', which the back reads: [..., R] float32 -> [..., D] float32."""
+        return _linear(params, sent)
+
+
+def _linear(params: Params, values: jax.Array) -> jax.Array:
+    product = values @ params["kernel"]
+    return product + jnp.broadcast_to(params["bias"], product.shape)
 
 
 def pair(width: int, rank: int) -> Pair:

@@ -68,11 +68,7 @@ def init(config: Config, rng: jax.Array, model: pretrained.Pretrained) -> Any:
     """Makes parameters: the model's, and a new head; a pooler is the head's dense.
 
     Args:
-      rng: key.
       model: with embeddings, encoder and perhaps a pooler; other heads are left out.
-
-    Returns:
-      {"embeddings", "encoder", "classifier"}.
     """
     pooled = jnp.zeros((1, config.encoder.width))
     head = Head(config).init(rng, pooled, True)["params"]
@@ -97,7 +93,7 @@ def logits(
 
     Args:
       params: as `init` makes them.
-      input_ids: [B, L] int32, padded (see `data.ragged_pairs`).
+      input_ids: [B, L] int32, padded (see `data.ragged_rows`).
       rng: key of the dropout; none without.
 
     Returns:

@@ -121,9 +121,6 @@ def cast_kernels(params: Any, dtype: jax.typing.DTypeLike) -> Any:
     Args:
       params: nested dict of arrays.
       dtype: of the model's products.
-
-    Returns:
-      The same tree; leaves that are no `kernel` are as they were.
     """
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(

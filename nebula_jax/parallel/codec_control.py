@@ -3,23 +3,45 @@
 Each direction of a cut has a ladder of codecs, the least lossy first. Every P steps one
 micro-batch crosses twice, by the codecs in use and by the least lossy ones; each side
 compares the gradients that it would train with, and what both found is a Probe. From
-the probes so far `decide` finds the rungs that are in use from a later step on: the
+the probes so far `decide` finds the rungs that are in use from the next step on: the
 cheapest that change gradients little, and only while the line is what a step waits for.
 It begins at the least lossy: so the step at which compression begins (Fig. 10) is found
 as well. While the probes call for rungs that are new, they come more often
 (`next_probe`).
 
-A decision is a pure function of the probes; clocks enter through these alone
-(`codec_tape`).
+A decision is a pure function of the probes. Both sides write them on a Tape, and keep
+it in their checkpoints: what is on it is not measured again, and so a run that resumes
+has the rungs that it had. What one side's clock has shown since the last checkpoint is
+in a file of its own (`Readings`).
 """
 
+import bisect
+import contextlib
 import dataclasses
+import json
+import pathlib
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-WAYS = ("forward", "backward")
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nebula_jax import errors
+from nebula_jax.communication import ranks
+
+FORWARD, BACKWARD = WAYS = (0, 1)
+BAD = 2
+"""Probes in a row below the quality after which a gentler rung is used."""
+GOOD = 4
+"""Probes in a row, not below it, after which a harder one is."""
 SOONER = 8
 """Probes in the time of one, while they call for rungs that were not left before."""
+FIGURES = 6  # of a probe
+MOST_COSINE = 1.001
+"""A cosine in float32 may exceed 1 by its rounding."""
+ANEW: list[float] = []
+"""The row that is written where a run begins anew; those above it do not count."""
 
 
 class Rungs(NamedTuple):
@@ -49,37 +71,45 @@ class Probe(NamedTuple):
     backward: float
     line_bound: float
 
+    @property
+    def row(self) -> np.ndarray:
+        """The probe as [6] float32, for a line and for a checkpoint."""
+        return np.asarray([self.step, *self.rungs, *self[2:]], np.float32)
+
+
+def of_row(row: np.ndarray) -> Probe:
+    """Returns the probe of a `Probe.row`.
+
+    Raises:
+      ValueError: if its step or a rung is no whole number.
+    """
+    step, forward, backward, *figures = row.tolist()
+    if not all(each.is_integer() for each in (step, forward, backward)):
+        raise ValueError(f"a probe of step {step} with rungs {forward}, {backward}")
+    return Probe(int(step), Rungs(int(forward), int(backward)), *figures)
+
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """The rule.
 
-    every: P, steps; an eighth of it while new rungs are sought.
-    delay: steps from a probe to what follows from it; the decision has to arrive.
+    every: P, steps, 2 or more; an eighth of it while new rungs are sought.
     quality: smallest cosine that is good.
-    bad: probes in a row below it, after which a gentler rung is used.
-    good: probes in a row, not below it, after which a harder one is.
     sizes: bytes of a micro-batch by the rungs of each direction.
     """
 
     every: int
-    delay: int
     quality: float
     sizes: tuple[tuple[int, ...], tuple[int, ...]]
-    bad: int = 2
-    good: int = 4
-
-    def __post_init__(self) -> None:
-        if not 0 < self.delay <= self.every:
-            raise ValueError(
-                f"a decision comes after 1 to {self.every} steps, with the next"
-                f" probe at the latest, not after {self.delay}"
-            )
 
     @property
     def soon(self) -> int:
         """The steps between two probes while new rungs are sought."""
-        return min(self.every, max(self.delay + 1, self.every // SOONER))
+        return min(self.every, max(2, self.every // SOONER))
+
+    def is_good(self, probe: Probe, way: int) -> bool:
+        """Returns True if a direction's cosine is good."""
+        return (probe.forward, probe.backward)[way] >= self.quality
 
 
 class History:
@@ -107,11 +137,11 @@ class History:
 def decide(policy: Policy, history: History) -> Rungs:
     """Returns the rungs that follow from the probes so far.
 
-    - `bad` probes in a row below `quality`: one rung gentler. The front's gradients
+    - `BAD` probes in a row below the quality: one rung gentler. The front's gradients
       have the errors of both directions, the back's those of the forward one: so that
       one comes first, and where the backward one is at its least lossy, it is to blame
       for both.
-    - `good` probes in a row of quality, in all of which the step waits for the line:
+    - `GOOD` probes in a row of quality, in all of which the step waits for the line:
       one rung harder, in the direction of which more crosses, or in both.
     - As many in none of which it waits: one rung gentler, since there is room; in the
       other direction, if that of which more crosses is at its least lossy.
@@ -119,25 +149,22 @@ def decide(policy: Policy, history: History) -> Rungs:
     Each time that rungs were left, the harder ones as bad or the gentler ones because
     the line was waited for, the probes that it takes to try them again are doubled: so
     changes at the edge of two rungs become rare.
-
-    Args:
-      history: of the run; all probes have the rungs that followed from those before.
     """
     here = history.here
     if not here:
         return Rungs()
     now = here[-1].rungs
     for way in WAYS:
-        gentler, last = _gentler(policy, now, way), here[-policy.bad :]
-        is_enough = len(last) == policy.bad and gentler != now
-        if is_enough and not any(_is_good(policy, each, way) for each in last):
+        gentler, last = _gentler(policy, now, way), here[-BAD:]
+        is_enough = len(last) == BAD and gentler != now
+        if is_enough and not any(policy.is_good(each, way) for each in last):
             return gentler
-    for by, is_due in _MOVES:
+    for by in (1, -1):
         wanted = _further(policy, now, by)
-        needed = policy.good * 2 ** _left(policy, history, wanted, -by)
+        needed = GOOD * 2 ** _left(policy, history, wanted, -by)
         last = here[max(0, len(here) - needed) :]
         is_enough = len(last) == needed and wanted != now
-        if is_enough and all(is_due(policy, each) for each in last):
+        if is_enough and all(_is_due(policy, each, by) for each in last):
             return wanted
     return now
 
@@ -148,95 +175,205 @@ def next_probe(policy: Policy, history: History) -> int:
     It comes `every` steps after the last one; sooner at the beginning of the run, if
     the last one calls for gentler rungs, and if it calls for harder ones, or finds room
     for gentler ones, that were not left before.
-
-    Args:
-      history: so far.
     """
     if not history.here:
         return policy.soon
-    last, wanted = history.here[-1], decide(policy, history)
-    seeks = wanted != last.rungs or any(
-        not _is_good(policy, last, way)
-        and _gentler(policy, last.rungs, way) != last.rungs
+    last = history.here[-1]
+    now = last.rungs
+    seeks = decide(policy, history) != now or any(
+        not policy.is_good(last, way) and _gentler(policy, now, way) != now
         for way in WAYS
     )
-    for by, is_due in _MOVES:
-        wanted = _further(policy, last.rungs, by)
-        seeks |= (
-            wanted != last.rungs
-            and is_due(policy, last)
-            and not _left(policy, history, wanted, -by)
-        )
+    for by in (1, -1):
+        wanted = _further(policy, now, by)
+        is_new = wanted != now and not _left(policy, history, wanted, -by)
+        seeks |= is_new and _is_due(policy, last, by)
     return last.step + (policy.soon if seeks else policy.every)
 
 
-def _is_good(policy: Policy, probe: Probe, way: str) -> bool:
-    cosine: float = getattr(probe, way)
-    return cosine >= policy.quality
+def _is_due(policy: Policy, probe: Probe, by: int) -> bool:
+    """Returns True if a probe calls for fewer bytes (by 1), or has room for more."""
+    if by < 0:
+        return probe.line_bound <= 1
+    return all(policy.is_good(probe, way) for way in WAYS) and probe.line_bound > 1
 
 
-def _calls_for_less(policy: Policy, probe: Probe) -> bool:
-    is_good = all(_is_good(policy, probe, way) for way in WAYS)
-    return is_good and probe.line_bound > 1
-
-
-def _has_room(policy: Policy, probe: Probe) -> bool:
-    del policy
-    return probe.line_bound <= 1
-
-
-_MOVES = ((1, _calls_for_less), (-1, _has_room))
-"""Rungs up or down the ladder, and whether a probe calls for it."""
-
-
-def _wider(policy: Policy, rungs: Rungs) -> tuple[str, ...]:
-    """Returns the direction of which more crosses: a full-duplex line waits for it."""
-    sizes = [policy.sizes[place][rung] for place, rung in enumerate(rungs)]
-    return tuple(
-        way for way, size in zip(WAYS, sizes, strict=True) if size == max(sizes)
-    )
-
-
-def _gentler(policy: Policy, rungs: Rungs, way: str) -> Rungs:
+def _gentler(policy: Policy, rungs: Rungs, way: int) -> Rungs:
     """Returns the rungs that follow where the cosine of a direction is bad."""
-    for each in _TO_BLAME[way]:
-        moved = _moved(policy, rungs, (each,), -1)
-        if moved != rungs:
-            return moved
-    return rungs
-
-
-_TO_BLAME = {"forward": ("forward",), "backward": ("backward", "forward")}
-"""The directions whose errors a cosine has, in the order in which they are tried."""
+    # The backward cosine has the errors of both directions.
+    blamed = (FORWARD,) if way == FORWARD or not rungs.backward else (BACKWARD,)
+    return _moved(policy, rungs, blamed, -1)
 
 
 def _further(policy: Policy, rungs: Rungs, by: int) -> Rungs:
     """Returns the rungs that follow where fewer bytes, or more, are called for."""
-    moved = _moved(policy, rungs, _wider(policy, rungs), by)
+    sizes = [policy.sizes[way][rung] for way, rung in enumerate(rungs)]
+    # A full-duplex line waits for the direction of which more crosses.
+    wider = [way for way in WAYS if sizes[way] == max(sizes)]
+    moved = _moved(policy, rungs, wider, by)
     is_stuck = moved == rungs and by < 0
     return _moved(policy, rungs, WAYS, by) if is_stuck else moved
 
 
-def _moved(policy: Policy, rungs: Rungs, ways: Sequence[str], by: int) -> Rungs:
+def _moved(policy: Policy, rungs: Rungs, ways: Sequence[int], by: int) -> Rungs:
     """Returns the rungs one further, as far as the ladders go."""
-    tops = {way: len(policy.sizes[place]) - 1 for place, way in enumerate(WAYS)}
-    return rungs._replace(
-        **{way: min(tops[way], max(0, getattr(rungs, way) + by)) for way in ways}
-    )
+    moved = list(rungs)
+    for way in ways:
+        moved[way] = min(len(policy.sizes[way]) - 1, max(0, rungs[way] + by))
+    return Rungs(*moved)
 
 
 def _left(policy: Policy, history: History, rungs: Rungs, by: int) -> int:
-    """Returns how often these rungs were left: for gentler ones as bad, or for harder.
-
-    Args:
-      policy, history: as of `decide`.
-      by: -1 for gentler, 1 for harder.
-    """
+    """Returns how often rungs were left: for gentler ones (by -1) as bad, or harder."""
     count = 0
     for before, after in history.left:
-        if before.rungs != rungs:
-            continue
-        apart = sum(after) - sum(before.rungs)
-        was_bad = not all(_is_good(policy, before, way) for way in WAYS)
-        count += apart > 0 if by > 0 else apart < 0 and was_bad
+        if before.rungs == rungs:
+            apart = sum(after) - sum(rungs)
+            was_bad = not all(policy.is_good(before, way) for way in WAYS)
+            count += apart > 0 if by > 0 else apart < 0 and was_bad
     return count
+
+
+class Tape:
+    """The probes of a run, and the rungs of each step that follow from them.
+
+    Both sides have the same one; it is saved with the parameters.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        """Begins without a probe."""
+        self.policy = policy
+        self._begin()
+
+    def _begin(self) -> None:
+        self.probes: list[Probe] = []
+        self._history = History()
+        self._decided = [Rungs()]  # after so many probes
+        self._next = next_probe(self.policy, self._history)
+
+    def rungs(self, step: int) -> Rungs:
+        """Returns the rungs that are in use in a step."""
+        # A decision arrives with its own step: it counts from the next one on.
+        return self._decided[
+            bisect.bisect_left(self.probes, step, key=lambda probe: probe.step)
+        ]
+
+    @property
+    def following(self) -> Rungs:
+        """The rungs that follow from the last probe."""
+        return self._decided[-1]
+
+    def is_probed(self, step: int) -> bool:
+        """Returns True if a micro-batch of the next step crosses twice."""
+        return step == self._next
+
+    def write(self, probe: Probe) -> None:
+        """Adds what was found in a step.
+
+        Raises:
+          ValueError: if it is not the next probe, its rungs were not in use, or a
+            number cannot be.
+        """
+        about, rungs = f"a probe of step {probe.step}", self.rungs(probe.step)
+        cosines = probe.forward, probe.backward
+        if probe.step != self._next:
+            raise ValueError(f"{about} where one of step {self._next} follows")
+        if probe.rungs != rungs:
+            raise ValueError(f"{about} with {probe.rungs}, where the tape has {rungs}")
+        if not all(abs(each) <= MOST_COSINE for each in cosines):
+            raise ValueError(f"{about} has cosines {cosines}")
+        if not 0 <= probe.line_bound < float("inf"):
+            raise ValueError(f"{about} has a ratio of times of {probe.line_bound}")
+        self.probes.append(probe)
+        self._history.add(probe)
+        self._decided.append(decide(self.policy, self._history))
+        self._next = next_probe(self.policy, self._history)
+
+    @property
+    def rows(self) -> list[list[float]]:
+        """The tape for a checkpoint: `Probe.row` of each probe."""
+        return [probe.row.tolist() for probe in self.probes]
+
+    def resume(self, rows: Iterable[Sequence[float]]) -> None:
+        """Takes the probes of a checkpoint, in place of those so far.
+
+        Raises:
+          errors.NebulaError: if they do not follow from each other.
+        """
+        self._begin()
+        try:
+            for row in rows:
+                self.write(of_row(np.asarray(row, np.float32)))
+        except ValueError as error:
+            raise errors.NebulaError(
+                f"the checkpoint's choice of codecs does not follow this rule: {error};"
+                " it is of another version or of other settings. Begin anew, with"
+                " another workdir"
+            ) from None
+
+
+class Readings:
+    """The clock readings of a run by step, in a file of the cluster's folder.
+
+    A run that resumes takes them from there instead of measuring again, and so comes to
+    the same parameters. A run that begins anew does not: the line of an attempt that
+    saved nothing else may have been another. The file has a JSON row for each: the
+    number first, the reading last.
+    """
+
+    def __init__(self, path: pathlib.Path | None) -> None:
+        """Begins without readings; of the file, or of none if nothing is to be kept."""
+        self._path = path
+        self._kept: dict[int, float] = {}
+
+    def resume(self, is_new: bool) -> None:
+        """Takes the readings of the file, unless the run begins anew."""
+        if self._path is None or not self._path.is_file():
+            return
+        if is_new:
+            self._append(ANEW)
+            return
+        for line in self._path.read_text().splitlines():
+            # A process that is killed may leave half a line.
+            with contextlib.suppress(ValueError):
+                row = json.loads(line)
+                if row == ANEW:
+                    self._kept.clear()
+                    continue
+                number, *_, reading = row
+                self._kept[int(number)] = float(reading)
+
+    def of(self, number: int, measured: float) -> float:
+        """Returns the reading that was kept, else the one that was measured now."""
+        return self._kept.get(number, measured)
+
+    def write(self, row: Sequence[float]) -> None:
+        """Keeps a reading: its number first, itself last. A kept one stays."""
+        if int(row[0]) not in self._kept and self._path is not None:
+            self._append(row)
+
+    def _append(self, row: Sequence[float]) -> None:
+        assert self._path is not None
+        if ranks.is_root():
+            with self._path.open("a") as file:
+                file.write(f"\n{json.dumps(list(row))}\n")
+
+
+@jax.jit
+def similarity(one: Any, other: Any) -> jax.Array:
+    """Returns the cosine of two trees of arrays; -1 if one is 0 or not finite.
+
+    Args:
+      one, other: alike in structure and shapes, floating-point.
+
+    Returns:
+      [] float32.
+    """
+
+    def product(a: Any, b: Any) -> jax.Array:
+        return sum(jax.tree.leaves(jax.tree.map(jnp.vdot, a, b)), jnp.zeros(()))
+
+    # Each by itself: the product of two small squares is 0 in float32.
+    shares = [jax.lax.rsqrt(product(each, each)) for each in (one, other)]
+    cosine = product(one, other) * shares[0] * shares[1]
+    return jnp.where(jnp.isfinite(cosine), cosine, -1.0)

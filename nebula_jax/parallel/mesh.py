@@ -69,9 +69,6 @@ def put_rows(mesh: Mesh, rows: Any, batch_size: int) -> Any:
 
     Args:
       rows: tree of arrays [rows_here, ...] on the host.
-
-    Returns:
-      The tree of arrays [B, ...], split over `data` and `fsdp`.
     """
     where = batch_sharding(mesh)
     if jax.process_count() == 1:
@@ -139,9 +136,6 @@ def jit_step(
       inputs: for each other argument a PartitionSpec, for all of its leaves, or a tree
         of NamedShardings.
       outputs: for each other result, likewise.
-
-    Returns:
-      The jitted step.
 
     Raises:
       errors.SettingsError: if the mesh's `model` axis does not divide what it splits.

@@ -188,11 +188,7 @@ class Lead:
             yield self._step
 
     def done(self, step: int) -> None:
-        """Sends the token of `step`, and before it the last step if the run is to end.
-
-        Args:
-          step: whose result the followers may count on.
-        """
+        """Sends the token of `step`; before it the last step, if the run is to end."""
         asking = [
             each.peer.cluster for each in self._links if each.stop_step is not None
         ]

@@ -168,7 +168,6 @@ def back_step(
     """Takes one batch through the back half, micro-batch by micro-batch as they come.
 
     Args:
-      half: of the model.
       params, micro_batches, rng, step, states, identity: as in `front_step`.
       hidden: channel of h.
       gradient: channel of the gradient in h.

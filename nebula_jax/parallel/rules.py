@@ -36,47 +36,18 @@ Rules = Sequence[Rule]
 
 # V vocabulary, D width, H heads, K head width, F feed-forward (Megatron-LM's cut). What
 # is not here is small: biases, layer norms, positions, and the matrix of a head.
+_PIECES, _INNER = "pieces of the vocabulary", "inner units of the feed-forward part"
+_QKV = r"attention/(query|key|value)"
 RULES: Rules = (
-    Rule(
-        r"word_embeddings/embedding$",  # [V, D]
-        PartitionSpec(MODEL, FSDP),
-        "pieces of the vocabulary",
-    ),
-    Rule(
-        r"attention/(query|key|value)/kernel$",  # [D, H, K]
-        PartitionSpec(FSDP, MODEL, None),
-        "heads",
-    ),
-    Rule(
-        r"attention/(query|key|value)/bias$",  # [H, K]
-        PartitionSpec(MODEL, None),
-        "heads",
-    ),
-    Rule(
-        r"attention/output/kernel$",  # [H, K, D]
-        PartitionSpec(MODEL, None, FSDP),
-        "heads",
-    ),
-    Rule(
-        r"intermediate/kernel$",  # [D, F]
-        PartitionSpec(FSDP, MODEL),
-        "inner units of the feed-forward part",
-    ),
-    Rule(
-        r"intermediate/bias$",  # [F]
-        PartitionSpec(MODEL),
-        "inner units of the feed-forward part",
-    ),
-    Rule(
-        r"layer_\d+/output/kernel$",  # [F, D]
-        PartitionSpec(MODEL, FSDP),
-        "inner units of the feed-forward part",
-    ),
-    Rule(
-        r"(mlm|clm)_head/bias$",  # [V]
-        PartitionSpec(MODEL),
-        "pieces of the vocabulary",
-    ),
+    Rule(r"word_embeddings/embedding$", PartitionSpec(MODEL, FSDP), _PIECES),  # [V, D]
+    Rule(_QKV + "/kernel$", PartitionSpec(FSDP, MODEL, None), "heads"),  # [D, H, K]
+    Rule(_QKV + "/bias$", PartitionSpec(MODEL, None), "heads"),  # [H, K]
+    # [H, K, D]
+    Rule(r"attention/output/kernel$", PartitionSpec(MODEL, None, FSDP), "heads"),
+    Rule(r"intermediate/kernel$", PartitionSpec(FSDP, MODEL), _INNER),  # [D, F]
+    Rule(r"intermediate/bias$", PartitionSpec(MODEL), _INNER),  # [F]
+    Rule(r"layer_\d+/output/kernel$", PartitionSpec(MODEL, FSDP), _INNER),  # [F, D]
+    Rule(r"(mlm|clm)_head/bias$", PartitionSpec(MODEL), _PIECES),  # [V]
 )
 
 
@@ -127,9 +98,6 @@ def shardings(mesh: Mesh, rules: Rules, tree: Any) -> Any:
     Args:
       rules: see `spec_of`.
       tree: arrays or ShapeDtypeStructs.
-
-    Returns:
-      The tree with shardings as leaves.
 
     Raises:
       errors.SettingsError: see `spec_of`.

@@ -93,7 +93,7 @@ def front(
     hidden = {"hidden": encoded.hidden, "mask": mask, "index": batch.example_ids}
     if encoded.length_logits is None:
         return hidden, jnp.zeros(())
-    loss, _ = objectives.length_loss(encoded.length_logits, batch.lengths)
+    loss = objectives.length_loss(encoded.length_logits, batch.lengths)
     return hidden, loss / batch.tokens
 
 
@@ -129,7 +129,7 @@ def back(
         targets.positions,
         keys if task.has_dropout else None,
     )
-    total, _ = objectives.translation_loss(logits, targets, task.smoothing)
+    total = objectives.translation_loss(logits, targets, task.smoothing)
     loss = total / batch.tokens
     is_target = targets.positions < targets.input_ids.size
     # Not argmax, which on CPU takes longer than all of the logits' gradient.

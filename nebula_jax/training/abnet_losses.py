@@ -76,9 +76,6 @@ def conditional_masked(
       slots: P. Half of all tokens are chosen on average; choices beyond P, the last of
         the batch, are masked but not predicted (`TargetInputs.dropped_targets`).
       policy: shares of [MASK] and of random pieces.
-
-    Returns:
-      TargetInputs of [B, Q].
     """
     input_ids, chosen = masking.mask_random_count(keys, target_ids, special, policy)
     return _target_inputs(input_ids, target_ids, chosen, target_ids, special, slots)
@@ -102,17 +99,9 @@ def autoregressive(
     return _target_inputs(shifted, labels, is_target, target_ids, special, slots)
 
 
-def lengths(target_ids: jax.Array, special: tokenizers.SpecialTokens) -> jax.Array:
-    """Counts the tokens of each row, [CLS] and [SEP] included: [B, Q] -> [B] int32.
-
-    The only label that cluster T sends to cluster S.
-    """
-    return jnp.sum(target_ids != special.pad, axis=-1, dtype=jnp.int32)
-
-
 def translation_loss(
     logits: jax.Array, targets: TargetInputs, smoothing: float = 0.1
-) -> tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Computes the label-smoothed cross-entropy of the predictions.
 
     (The paper's "label smoothing of value = 1" is ABNet's 0.1.)
@@ -123,13 +112,12 @@ def translation_loss(
       smoothing: ε.
 
     Returns:
-      Sum of the losses, and the number of target tokens, [] float32 each.
+      Sum of the losses, [] float32.
     """
     is_target = targets.positions < targets.input_ids.size
-    total, _ = losses.label_smoothed_cross_entropy(
+    return losses.label_smoothed_cross_entropy(
         logits, targets.labels, is_target.astype(jnp.float32), smoothing
-    )
-    return total, targets.tokens
+    )[0]
 
 
 def sentence_losses(
@@ -151,24 +139,20 @@ def sentence_losses(
     return nats, jnp.zeros(rows, jnp.int32).at[row].add(1, mode="drop")
 
 
-def length_loss(
-    length_logits: jax.Array, lengths: jax.Array, weight: float = LENGTH_WEIGHT
-) -> tuple[jax.Array, jax.Array]:
-    """Computes -Σ log p(length) times its weight, a part of the total loss.
+def length_loss(length_logits: jax.Array, lengths: jax.Array) -> jax.Array:
+    """Computes -Σ log p(length) times LENGTH_WEIGHT, a part of the total loss.
 
     Args:
       length_logits: [B, T] float32, of `abnet.Encoded`.
       lengths: [B] int32, from cluster T.
-      weight: 0.1 in ABNet's code.
 
     Returns:
-      The weighted sum, and the number of target tokens, [] float32 each. The latter is
-      the sum of the lengths, so that S divides by the same number as T.
+      [] float32. S divides it by the sum of the lengths, the number that T divides by.
     """
     total, _ = losses.masked_cross_entropy(
         length_logits, lengths, jnp.ones(lengths.shape, jnp.float32)
     )
-    return weight * total, jnp.sum(lengths).astype(jnp.float32)
+    return LENGTH_WEIGHT * total
 
 
 def _target_inputs(
@@ -186,6 +170,6 @@ def _target_inputs(
         input_ids != special.pad,  # no random piece is padding
         positions,
         mask_slots.gather(labels.reshape(1, -1), positions[None])[0],
-        jnp.sum(lengths(target_ids, special)).astype(jnp.float32),
+        jnp.sum(target_ids != special.pad, dtype=jnp.int32).astype(jnp.float32),
         jnp.sum(is_target, dtype=jnp.int32) - jnp.sum(positions < is_target.size),
     )

@@ -26,19 +26,23 @@ steps that have no manifest yet, and removes good ones in their favor.
 """
 
 import contextlib
+import hashlib
+import json
 import pathlib
 import re
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from nebula_jax import disk as real_disk
 from nebula_jax import errors
-from nebula_jax.training import checkpoint_manifest
 
 PARTIAL, LATER, DAMAGED = ".partial", ".later", ".damaged"
 
 _STEP = re.compile(r"\d{8}|[1-9]\d{8,9}")
 _TORN = re.compile(rf"({_STEP.pattern})\.partial")
+
+MANIFEST = "manifest.json"
+"""File of a checkpoint: JSON, in its own folder so that the two cannot be parted."""
 
 Differs = Callable[[dict[str, Any]], str]
 """Metadata of a checkpoint -> what is another run's, in words; empty if nothing is."""
@@ -46,6 +50,62 @@ Differs = Callable[[dict[str, Any]], str]
 
 class CheckpointError(errors.NebulaError):
     """A checkpoint cannot be written, read, or used by this run."""
+
+
+class Manifest(NamedTuple):
+    """The metadata of a checkpoint and the digests of its files."""
+
+    about: dict[str, Any]
+    """Metadata: JSON values."""
+    files: dict[str, str]
+    """Path of a file, relative to the checkpoint -> SHA-256 in hexadecimal."""
+
+
+def encode_manifest(
+    step: int, about: Mapping[str, Any], digests: Mapping[str, str]
+) -> bytes:
+    """Encodes a manifest; `digests` are of each file SHA-256 in hexadecimal."""
+    content = {"step": step, "about": dict(about), "files": dict(digests)}
+    content = json.loads(json.dumps(content))  # as it will be read: tuples are lists
+    return json.dumps(content | {"digest": _digest_of(content)}, indent=1).encode()
+
+
+def decode_manifest(data: bytes, step: int) -> Manifest:
+    """Decodes a manifest.
+
+    Args:
+      data: from `encode_manifest`, or anything.
+      step: that it must be of.
+
+    Raises:
+      ValueError: if it is not the manifest of that step; in words.
+    """
+    try:
+        content = json.loads(data)
+        digest = content.pop("digest")
+        is_whole = digest == _digest_of(content)
+        found = Manifest(dict(content["about"]), dict(content["files"]))
+        of_step = content["step"]
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise ValueError(f"{MANIFEST} is no manifest") from None
+    if not is_whole:
+        raise ValueError(f"{MANIFEST} differs from what was written")
+    if of_step != step:
+        raise ValueError(f"{MANIFEST} is that of step {of_step}")
+    if not found.files:
+        raise ValueError(f"{MANIFEST} lists no files")
+    return found
+
+
+def _manifest(folder: pathlib.Path, step: int, disk: real_disk.Disk) -> Manifest:
+    """Reads the manifest of a checkpoint; ValueError, in words, if it is damaged."""
+    if MANIFEST not in disk.names(folder):
+        raise ValueError(f"{MANIFEST} is missing")
+    return decode_manifest(disk.read(folder / MANIFEST), step)
+
+
+def _digest_of(content: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
 class Folder:
@@ -152,8 +212,8 @@ class Folder:
         for name in names:
             self._disk.sync(partial / name)
         digests = {name: self._disk.digest(partial / name) for name in names}
-        path = partial / checkpoint_manifest.NAME
-        self._disk.write(path, checkpoint_manifest.encode(step, about, digests))
+        path = partial / MANIFEST
+        self._disk.write(path, encode_manifest(step, about, digests))
         self._disk.sync(path)
         below = {parent for name in names for parent in pathlib.PurePath(name).parents}
         for folder in {partial, *(partial / each for each in below)}:
@@ -183,7 +243,7 @@ class Folder:
             if name == number + LATER and _STEP.fullmatch(number):
                 with contextlib.suppress(ValueError):  # damaged since: whose is it?
                     folder = self.path / name
-                    manifest = checkpoint_manifest.read(folder, int(number), self._disk)
+                    manifest = _manifest(folder, int(number), self._disk)
                     if not self._differs(manifest.about):
                         found.append(name)
         return found
@@ -221,22 +281,18 @@ class Folder:
         Raises:
           OSError: if it cannot be read.
         """
-        return self._disk.digest(self._final(step) / checkpoint_manifest.NAME)
+        return self._disk.digest(self._final(step) / MANIFEST)
 
     def _final(self, step: int) -> pathlib.Path:
         return self.path / f"{step:08d}"
 
 
-def verified_steps(
-    path: pathlib.Path,
-    log: Callable[[str], None],
-    disk: real_disk.Disk = real_disk,
-) -> list[int]:
+def verified_steps(path: pathlib.Path, log: Callable[[str], None]) -> list[int]:
     """Returns the steps whose checkpoint is undamaged, ascending; logs the others.
 
     For a reader of any run's checkpoints.
     """
-    good, damaged = _examine(path, lambda about: "", disk)
+    good, damaged = _examine(path, lambda about: "", real_disk)
     for step, damage in damaged.items():
         log(f"checkpoint of step {step} in {path} is damaged ({damage}); unused")
     return good
@@ -252,23 +308,21 @@ def about(
     """
     folder = path / f"{step:08d}"
     try:
-        return checkpoint_manifest.read(folder, step, disk).about
+        return _manifest(folder, step, disk).about
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot use {folder}: {reason(error)}") from None
 
 
-def newest_about(
-    path: pathlib.Path, disk: real_disk.Disk = real_disk
-) -> dict[str, Any]:
+def newest_about(path: pathlib.Path) -> dict[str, Any]:
     """Returns the metadata of the newest checkpoint that has any; {} in a new folder.
 
     Raises:
       CheckpointError: if there are checkpoints, but none with metadata.
     """
     damaged = {}
-    for step in reversed(_steps(path, disk)):
+    for step in reversed(_steps(path, real_disk)):
         try:
-            return checkpoint_manifest.read(path / f"{step:08d}", step, disk).about
+            return _manifest(path / f"{step:08d}", step, real_disk).about
         except (OSError, ValueError) as error:
             damaged[step] = reason(error)
     if damaged:
@@ -313,7 +367,7 @@ def _damage(
 ) -> str:
     """Returns why a checkpoint cannot be used, in words; empty if it can."""
     try:
-        manifest = checkpoint_manifest.read(folder, step, disk)
+        manifest = _manifest(folder, step, disk)
         difference = differs(manifest.about)
     except OSError as error:
         return f"its manifest cannot be read: {reason(error)}"

@@ -162,9 +162,6 @@ def front(
       is_trained: True for the paths of parameters that get a gradient.
       has_loss, has_aux, has_h: see `fn`.
 
-    Returns:
-      Front.
-
     Raises:
       PartError: at its first use, if `fn` does not return that.
     """
@@ -339,9 +336,6 @@ def back(
       forward, backward, is_trained, has_aux: as of `front`.
       sharding: where the activations of h go within this cluster; None leaves it to
         the compiler.
-
-    Returns:
-      Back.
 
     Raises:
       PartError: at its first use, if `fn` does not return that.

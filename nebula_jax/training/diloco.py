@@ -146,12 +146,6 @@ class Config:
 
         >>> Config(inner_steps=8, fragments=4, delay=1).last_rounds(8)
         [(8, 0), (8, 1), (8, 2), (8, 3)]
-
-        Args:
-          step: the last one of the run.
-
-        Returns:
-          Steps after which the messages are sent, and the fragments.
         """
         in_flight = [
             (step - ago, fragment)
@@ -424,11 +418,7 @@ def _without_denormals(leaf: jax.Array) -> jax.Array:
 
 
 def mix(config: Config, params: Fragment, anchor: Fragment) -> Fragment:
-    """Returns alpha theta_p + (1 - alpha) A_p; copies, which a step may use up.
-
-    Args:
-      anchor: after the round.
-    """
+    """Returns alpha theta_p + (1 - alpha) A_p; copies, which a step may use up."""
     if not config.mixing:
         return jax.tree.map(jnp.copy, anchor)
     own, others = np.float32(config.mixing), np.float32(1 - config.mixing)
@@ -464,11 +454,7 @@ def digest(arrays: Mapping[str, Any]) -> bytes:
 
 
 def fingerprint(fragments: Sequence[Fragment]) -> str:
-    """Returns a digest of the layout: what is in each fragment, its shape and dtype.
-
-    Args:
-      fragments: P, arrays or their specs.
-    """
+    """Returns a digest of the layout: what is in each fragment, its shape and dtype."""
     layout = [
         [
             (name, tuple(leaf.shape), str(leaf.dtype))

@@ -67,11 +67,7 @@ class Config:
     def optimizer(
         self, encoder: transformer.Config
     ) -> optax.GradientTransformationExtraArgs:
-        """Makes the optimizer of a model: Adam with linear decay.
-
-        Args:
-          encoder: shape of the generator or of the discriminator.
-        """
+        """Makes the optimizer of a model: Adam with linear decay."""
         schedule = optimizers.linear_decay(
             self.learning_rate, self.warmup_steps, self.steps
         )
@@ -371,9 +367,6 @@ def discriminator_loss(
     config: Config, params: Any, rng: jax.Array, tokens: Tokens
 ) -> tuple[jax.Array, Metrics]:
     """Computes λ L_D + γ L_CLM of eq. 11.
-
-    Args:
-      config, rng, tokens: as for `discriminator_parts`.
 
     Returns:
       The loss, [] float32, and metrics.

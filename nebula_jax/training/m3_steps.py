@@ -93,9 +93,6 @@ def micro_batch(
       state: of this generator, before the step.
       begun: the step so far.
       number: [] int32, of the micro-batch; from 0 to n - 1, in order.
-
-    Returns:
-      The step so far, and the tokens to send.
     """
     part = m3.generator_loss_of(config, m3.keys(state.key()), begun.weight)
 
@@ -135,9 +132,6 @@ def discriminator_step(
     Args:
       tokens: K n Tokens: the n micro-batches of the first generator, in order, then
         those of the next.
-
-    Returns:
-      The next state and metrics.
     """
     joined = join(tokens)
     part, batch, metrics = m3.discriminator_parts(config, state.key(), joined)

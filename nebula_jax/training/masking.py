@@ -71,14 +71,10 @@ def mask_tokens(
     somewhat less than its rate; the paper leaves it open.)
 
     Args:
-      rng: key.
       input_ids: [B, L] int32, of a vocabulary whose special tokens come first.
       rate: share of tokens to mask; 0.15 in ELECTRA; the paper states none.
       policy: shares of [MASK] and of random pieces.
       vocab_size: V, for random pieces.
-
-    Returns:
-      Masked.
     """
     length = input_ids.shape[-1]
     slots = capacity(rate, length)

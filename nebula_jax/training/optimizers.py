@@ -85,9 +85,6 @@ def adam(
       beta1, beta2, epsilon: Adam's; the defaults are ELECTRA's.
       weight_decay: of every parameter but those called `bias` or `scale`; 0 for none.
       clip_norm: largest global gradient norm; 0 for no clipping.
-
-    Returns:
-      An optax transformation.
     """
     return optax.chain(
         clip(clip_norm),
@@ -117,9 +114,6 @@ def muon(
       beta1, beta2, epsilon: of Adam; Muon's momentum is 0.95.
       weight_decay: of the hidden matrices.
       clip_norm: largest global gradient norm; 0 for no clipping.
-
-    Returns:
-      An optax transformation.
     """
     return optax.chain(
         clip(clip_norm),

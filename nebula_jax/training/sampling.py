@@ -18,7 +18,6 @@ def categorical(rng: jax.Array, logits: jax.Array) -> jax.Array:
     """Draws a sample of softmax(logits) per row.
 
     Args:
-      rng: key.
       logits: [..., V] floating point, finite or -inf, which is never drawn; not all of
         a row -inf.
 

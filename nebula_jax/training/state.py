@@ -36,9 +36,6 @@ class TrainState:
         So its learning rate and its randomness are those of others that have. Moments
         stay as they are, and so does the count that corrects their bias: it is of the
         gradients that they have seen.
-
-        Args:
-          step: 0 or more.
         """
 
         def at(count: jax.Array) -> jax.Array:
@@ -70,7 +67,6 @@ class TrainState:
 
         Args:
           grads: like the parameters.
-          optimizer: of the parameters.
           metrics: of the step, with its `loss`, [] float32, if it has one.
           seen: what an optimizer needs besides, such as that of `warm_start`; others do
             without.

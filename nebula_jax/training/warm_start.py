@@ -11,6 +11,7 @@ V vocabulary.
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -141,28 +142,18 @@ def optimizer(
       clip_norm: largest norm of the gradient of all that trains; 0 for no clipping.
     """
 
-    rates = _Rates(config.head_learning_rate or peak, peak, warmup_steps, steps, layers)
+    def rates(step: jax.Array, opened: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return (
+            rate(step, 0, config.head_learning_rate or peak, warmup_steps, steps),
+            rate(step, opened, peak, warmup_steps, steps),
+        )
+
     clip = optimizers.clip(clip_norm)
+    by_layer = optimizers.scale_by_layer(config.layer_decay, layers)
     return optax.GradientTransformationExtraArgs(
         functools.partial(_init, config, inner),
-        functools.partial(_update, config, inner, clip, rates),
+        functools.partial(_update, config, inner, clip, by_layer, rates),
     )
-
-
-class _Rates(NamedTuple):
-    """The learning rates of heads and encoder."""
-
-    head_peak: float
-    peak: float
-    warmup_steps: int
-    steps: int
-    layers: int
-
-    def of_heads(self, step: jax.Array) -> jax.Array:
-        return rate(step, 0, self.head_peak, self.warmup_steps, self.steps)
-
-    def of_encoder(self, step: jax.Array, opened: jax.Array) -> jax.Array:
-        return rate(step, opened, self.peak, self.warmup_steps, self.steps)
 
 
 def _init(config: Config, inner: optax.GradientTransformation, params: Any) -> State:
@@ -181,7 +172,8 @@ def _update(
     config: Config,
     inner: optax.GradientTransformation,
     clip: optax.GradientTransformation,
-    rates: _Rates,
+    by_layer: optax.GradientTransformation,
+    rates: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
     grads: Any,
     state: State,
     params: Any = None,
@@ -200,11 +192,10 @@ def _update(
     of_encoder = jax.tree.map(
         lambda new, old: jnp.where(is_open, new, old), of_encoder, state.encoder
     )
-    at_heads, at_encoder = rates.of_heads(step), rates.of_encoder(step, state.opened)
+    at_heads, at_encoder = rates(step, state.opened)
     heads = jax.tree.map(lambda leaf: leaf * at_heads, heads)
-    encoder, _ = optimizers.scale_by_layer(config.layer_decay, rates.layers).update(
-        jax.tree.map(lambda leaf: leaf * at_encoder, encoder), optax.EmptyState()
-    )
+    encoder = jax.tree.map(lambda leaf: leaf * at_encoder, encoder)
+    encoder, _ = by_layer.update(encoder, optax.EmptyState())
     after = _after(config, state, step, seen)
     heads = _with_priors(config, heads, state.seen, after.seen)
     trained = partition.merge(heads, encoder)
@@ -213,11 +204,7 @@ def _update(
 
 
 def words_seen(input_ids: jax.Array, vocab_size: int) -> jax.Array:
-    """Counts the pieces of text, without padding and control pieces: [V] float32.
-
-    Args:
-      input_ids: [B, L] int32.
-    """
+    """Counts the pieces of text, without padding and control pieces: [V] float32."""
     flat = jnp.ravel(input_ids)
     is_text = (flat >= vocabularies.NUM_SPECIAL).astype(jnp.float32)
     return jnp.zeros(vocab_size).at[flat].add(is_text)
@@ -234,11 +221,7 @@ def word_prior(words: jax.Array) -> jax.Array:
 
 
 def original_prior(replaced: jax.Array) -> jax.Array:
-    """Returns the log-odds that a token is original, [] float32; 0 if none was seen.
-
-    Args:
-      replaced: as in `Seen`.
-    """
+    """Returns the log-odds that a token is original, [] float32; 0 if none was seen."""
     replaced, original = replaced + SMOOTHING
     return jnp.log(original / replaced)
 

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from experiments.abnet import held_out
+from experiments.abnet import evaluation
 from nebula_jax.runtime.records import report
 from nebula_jax.training import metrics
 from scripts.tables import runs as table_runs
@@ -100,7 +100,7 @@ def _held_out(workdir: pathlib.Path, found: Mapping[str, float]) -> str | None:
     if not found:
         return None
     folder = workdir / "target" / "translations"
-    return held_out.path(folder, int(found["step"])).read_text("utf-8")
+    return evaluation.scores_path(folder, int(found["step"])).read_text("utf-8")
 
 
 def bleus(results: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:

@@ -24,7 +24,7 @@ Figures = tuple[str, str, int | None]
 def _auc(record: Record) -> Figures:
     last = record["held_out"][-1]
     found = [each["rtd_auc"] for each in last["languages"].values()]
-    mean = m3_report.mean(last, "rtd_auc")
+    mean = m3_report.mean_of(last, "rtd_auc")
     return f"AUC {mean:.2f}", f"{min(found):.2f} to {max(found):.2f} by language", 1
 
 

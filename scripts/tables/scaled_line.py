@@ -24,7 +24,6 @@ import jax
 
 from experiments import shared_flags
 from experiments.abnet import config, data, target_model, whole
-from nebula_jax.communication import loopback
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 
@@ -79,16 +78,12 @@ def measure(run: config.Run, folders: whole.Folders) -> tuple[float, int]:
     order = both.batches[0].order
     steps = range(1, order.steps_per_epoch + 1)
     step = max(steps, key=lambda step: order.batch(step - 1).bucket)
-    sides = whole.fresh(agreed, both).init()
-    states = sides[0]["state"], sides[1]["state"]
-    ends = whole.open_ends(agreed, both, loopback.ends())
-    codecs = sides[0]["codecs"], sides[1]["codecs"]
-    take_step = whole.in_process(both, ends, codecs)
+    saved, take_step = whole.fresh(agreed, both).init(), whole.in_process(both)
     seconds = []
     for _ in range(1 + MEASURED_STEPS):
         start = time.perf_counter()
-        states, _ = whole.whole_step(both, take_step, states, step)
-        jax.block_until_ready(states)
+        saved, _ = whole.whole_step(both, take_step, saved, step)
+        jax.block_until_ready(saved)
         seconds.append(time.perf_counter() - start)
     length = agreed.length_buckets[order.batch(step - 1).bucket]
     padded = 32 * agreed.batch_size * length * both.width

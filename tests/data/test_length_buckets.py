@@ -168,15 +168,6 @@ def test_every_example_is_evaluated_once_the_shortest_first(lengths, size):
     assert all(batch.count == size for batch in batches[:-1])
 
 
-def test_a_side_that_knows_the_buckets_alone_sorts_by_them():
-    buckets = np.asarray([2, 0, 1, 0], np.uint8)
-    batches = length_buckets.evaluation_batches(buckets, 3)
-    assert [batch.indices.tolist() for batch in batches] == [[1, 3, 2], [0, 0, 0]]
-    assert [(batch.bucket, batch.count) for batch in batches] == [(1, 3), (2, 1)]
-    with pytest.raises(length_buckets.ScheduleError, match="no example"):
-        length_buckets.evaluation_batches(buckets[:0], 3)
-
-
 @pytest.mark.parametrize("counts", [(994, 3), (19000, 970, 20), (7, 1, 1)])
 def test_a_longest_bucket_that_fills_no_batch_is_trained_on_too(counts):
     """As often as any: by carrying alone it would be left out of every epoch."""

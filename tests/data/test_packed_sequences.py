@@ -65,16 +65,6 @@ def test_packed_pairs_have_two_sides_and_never_overflow(pairs, max_length):
         assert second
 
 
-@given(st.lists(st.tuples(IDS, IDS), max_size=20))
-def test_pairs_that_fit_are_kept_whole(pairs):
-    sides = [[], []]
-    for sequence in packed_sequences.pack_pairs(pairs, max_length=64):
-        middle = sequence.index(SEP)
-        sides[0] += sequence[1:middle]
-        sides[1] += sequence[middle + 2 : -1]
-    assert sides == [[i for pair in pairs for i in pair[side]] for side in (0, 1)]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")

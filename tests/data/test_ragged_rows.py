@@ -1,18 +1,23 @@
 import hypothesis
 import numpy as np
 import pytest
+import tiny_nli
 from hypothesis import strategies as st
 
-from nebula_jax.data import parallel_side, ragged_rows, text_folder
+from nebula_jax.data import parallel_side, ragged_rows, text_folder, tokenizers
 
-PAD, UNKNOWN, FIRST, LAST = range(4)
-AROUND = {"before": (FIRST,), "after": (LAST,)}
+PAD, UNKNOWN, FIRST, LAST, MASK = range(5)
+PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b", "c", "d"]
 
 
 class Letters:
     """a, b, c ... are 10, 11, 12 ...; anything else is unknown."""
 
+    special = tokenizers.SpecialTokens(PAD, UNKNOWN, FIRST, LAST, MASK, 36)
     calls = 0
+
+    def __init__(self, digest="letters"):
+        self.digest = digest
 
     def encode_batch(self, texts):
         self.calls += 1
@@ -24,23 +29,7 @@ class Letters:
 
 def tokenise(texts, max_length=10, **options):
     side = parallel_side.Side([f"train-{n}" for n in range(len(texts))], texts)
-    return ragged_rows.tokenize(
-        side, Letters(), max_length, unknown=UNKNOWN, **AROUND, **options
-    )
-
-
-def test_rows_are_the_sentences_padded():
-    rows = tokenise(["abc", "z", "ab"])
-    assert len(rows) == 3
-    assert rows.lengths.tolist() == [5, 3, 4]
-    batch = rows.rows(np.asarray([2, 0, 2]), 6, PAD)
-    assert batch.dtype == np.int32
-    assert batch.tolist() == [
-        [FIRST, 10, 11, LAST, PAD, PAD],
-        [FIRST, 10, 11, 12, LAST, PAD],
-        [FIRST, 10, 11, LAST, PAD, PAD],
-    ]
-    assert rows.warnings() == []
+    return ragged_rows.tokenize(side, Letters(), max_length, **options)
 
 
 @hypothesis.given(
@@ -107,16 +96,10 @@ def file(tmp_path):
     return file
 
 
-def prepare(file, tokenizer, *, digest="letters", max_length=8, **options):
+def prepare(file, tokenizer, *, max_length=8, **options):
+    prepared = file.parent / "prepared"
     return ragged_rows.prepare(
-        file,
-        tokenizer,
-        digest,
-        max_length,
-        unknown=UNKNOWN,
-        **AROUND,
-        prepared_dir=file.parent / "prepared",
-        **options,
+        file, tokenizer, max_length, prepared_dir=prepared, **options
     )
 
 
@@ -137,14 +120,14 @@ def test_what_was_prepared_is_found_again(file):
 
 
 def test_other_text_tokenizer_or_length_is_prepared_anew(file):
-    tokenizer = Letters()
+    tokenizer, other = Letters(), Letters("others")
     prepare(file, tokenizer)
-    prepare(file, tokenizer, digest="others")
+    prepare(file, other)
     prepare(file, tokenizer, max_length=7)
     prepare(file, tokenizer, truncate=True)
     file.write_text("id\ttext\na\tabc\n")
     assert prepare(file, tokenizer).ids == ["a"]
-    assert tokenizer.calls == 5
+    assert (tokenizer.calls, other.calls) == (4, 1)
 
 
 def test_what_is_damaged_is_prepared_anew(file):
@@ -171,3 +154,87 @@ def test_a_failure_leaves_nothing_behind(file, monkeypatch):
     file.write_text("id\ttext\na\t\n")
     with pytest.raises(text_folder.CorpusError, match=":2: text is empty"):
         prepare(file, Letters())
+
+
+@pytest.fixture
+def tokenizer(tmp_path):
+    (tmp_path / "vocab.txt").write_text("\n".join(PIECES) + "\n")
+    return tokenizers.load(tmp_path)
+
+
+def pairs(tokenizer, first, second, max_length=16, separators=1):
+    found = ragged_rows.tokenize_pairs(
+        [f"e{n}" for n in range(len(first))],
+        first,
+        second,
+        tokenizer,
+        max_length,
+        separators=separators,
+    )
+    texts = [
+        " ".join(tokenizer.piece(i) for i in found.rows(np.asarray([n]), 16, 0)[0] if i)
+        for n in range(len(first))
+    ]
+    return found, texts
+
+
+@pytest.mark.parametrize(
+    ("separators", "text"),
+    [(1, "[CLS] a b [SEP] c [SEP]"), (2, "[CLS] a b [SEP] [SEP] c [SEP]")],
+)
+def test_a_pair_has_its_models_form(tokenizer, separators, text):
+    assert pairs(tokenizer, ["a b"], ["c"], separators=separators)[1] == [text]
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "text"),
+    [
+        ("a a a a a", "b", "[CLS] a a a [SEP] b [SEP]"),
+        ("a", "b b b b b b", "[CLS] a [SEP] b b b [SEP]"),
+        ("a a a a", "b b b b", "[CLS] a a [SEP] b b [SEP]"),
+        ("a a", "b b", "[CLS] a a [SEP] b b [SEP]"),
+    ],
+)
+def test_of_a_pair_that_is_too_long_the_longer_sentence_is_cut(
+    tokenizer, first, second, text
+):
+    found, texts = pairs(tokenizer, [first], [second], max_length=7)
+    assert texts == [text]
+    assert len(found.cut) == (first != "a a")
+
+
+def test_no_pair_is_longer_than_allowed_and_none_is_cut_for_nothing(tokenizer):
+    for one in range(1, 9):
+        for two in range(1, 9):
+            found, _ = pairs(tokenizer, ["a " * one], ["b " * two], max_length=10)
+            assert found.lengths[0] == min(10, one + two + 3)
+
+
+def test_pairs_of_unknown_pieces_are_remarked_on(tokenizer):
+    found, _ = pairs(tokenizer, ["x", "x"], ["y", "a"])
+    assert found.unknown.tolist() == [0]
+
+
+def test_a_length_without_room_for_a_pair_is_refused(tokenizer):
+    with pytest.raises(ragged_rows.TokenError, match="leaves no room"):
+        pairs(tokenizer, ["a"], ["b"], max_length=5, separators=2)
+
+
+def test_rows_follow_their_trimmed_tokenizer(tokenizer):
+    found, _ = pairs(tokenizer, ["a d"], ["d"])
+    counts = ragged_rows.count_pieces([found], tokenizer.size)
+    keep = tokenizers.kept_ids(tokenizer, np.flatnonzero(counts))
+    trimmed = tokenizers.trim(tokenizer, keep)
+    want, texts = pairs(trimmed, ["a d"], ["d"])
+    np.testing.assert_array_equal(ragged_rows.renumber(found, keep).tokens, want.tokens)
+    assert texts == ["[CLS] a d [SEP] d [SEP]"]
+
+
+def test_the_pieces_tell_a_models_form(tmp_path, tokenizer):
+    assert not ragged_rows.has_double_separator(tokenizer, token_types=2)  # BERT
+    assert ragged_rows.has_double_separator(tokenizer, token_types=0)  # ERNIE-M
+    pieces = ["<pad>", "<unk>", "<s>", "</s>", "<mask>", "a"]
+    tiny_nli.write_model(tmp_path / "e5")
+    (tmp_path / "e5" / "vocab.txt").write_text("\n".join(pieces) + "\n")
+    e5 = tokenizers.load(tmp_path / "e5")
+    assert ragged_rows.has_double_separator(e5, token_types=2)

@@ -32,18 +32,6 @@ def test_with_sentences_of_one_length_it_is_the_error_of_a_mean():
     assert found.standard_error == pytest.approx(each.std(ddof=1) / 20)
 
 
-def test_the_error_is_the_spread_of_losses_of_other_sentences():
-    random = np.random.default_rng(1)
-
-    def drawn(count):
-        tokens = random.integers(2, 12, count)
-        return scores(random.gamma(2.0, 1.0, count) * tokens, tokens)
-
-    means = [sentence_scores.loss(drawn(300)).mean for _ in range(300)]
-    found = sentence_scores.loss(drawn(300)).standard_error
-    assert found == pytest.approx(np.std(means), rel=0.2)
-
-
 def test_sentences_are_paired_if_they_are_the_same_with_as_many_tokens():
     one = scores([3.0, 9.0], [2, 4])
     assert sentence_scores.are_paired(one, scores([1.0, 2.0], [2, 4]))

@@ -16,15 +16,6 @@ def test_the_entropy_of_counts_by_hand():
     assert found.entropy() == pytest.approx(expected)
 
 
-def test_the_correction_makes_a_part_agree_with_the_whole():
-    shares = np.arange(1, 501) / np.arange(1, 501).sum()
-    truth = -np.sum(shares * np.log(shares))
-    random = np.random.default_rng(0)
-    found = unigrams.Unigrams(505)
-    found.add(random.choice(np.arange(5, 505), size=5000, p=shares))
-    assert found.entropy() == pytest.approx(truth, abs=0.02)
-
-
 @pytest.mark.parametrize("pieces", [500, 8_000, 40_000])
 def test_what_two_steps_leave_has_no_entropy_and_more_has_nearly_the_right_one(pieces):
     """A generator whose text looked more regular than it is would be blamed for it."""

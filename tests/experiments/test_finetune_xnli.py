@@ -16,7 +16,7 @@ from absl.testing import flagsaver
 from array_record.python import array_record_data_source  # noqa: F401
 
 from experiments import finetune_xnli
-from experiments.xnli import config, data
+from experiments.xnli import config
 from nebula_jax import errors
 from nebula_jax.data import nli
 from nebula_jax.models import pretrained
@@ -174,12 +174,11 @@ def test_eval_only_tests_another_folder_with_the_runs_own_settings(
     argv = ["finetune_xnli", "--devices_per_cluster=0", "--data_dir=other"]
     monkeypatch.setattr("sys.argv", argv)
     use(runs, eval_only="true", run="undisturbed", data_dir="other")
-    with pytest.raises(errors.NebulaError, match="--skip_missing_languages"):
+    with pytest.raises(errors.NebulaError, match="no test pairs in de"):
         finetune_xnli.main()
     command = ["--eval_only", "--run=undisturbed", "--data_dir=other"]
-    status, output = runs.run_plain(*command, "--skip_missing_languages")
+    status, output = runs.run_plain(*command, "--languages=en,sw")
     assert status == 0, output
-    assert "left out: de" in output
     (found,) = (
         each.parent
         for each in (runs.folder / "undisturbed" / "evaluated").rglob("test.sw.tsv")
@@ -208,16 +207,6 @@ def here(runs, monkeypatch):
     monkeypatch.chdir(runs.folder)
     with flagsaver.flagsaver():
         yield pathlib.Path()
-
-
-def test_a_language_without_files_is_left_out_only_when_told_to(runs, here, capsys):
-    use(runs, languages="en,ur")
-    with pytest.raises(errors.NebulaError, match=r"test pairs in ur.*--skip_missing"):
-        finetune_xnli.main()
-    given = {"languages": "en,ur", "skip_missing_languages": "true"}
-    run = configured.run(config, **runs.flags() | given)
-    assert data.languages(run, "test") == ["en"]
-    assert "left out: ur" in capsys.readouterr().err
 
 
 def no_checkpoint(folder):

@@ -105,8 +105,3 @@ def test_a_pair_around_any_line():
     front, back = bottleneck.pair(D, D).init(jax.random.key(0))
     same = pair.widen(back, pair.narrow(front, hidden))
     np.testing.assert_allclose(same, hidden, atol=1e-4)
-
-
-def test_without_parameters_there_is_no_bottleneck():
-    hidden = activations(4)
-    assert bottleneck.widen(None, bottleneck.narrow(None, hidden)) is hidden

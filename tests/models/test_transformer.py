@@ -190,18 +190,6 @@ def test_epsilon_reaches_every_layer_norm(hidden, mask):
     assert np.abs(np.asarray(embed(loose)[0])).max() < 0.01
 
 
-def test_dropout_is_random_only_when_training(encoder_params, hidden, mask):
-    encoder = transformer.Encoder(dataclasses.replace(CONFIG, dropout=0.5))
-    jitted = jax.jit(encoder.apply, static_argnums=3)
-
-    def states(seed, deterministic):
-        rngs = {"dropout": jax.random.key(seed)}
-        return jitted(encoder_params, hidden, mask, deterministic, rngs=rngs)
-
-    assert not np.allclose(states(0, False), states(1, False))
-    np.testing.assert_array_equal(states(0, True), states(1, True))
-
-
 @pytest.mark.parametrize("dtype", transformer.DTYPES)
 def test_matrices_rounded_once_give_the_same_bits(dtype):
     config = dataclasses.replace(CONFIG, dtype=dtype)

@@ -9,7 +9,6 @@ from flax import traverse_util
 
 from experiments.abnet import config as abnet_config
 from experiments.abnet import models as abnet_models
-from experiments.abnet import target_model
 from nebula_jax.evaluation import sentence_scores
 from nebula_jax.models import pretrained, transformer
 from scripts import table2_bleu
@@ -179,7 +178,6 @@ def test_the_flags_of_the_rows_train_everything_or_use_the_first_layers(tmp_path
     one = abnet_models.load(run, folder, layers=1)
     assert one.model.config.layers == len(one.model.params["encoder"]) == 1
     assert one.digest != abnet_models.load(run, folder).digest
-    assert not abnet_models.is_trained_source(run.local)(path)
-    everything = configured.run(abnet_config, train_all="true").local
-    assert abnet_models.is_trained_source(everything)(path)
-    assert target_model.is_trained(everything)(path)
+    assert not one.is_trained(path)
+    everything = configured.run(abnet_config, train_all="true", length_buckets="8")
+    assert abnet_models.load(everything, folder, new_head=True).is_trained(path)

@@ -19,7 +19,7 @@ from nebula_jax.communication.wire import (
 )
 from nebula_jax.parallel import pace
 from nebula_jax.runtime.records import checkpoints
-from nebula_jax.training import checkpoint_files, checkpoint_manifest
+from nebula_jax.training import checkpoint_files
 
 Patch = tuple[Any, str, Callable[[Any], Any]]
 
@@ -106,8 +106,8 @@ def _not_flushed(write_manifest: Callable) -> Callable:
     def writes(self: Any, partial: Any, step: int, about: Any) -> None:
         names = self._disk.files(partial)
         digests = {name: self._disk.digest(partial / name) for name in names}
-        data = checkpoint_manifest.encode(step, about, digests)
-        self._disk.write(partial / checkpoint_manifest.NAME, data)
+        data = checkpoint_files.encode_manifest(step, about, digests)
+        self._disk.write(partial / checkpoint_files.MANIFEST, data)
 
     return writes
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from nebula_jax.runtime.life import process as process_lib
 from nebula_jax.runtime.records import run_folder
-from nebula_jax.training import checkpoint_manifest
+from nebula_jax.training import checkpoint_files
 from tests.simulation import clusters, disk, world
 
 SILENT_SECONDS = 25.0  # that a connection may take to open a session, and some more
@@ -53,7 +53,7 @@ class Machine:
             int(name)
             for name, files in self.disk.glance(self.folder).items()
             if name.isdigit()
-            and _is_manifest(files.get(checkpoint_manifest.NAME, b""), int(name))
+            and _is_manifest(files.get(checkpoint_files.MANIFEST, b""), int(name))
             and files.get("arrays") == expected[int(name)]
         }
 
@@ -144,7 +144,7 @@ class Stranger:
 
 def _is_manifest(data: bytes, step: int) -> bool:
     try:
-        checkpoint_manifest.decode(data, step)
+        checkpoint_files.decode_manifest(data, step)
     except ValueError:
         return False
     return True

@@ -8,7 +8,7 @@ import shutil
 import pytest
 
 from nebula_jax import disk as real_disk
-from nebula_jax.training import checkpoint_files, checkpoint_manifest
+from nebula_jax.training import checkpoint_files
 
 ABOUT = {"cluster": "source", "settings": {"--steps": 9}}
 
@@ -159,19 +159,19 @@ DAMAGES = {
     "types": ("manifest.json", b'{"step":20,"about":3,"files":[1],"digest":""}'),
     "no_files": (
         "manifest.json",
-        checkpoint_manifest.encode(20, ABOUT, {}),
+        checkpoint_files.encode_manifest(20, ABOUT, {}),
     ),
     "other_step": (
         "manifest.json",
-        checkpoint_manifest.encode(10, ABOUT, {"a": "00"}),
+        checkpoint_files.encode_manifest(10, ABOUT, {"a": "00"}),
     ),
     "other_run": (
         "manifest.json",
-        checkpoint_manifest.encode(20, {"cluster": "x"}, {"a": "00"}),
+        checkpoint_files.encode_manifest(20, {"cluster": "x"}, {"a": "00"}),
     ),
     "other_file": (
         "manifest.json",
-        checkpoint_manifest.encode(20, ABOUT, {"\0": "00"}),
+        checkpoint_files.encode_manifest(20, ABOUT, {"\0": "00"}),
     ),
 }
 
@@ -233,17 +233,17 @@ def test_checkpoints_of_which_none_can_be_used_are_an_error(folder, damage):
 
 @pytest.mark.parametrize("position", range(0, 500, 7))
 def test_no_bit_of_a_manifest_flips_unnoticed(position):
-    data = checkpoint_manifest.encode(
+    data = checkpoint_files.encode_manifest(
         20,
         ABOUT | {"position": {"epoch": 3, "row": 17}},
         {"a": "0" * 64, "b": "1" * 64},
     )
-    found = checkpoint_manifest.decode(data, 20)
+    found = checkpoint_files.decode_manifest(data, 20)
     for bit in range(8):
         flipped = bytearray(data)
         flipped[position % len(data)] ^= 1 << bit
         try:
-            other = checkpoint_manifest.decode(bytes(flipped), 20)
+            other = checkpoint_files.decode_manifest(bytes(flipped), 20)
         except ValueError:
             continue
         assert other == found  # a kind of space has become another

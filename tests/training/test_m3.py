@@ -333,25 +333,6 @@ def test_training_learns_to_tell_replaced_tokens():
     assert rtd.auc(scores.ravel(), replaced.ravel()) > 0.55
 
 
-def test_corrective_modeling_learns_from_the_context():
-    """Each row repeats one of 8 tokens: without its context, a place costs ln 8."""
-    config = dataclasses.replace(
-        PLAIN, rtd_weight=0.0, learning_rate=2e-2, warmup_steps=5
-    )
-    discriminator, random = init_discriminator(CONFIG, 0), np.random.RandomState(0)
-    history = []
-    for _ in range(60):
-        token = random.randint(10, 18, (16, 1)).astype(np.int32)
-        masked = random.rand(16, L).argsort(axis=1) < 3
-        samples = random.randint(10, 18, (16, L)).astype(np.int32)
-        originals = np.zeros((16, config.capacity), np.int32)
-        originals[:, :3] = token
-        tokens = m3.Tokens(np.where(masked, samples, token), masked, originals)
-        discriminator, metrics = discriminator_step(config, discriminator, [tokens])
-        history.append(float(metrics["clm_loss"]))
-    assert np.mean(history[-5:]) < np.log(8) / 2
-
-
 def test_what_is_sent_is_the_formulas_size():
     """18 bits an id, one a mark, 18 an original: 22.7 Mbit for the paper's batch."""
     config = dataclasses.replace(

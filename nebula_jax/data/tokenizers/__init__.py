@@ -169,9 +169,6 @@ def kept_ids(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> np.ndarray:
     Give the result to `trim` and to `pretrained.trim`, so that tokenizer and model
     agree (`pretrained.trim_to` does both).
 
-    Args:
-      keep_ids: ids to keep, in any order.
-
     Returns:
       [N] int64, ascending, each once.
 
@@ -184,27 +181,12 @@ def kept_ids(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> np.ndarray:
     return keep
 
 
-def used_ids(tokenizer: Tokenizer, counts: np.ndarray) -> np.ndarray:
-    """Selects the pieces that occur in a text.
-
-    Args:
-      counts: [N] integers, from `count_pieces`.
-
-    Returns:
-      [N'] int64, ids as from `kept_ids`.
-    """
-    return kept_ids(tokenizer, np.flatnonzero(counts))
-
-
 def trim(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> Tokenizer:
     """Keeps only some pieces: the i-th smallest id kept becomes i, others become unk.
 
     Args:
       tokenizer: may itself have been trimmed.
       keep_ids: ids to keep; the special ones are kept anyway.
-
-    Returns:
-      A tokenizer with another digest.
 
     Raises:
       TokenizerError: if an id is out of range.

@@ -37,9 +37,6 @@ def english(text: str) -> str:
     Args:
       text: words and single punctuation marks with spaces between, as WordPiece's
         decoder gives them.
-
-    Returns:
-      The text; its words and marks are the same, in the same order.
     """
     tokens = text.split()
     out: list[str] = []

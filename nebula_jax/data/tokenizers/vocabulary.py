@@ -57,9 +57,6 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
       path: of the model file; written whole or not at all.
       threads: CPU threads.
 
-    Returns:
-      The number of pieces the vocabulary has.
-
     Raises:
       VocabularyError: if the text is too little for any vocabulary.
     """

@@ -60,19 +60,17 @@ MOST_SPARE_ROWS = 127
 def load(
     folder: pathlib.Path,
     *,
-    dropout: float = 0.0,
-    dtype: str = "float32",
     max_length: int | None = None,
     log: Callable[[str], None] = lambda line: None,
+    **fields: Any,
 ) -> Pretrained:
     """Reads a checkpoint folder (config.json, model.safetensors).
 
     Args:
       folder: in Hugging Face's layout; ERNIE-M's state names may be Paddle's.
-      dropout: rate of the config.
-      dtype: of the config: operands of matrix products; parameters are float32.
       max_length: positions to keep, all if None.
       log: receives a line about a fine-tuned model's head, which is not read.
+      fields: of the config, such as dropout and dtype; parameters are float32.
 
     Raises:
       PretrainedError: for a folder that is no checkpoint, a damaged file, another
@@ -109,7 +107,7 @@ def load(
         rows = config.position_offset + max_length
         params["embeddings"]["position_embeddings"] = {"embedding": table[:rows]}
         config = dataclasses.replace(config, max_length=max_length)
-    config = dataclasses.replace(config, dropout=dropout, dtype=dtype)
+    config = dataclasses.replace(config, **fields)
     return Pretrained(family, config, params, metadata)
 
 
@@ -117,26 +115,22 @@ def load_with_tokenizer(
     folder: pathlib.Path,
     min_length: int = 0,
     *,
-    dropout: float = 0.0,
-    dtype: str = "float32",
     log: Callable[[str], None] = lambda line: None,
+    **fields: Any,
 ) -> tuple[Pretrained, tokenizers.Tokenizer]:
     """Reads a checkpoint folder and the tokenizer in it, and checks that they fit.
 
     Args:
       folder: as for `load`.
       min_length: positions that the model must have: tokens of the longest row.
-      dropout, dtype, log: as for `load`.
-
-    Returns:
-      The model, with all of its positions, and its tokenizer.
+      log, fields: as for `load`.
 
     Raises:
       PretrainedError: as from `load`; if the model has fewer positions; if the
         tokenizer is clearly another model's.
       TokenizerError: if there is no tokenizer, or it cannot be read.
     """
-    model = load(folder, dropout=dropout, dtype=dtype, log=log)
+    model = load(folder, log=log, **fields)
     tokenizer = tokenizers.load(folder)
     check_tokenizer(model, tokenizer)
     if model.config.max_length < min_length:
@@ -161,7 +155,7 @@ def trim_to(
       The smaller model, its tokenizer, and the ids kept, [N'] int32, ascending:
       pieces that occur, and special tokens.
     """
-    keep = tokenizers.used_ids(tokenizer, counts)
+    keep = tokenizers.kept_ids(tokenizer, np.flatnonzero(counts))
     return trim(model, keep), tokenizers.trim(tokenizer, keep), keep.astype(np.int32)
 
 

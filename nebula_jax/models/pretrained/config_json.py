@@ -30,9 +30,6 @@ def read(
     Args:
       path: of that file, for errors.
 
-    Returns:
-      A key of `names.FAMILIES`, and a Config without dropout, in float32.
-
     Raises:
       PretrainedError: for another architecture than our encoder's.
     """
@@ -134,9 +131,6 @@ def write(
     Args:
       metadata: config.json as it was read; keys that have no meaning here stay.
       head: the head by which transformers' class is chosen; "" if it has none.
-
-    Returns:
-      JSON values.
 
     Raises:
       PretrainedError: if transformers would count its positions otherwise.

@@ -124,9 +124,6 @@ def trim(model: Pretrained, keep_ids: Iterable[int]) -> Pretrained:
       keep_ids: rows to keep, as `tokenizers.kept_ids` gives them. The i-th smallest
         becomes id i, as in `tokenizers.trim`.
 
-    Returns:
-      The smaller model.
-
     Raises:
       PretrainedError: if a row is not there, or the padding piece is not kept.
     """
@@ -179,9 +176,6 @@ def with_rows(
         `word_embeddings` are some of the model's, their rows of `position_embeddings`
         are the model's first.
       rows: [N] integers, the row of the model's table that each of the N is.
-
-    Returns:
-      The model with these embeddings; its other parts are as they were.
 
     Raises:
       PretrainedError: if the tables are not of this model.

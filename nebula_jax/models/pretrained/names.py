@@ -69,27 +69,19 @@ _ERNIE_M = (
     (r"encoder/layer_(\d+)/attention/output", r"encoder.layers.\1.self_attn.out_proj"),
     (r"pooler/dense", "pooler.dense"),
 )
-_PROJECTIONS = ("query", "q"), ("key", "k"), ("value", "v")
-ERNIE_M = (  # as in transformers, where attention is wrapped once more
-    *_ERNIE_M,
-    *(
-        (
-            rf"encoder/layer_(\d+)/attention/{module}",
-            rf"encoder.layers.\1.self_attn.self_attn.{letter}_proj",
-        )
-        for module, letter in _PROJECTIONS
-    ),
-)
-ERNIE_M_PADDLE = (  # as published by Paddle
-    *_ERNIE_M,
-    *(
-        (
-            rf"encoder/layer_(\d+)/attention/{module}",
-            rf"encoder.layers.\1.self_attn.{letter}_proj",
-        )
-        for module, letter in _PROJECTIONS
-    ),
-)
+
+
+def _with_attention(prefix: str) -> Rules:
+    """Returns ERNIE-M's rules, given what precedes q_proj, k_proj and v_proj."""
+    template = rf"encoder.layers.\1.{prefix}."
+    return *_ERNIE_M, *(
+        (rf"encoder/layer_(\d+)/attention/{name}", f"{template}{name[0]}_proj")
+        for name in ("query", "key", "value")
+    )
+
+
+ERNIE_M = _with_attention("self_attn.self_attn")  # as in transformers: wrapped again
+ERNIE_M_PADDLE = _with_attention("self_attn")  # as published by Paddle
 
 
 class Family(NamedTuple):

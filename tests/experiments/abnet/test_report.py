@@ -3,7 +3,7 @@
 import json
 import os
 
-from experiments.abnet import report
+from experiments import here, train_abnet
 
 SETTINGS = {
     **{"batch_size": 8, "objective": "ar", "length_buckets": (8,)},
@@ -31,7 +31,9 @@ def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
 
     def shown(name):
         clusters = {name: tmp_path / name}
-        report.report(tmp_path, clusters, SETTINGS, 2.0)
+        here.report(
+            train_abnet.EXPERIMENT, tmp_path, clusters, {"flags": SETTINGS}, 2.0
+        )
         return capsys.readouterr().out
 
     assert "| whole |" in shown("whole")

@@ -1,7 +1,7 @@
 import json
 import pathlib
 
-from experiments.m3 import curves, report
+from experiments.m3 import report
 
 QUICKSTART = (
     pathlib.Path(__file__).parents[3] / "experiments/results/m3_quickstart.json"
@@ -86,13 +86,13 @@ def test_figures_that_were_not_finite_are_dashes():
 
 def test_generators_are_found_in_one_process_and_in_several():
     records = [{"step": 1, "loss": 9.0}, {"step": 2, "loss": 8.0}, {"step": 2, "x": 1}]
-    apart = curves.of_generators(
+    apart = report.of_generators(
         {"generator:0": {"unigram_entropy": 7.0}},
         {"discriminator": records, "generator:0": records},
     )
     assert apart == [("generator:0", 7.0, [(1, 9.0), (2, 8.0)])]
     records = [{"step": 1, "loss": 50.0, "generator_0_loss": 9.0}]
-    whole = curves.of_generators(
+    whole = report.of_generators(
         {"whole": {"unigram_entropies": [7.0]}}, {"whole": records}
     )
     assert whole == [("generator:0", 7.0, [(1, 9.0)])]

@@ -1,13 +1,14 @@
-"""Fine-tuning in this process, with a loss that is NaN once."""
+"""Fine-tuning in this process, with a loss that is NaN once; selection on dev."""
 
 import json
 import signal
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import tiny_nli
 
-from experiments.xnli import train
+from experiments.xnli import config, train
 from nebula_jax.runtime.records import progress
 from nebula_jax.training import state as train_state
 
@@ -50,3 +51,61 @@ def test_a_loss_that_is_nan_ends_the_run_or_is_skipped(tmp_path, monkeypatch, ca
     summary = json.loads((folder / "summary.json").read_text())
     assert (summary["last_step"], summary["skipped_steps"]) == (12, 1)
     assert "NaN" not in (folder / "metrics.jsonl").read_text()
+
+
+ACCURACIES = {2: 0.4, 4: 0.6, 6: 0.5, 8: 0.6, 10: 0.7, 12: 0.1}  # 4 and 8 are equal
+
+
+def params_of(step):
+    """Parameters after a step."""
+    return {"w": jnp.full(3, step, jnp.float32)}
+
+
+def selections(rule):
+    """The selection after each evaluation of a run."""
+    found = [train.restored_selection(params_of(0), None)]
+    for step, accuracy in ACCURACIES.items():
+        params = params_of(step)
+        found.append(found[-1].after(rule, step, accuracy, params))
+    return found[1:]
+
+
+def test_best_is_the_earliest_of_equals():
+    found = selections("best")
+    assert [each.step for each in found] == [2, 4, 4, 4, 10, 10]
+    for each in found:
+        assert float(each.params["w"][0]) == each.step
+    assert dict(found[-1].curve) == ACCURACIES
+
+
+def test_last_is_the_last_however_bad():
+    found = selections("last")
+    assert [each.step for each in found] == list(ACCURACIES)
+    assert float(found[-1].params["w"][0]) == 12
+
+
+@pytest.mark.parametrize("rule", ["best", "last"])
+def test_selected_parameters_are_copies(rule):
+    """The next step uses its state up, and a selection outlives it."""
+    params = params_of(1)
+    before = train.restored_selection(params_of(0), None)
+    after = before.after(rule, 1, 0.5, params)
+    assert after.params["w"] is not params["w"]
+    params["w"].delete()
+    np.testing.assert_array_equal(after.params["w"], np.ones(3))
+    assert before == train.Selection(0, before.params)
+
+
+def test_a_selection_goes_into_a_checkpoint_and_comes_back():
+    last = selections("best")[-1]
+    again = train.restored_selection(last.params, last.position)
+    assert (again.step, again.curve) == (last.step, last.curve)
+    assert again.params is last.params
+
+
+def test_epochs_make_steps(tmp_path):
+    run = tiny_nli.run_in(tmp_path, epochs=0.5, steps=7)
+    assert config.with_epochs(run, 12).agreed.steps == 6
+    assert config.with_epochs(run, 1).agreed.steps == 1
+    given = tiny_nli.run_in(tmp_path, steps=7)
+    assert config.with_epochs(given, 12) is given

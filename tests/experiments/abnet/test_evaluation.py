@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import tiny_translations
 
-from experiments.abnet import data, evaluation, held_out, models
+from experiments.abnet import data, evaluation, models
 from nebula_jax.data import ragged_rows, tokenizers
 from nebula_jax.evaluation import bleu, sentence_scores
 from nebula_jax.models import abnet_params, transformer
@@ -27,7 +27,7 @@ def text(lengths):
     joined = ragged_rows.join(ids, [np.asarray(row, np.int32) for row in rows], [], [])
     sentences = [" ".join(f"w{token}" for token in row) for row in rows]
     named = (ids, joined, sentences)
-    return data.Text(None, *({held_out.SPLIT: each} for each in named))
+    return data.Text(None, *({evaluation.HELD_OUT: each} for each in named))
 
 
 def configured(**values):
@@ -41,7 +41,7 @@ def target(objective):
     agreed = configured(objective=objective, decoder_adapter_dim=8)
     shape = transformer.Config(40, 1, WIDTH, 2, 32, 16)
     translator = models.model(agreed, shape, shape)
-    task = models.make_task(agreed, translator, target=SPECIAL)
+    task = models.make_task(agreed, translator, SPECIAL, SPECIAL)
     init = jax.jit(functools.partial(abnet_params.init_target, translator))
     return task, init(jax.random.key(0))
 
@@ -69,7 +69,9 @@ def test_the_losses_of_a_batch_are_those_of_its_sentences_alone(objective, lengt
     assert found.keys() == {3, 1, 5}
     for place, number in enumerate((3, 1, 5)):
         alone = {name: leaf[place : place + 1] for name, leaf in batch.items()}
-        rows = side.rows[held_out.SPLIT].rows(np.asarray([number]), 16, SPECIAL.pad)
+        rows = side.rows[evaluation.HELD_OUT].rows(
+            np.asarray([number]), 16, SPECIAL.pad
+        )
         nats, tokens = alone_of(task, params, alone, rows)
         assert found[number] == (pytest.approx(float(nats[0]), rel=1e-4), tokens[0])
     if objective == "ar":
@@ -79,29 +81,26 @@ def test_the_losses_of_a_batch_are_those_of_its_sentences_alone(objective, lengt
 def test_scores_are_in_the_order_of_the_examples_and_kept_beside_translations(tmp_path):
     side = text(LENGTHS)
     losses = {number: (float(number), number + 1) for number in reversed(range(6))}
-    translations = [*side.sentences[held_out.SPLIT][:-1], "nothing of it"]
-    found = held_out.scores(side, losses, translations, "13a")
-    assert found.ids == side.ids[held_out.SPLIT]
+    translations = [*side.sentences[evaluation.HELD_OUT][:-1], "nothing of it"]
+    found = evaluation.scores_of(side, losses, translations, "13a")
+    assert found.ids == side.ids[evaluation.HELD_OUT]
     assert found.nats.tolist() == [0, 1, 2, 3, 4, 5]
     assert found.tokens.tolist() == [1, 2, 3, 4, 5, 6]
-    want = bleu.corpus_bleu(translations, side.sentences[held_out.SPLIT]).score
+    want = bleu.corpus_bleu(translations, side.sentences[evaluation.HELD_OUT]).score
     assert bleu.of_statistics(found.counts) == pytest.approx(want)
-    figures = held_out.figures(found)
-    assert figures["loss"] == pytest.approx(15 / 21)
-    assert figures["tokens"] == 21
-    assert figures["standard_error"] == sentence_scores.loss(found).standard_error
-    held_out.write(tmp_path, 7, found)
-    path = tmp_path / "held_out-00000007.scores.tsv"
-    kept = sentence_scores.loads(path.read_text())
+    assert sentence_scores.loss(found).mean == pytest.approx(15 / 21)
+    path = evaluation.scores_path(tmp_path, 7)
+    assert path == tmp_path / "held_out-00000007.scores.tsv"
+    kept = sentence_scores.loads(sentence_scores.dumps(found))
     assert sentence_scores.are_paired(kept, found)
 
 
 def test_held_out_pairs_are_a_test_set_of_which_all_are_translated():
     agreed = configured(bleu_sentences=2, steps=10)
-    names = ("train", "dev", "test", held_out.SPLIT)
+    names = ("train", "dev", "test", evaluation.HELD_OUT)
     side = data.Text(None, {name: [] for name in names}, {}, {})
     assert evaluation.splits(agreed, side, 9) == ["dev"]
-    assert evaluation.splits(agreed, side, 10) == ["dev", "test", held_out.SPLIT]
+    assert evaluation.splits(agreed, side, 10) == ["dev", "test", evaluation.HELD_OUT]
     assert data.evaluation_indices(agreed, "test", 5).tolist() == [0, 1]
-    every = data.evaluation_indices(agreed, held_out.SPLIT, 5)
+    every = data.evaluation_indices(agreed, evaluation.HELD_OUT, 5)
     assert every.tolist() == [0, 1, 2, 3, 4]

@@ -1,0 +1,138 @@
+"""A run on this machine: --cluster=all, or --cluster=whole."""
+
+import contextlib
+import dataclasses
+import functools
+import pathlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from experiments import configuration
+from nebula_jax.runtime import connect
+from nebula_jax.runtime.life import launcher, restarts
+from nebula_jax.runtime.records import report as run_report
+from nebula_jax.runtime.records import run_folder, traces
+from nebula_jax.training import metrics
+
+
+class Prepared(NamedTuple):
+    """A run whose text and models are there."""
+
+    run: configuration.Run
+    train_whole: Callable[[], int]
+    """Trains all parts in this process; returns the exit status."""
+    arguments: Callable[[str, connect.Settings], list[str]]
+    """(cluster, how to connect) -> the flags of its process."""
+    figures: Mapping[str, Any] = {}
+    """What a summary has of it."""
+
+
+class Experiment(NamedTuple):
+    """The parts of an experiment that differ from those of others."""
+
+    module: str
+    """As in `python -m`."""
+    prepare: Callable[[Any, Sequence[str]], Prepared]
+    """Prepares (run, names of its clusters), and checks that no other run is there."""
+    figures: Callable[..., dict[str, Any]]
+    """(summaries, records, the run's entries so far, its folder) -> more entries; the
+    first two by cluster."""
+    plot: Callable[..., None]
+    """(summaries, records, path of the PNG): draws the curves of a run."""
+    markdown: Callable[..., str]
+    """summary -> Markdown."""
+    reported: Sequence[str]
+    """Settings of this process that belong into the summary."""
+
+
+def run_here(
+    experiment: Experiment,
+    run: configuration.Run,
+    names: Sequence[str],
+    dials: Mapping[str, Sequence[str]] | None = None,
+) -> int:
+    """Prepares a run, runs every cluster here, and reports; returns the exit status.
+
+    Args:
+      names: of the clusters, the first to listen first.
+      dials: see `launcher.prepared`.
+    """
+    begin, local, workdir = time.monotonic(), run.local, run.local.workdir
+    is_whole = local.cluster == "whole"
+    with contextlib.ExitStack() as stack:
+        if not is_whole:  # a port or certificate that is missing shows before the text
+            launch = stack.enter_context(
+                launcher.prepared(
+                    workdir,
+                    names,
+                    local.connection(),
+                    restarts=local.restart,
+                    processes_per_cluster=local.processes_per_cluster,
+                    dials=dials,
+                )
+            )
+        prepared = experiment.prepare(run, names)
+        configuration.write_run_flags(workdir, prepared.run)
+        if is_whole:
+            status = prepared.train_whole()
+        else:
+            status = launch(experiment.module, prepared.arguments)
+    if status == 0:
+        reported = ["whole"] if is_whole else names
+        folders = {name: run_folder.of_cluster(workdir, name) for name in reported}
+        traces.gather(workdir, folders.values(), local.traced)
+        own = {name: getattr(local, name) for name in experiment.reported}
+        flags = dataclasses.asdict(prepared.run.agreed) | own
+        seconds = time.monotonic() - begin
+        more = {**prepared.figures, "flags": flags}
+        report(experiment, workdir, folders, more, seconds)
+    return status
+
+
+def arguments(
+    run: configuration.Run, cluster: str, reach: connect.Settings
+) -> list[str]:
+    """Returns the flags of one cluster's process."""
+    local = run.local.reaching(cluster, reach)
+    return configuration.arguments(configuration.Run(run.agreed, local))
+
+
+def report(
+    experiment: Experiment,
+    folder: pathlib.Path,
+    clusters: Mapping[str, pathlib.Path],
+    more: Mapping[str, Any],
+    seconds: float,
+) -> None:
+    """Writes summary.json and plot unless they are up to date; prints the Markdown.
+
+    Args:
+      clusters: name -> folder.
+      more: what the summary has of the run, its flags among it.
+      seconds: wall time of this command.
+    """
+    path, picture = folder / "summary.json", folder / "losses.png"
+    found = {name: run_report.read_summary(each) for name, each in clusters.items()}
+    there = [each for each in found.values() if each]
+    # One process and clusters may have run here: each is a training of its own.
+    before = run_report.read_summary(folder).get("clusters", [])
+    is_other = [each["cluster"] for each in before] != [
+        each["cluster"] for each in there
+    ]
+    if is_other or run_report.is_stale(path, clusters.values()):
+        records = {name: metrics.read(each) for name, each in clusters.items()}
+        run_report.draw(functools.partial(experiment.plot, found, records), picture)
+        summary = {
+            **run_report.provenance(run_report.wall_seconds(seconds, there)),
+            **more,
+            "clusters": there,
+            "restarts": restarts.read(folder, clusters.values()),
+            "losses": {
+                name: run_report.first_and_last(each) for name, each in records.items()
+            },
+        }
+        summary |= experiment.figures(found, records, summary, folder)
+        run_report.write(path, summary)
+    run_report.show(experiment.markdown(run_report.read_summary(folder)))
+    run_report.print_paths(path, picture)
