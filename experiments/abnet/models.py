@@ -161,7 +161,7 @@ def half(
     mesh = devices.mesh(layout, agreed.batch_size, agreed.micro_batches)
     if side == SOURCE:
         program: cut.Front | cut.Back = cut.front(
-            activations.on(mesh, functools.partial(abnet_training.front_half, task)),
+            activations.on(mesh, functools.partial(abnet_training.front, task)),
             codecs.forward,
             codecs.backward,
             is_trained=plm.is_trained,
@@ -169,7 +169,7 @@ def half(
         )
     else:
         program = cut.back(
-            activations.on(mesh, functools.partial(abnet_training.back_half, task)),
+            activations.on(mesh, functools.partial(abnet_training.back, task)),
             codecs.forward,
             codecs.backward,
             is_trained=plm.is_trained,

@@ -196,11 +196,9 @@ def uncut(both: Both) -> StepFn:
     def differentiate(trained: Any, frozen: Any, batch: Any) -> Any:
         def loss(trained: Any) -> Any:
             params = list(map(partition.merge, trained, frozen))
-            hidden, length_loss = abnet_training.front(
-                source.task, params[0], *batch[0]
-            )
+            hidden, length_loss = abnet_training.front(source.task, params[0], batch[0])
             translation_loss, metrics = abnet_training.back(
-                target.task, params[1], hidden, *batch[1]
+                target.task, params[1], hidden, batch[1]
             )
             return length_loss + translation_loss, ({"loss": length_loss}, metrics)
 

@@ -12,12 +12,13 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import optax
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet
-from nebula_jax.training import abnet_losses as objectives
-from nebula_jax.training import masking
+from nebula_jax.training import abnet_targets, losses, masking
 
+LENGTH_WEIGHT = 0.1  # of the length loss beside the translation loss; ABNet's code
 HELD_OUT_SEED = 0  # of the masks in `held_out`, whatever seed a run has
 
 
@@ -58,28 +59,30 @@ class Task(NamedTuple):
     source_controls: tokenizers.SpecialTokens
     target_controls: tokenizers.SpecialTokens
     smoothing: float = 0.1
-    """Smoothing of labels; printed as 1 in section 4.2."""
+    """Smoothing of labels, ABNet's; printed as 1 in section 4.2."""
     source_corruption: float = 0.0
     """Share of a source sentence that is masked; ABNet's code has 0.1."""
     has_dropout: bool = True
 
 
 def front(
-    task: Task, params: Any, batch: SourceBatch, rng: jax.Array
+    task: Task, params: Any, given: tuple[SourceBatch, jax.Array], rng: None = None
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Computes the hidden states of PLM-S (eq. 12) and the length loss.
 
     Args:
       params: of an `abnet.Source`.
-      batch: of cluster S.
-      rng: key of the run, not of the step: dropout is drawn per example, so that H^E
-        may be sent as a difference to its value in the epoch before.
+      given: the batch of cluster S, and the key of the run, not of the step: dropout is
+        drawn per example, so that H^E may be sent as a difference to its value in the
+        epoch before.
+      rng: the half's own key, which has no use here.
 
     Returns:
       {"hidden": [B, L, D] float32, "mask": [B, L] bool, "index": [B] int32} and the
       length loss over the batch's tokens, [] float32.
     """
-    keys = objectives.example_keys(rng, batch.example_ids)
+    batch, key = given
+    keys = abnet_targets.example_keys(key, batch.example_ids)
     mask = batch.input_ids != task.source_controls.pad
     input_ids = batch.input_ids
     if task.source_corruption:
@@ -93,32 +96,44 @@ def front(
     hidden = {"hidden": encoded.hidden, "mask": mask, "index": batch.example_ids}
     if encoded.length_logits is None:
         return hidden, jnp.zeros(())
-    loss = objectives.length_loss(encoded.length_logits, batch.lengths)
-    return hidden, loss / batch.tokens
+    loss, _ = losses.masked_cross_entropy(
+        encoded.length_logits,
+        batch.lengths,
+        jnp.ones(batch.lengths.shape, jnp.float32),
+    )
+    return hidden, LENGTH_WEIGHT * loss / batch.tokens
 
 
 def back(
     task: Task,
     params: Any,
     hidden: dict[str, jax.Array],
-    batch: TargetBatch,
-    rng: jax.Array,
+    given: tuple[TargetBatch, jax.Array],
+    rng: None = None,
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Computes the translation loss with PLM-T (eq. 13).
+    """Computes the translation loss with PLM-T (eq. 13), its labels smoothed.
 
     Args:
       params: of an `abnet.Target`.
       hidden: output of `front`.
-      batch: of cluster T.
-      rng: key of the step: a sentence is masked anew in every epoch.
+      given: the batch of cluster T, and the key of the step: a sentence is masked anew
+        in every epoch.
+      rng: as of `front`.
 
     Returns:
       The loss over the batch's tokens, [] float32, and metrics that add up over
       micro-batches: loss, tokens, predicted, correct, dropped_targets, and
       mismatched_examples, rows whose hidden states are another example's.
     """
-    targets = make_targets(task, batch, rng)
-    keys = objectives.example_keys(jax.random.fold_in(rng, 1), batch.example_ids)
+    batch, key = given
+    targets = abnet_targets.make(
+        task.config.objective,
+        abnet_targets.example_keys(key, batch.example_ids),
+        batch.target_ids,
+        task.target_controls,
+        len(batch.slots),
+    )
+    keys = abnet_targets.example_keys(jax.random.fold_in(key, 1), batch.example_ids)
     logits = abnet.decode(
         task.config,
         params,
@@ -129,9 +144,11 @@ def back(
         targets.positions,
         keys if task.has_dropout else None,
     )
-    total = objectives.translation_loss(logits, targets, task.smoothing)
-    loss = total / batch.tokens
     is_target = targets.positions < targets.input_ids.size
+    total, _ = losses.label_smoothed_cross_entropy(
+        logits, targets.labels, is_target.astype(jnp.float32), task.smoothing
+    )
+    loss = total / batch.tokens
     # Not argmax, which on CPU takes longer than all of the logits' gradient.
     of_label = jnp.take_along_axis(logits, targets.labels[:, None], axis=-1)[:, 0]
     correct = is_target & (of_label >= jnp.max(logits, axis=-1))
@@ -169,15 +186,15 @@ def held_out(
     Returns:
       [B] float32, nats, and [B] int32, predicted tokens.
     """
-    special, slots = task.target_controls, target_ids.size
-    if task.config.objective == "ar":
-        targets = objectives.autoregressive(target_ids, special, slots)
-    else:
-        keys = objectives.example_keys(jax.random.key(HELD_OUT_SEED), hidden["index"])
-        policy = masking.POLICIES["mask"]
-        targets = objectives.conditional_masked(
-            keys, target_ids, special, slots, policy
-        )
+    key = jax.random.key(HELD_OUT_SEED)
+    targets = abnet_targets.make(
+        task.config.objective,
+        abnet_targets.example_keys(key, hidden["index"]),
+        target_ids,
+        task.target_controls,
+        target_ids.size,
+        masking.POLICIES["mask"],
+    )
     logits = abnet.decode(
         task.config,
         params,
@@ -187,35 +204,8 @@ def held_out(
         hidden["mask"],
         targets.positions,
     )
-    return objectives.sentence_losses(logits, targets)
-
-
-def front_half(
-    task: Task, params: Any, batch: tuple[SourceBatch, jax.Array], rng: None
-) -> tuple[dict[str, jax.Array], jax.Array]:
-    """Computes `front` of a micro-batch with its key, as `cut.front` calls it."""
-    return front(task, params, *batch)
-
-
-def back_half(
-    task: Task,
-    params: Any,
-    hidden: dict[str, jax.Array],
-    batch: tuple[TargetBatch, jax.Array],
-    rng: None,
-) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Computes `back` of a micro-batch with its key, as `cut.back` calls it."""
-    return back(task, params, hidden, *batch)
-
-
-def make_targets(
-    task: Task, batch: TargetBatch, rng: jax.Array
-) -> objectives.TargetInputs:
-    """Makes the inputs and labels of a micro-batch at this step."""
-    slots = len(batch.slots)
-    if task.config.objective == "ar":
-        return objectives.autoregressive(batch.target_ids, task.target_controls, slots)
-    keys = objectives.example_keys(rng, batch.example_ids)
-    return objectives.conditional_masked(
-        keys, batch.target_ids, task.target_controls, slots
-    )
+    rows, columns = targets.input_ids.shape
+    row = targets.positions // columns  # B in an empty slot, which is no row
+    each = optax.softmax_cross_entropy_with_integer_labels(logits, targets.labels)
+    nats = jnp.zeros(rows).at[row].add(each, mode="drop")
+    return nats, jnp.zeros(rows, jnp.int32).at[row].add(1, mode="drop")

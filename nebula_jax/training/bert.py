@@ -19,7 +19,7 @@ from nebula_jax import errors
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import masked_lm, transformer
 from nebula_jax.training import (
-    abnet_losses,
+    abnet_targets,
     accumulate,
     all_reduce,
     losses,
@@ -179,7 +179,7 @@ def _mask(
     """Masks rows, each from the key of its own number: `first_row` and those after."""
     numbers = first_row + jnp.arange(input_ids.shape[0])
     return masking.mask_rows(
-        abnet_losses.example_keys(rng, numbers),
+        abnet_targets.example_keys(rng, numbers),
         input_ids,
         rate=config.mask_rate,
         policy=masking.POLICIES[config.mask_policy],

@@ -16,8 +16,7 @@ import optax
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import heads, mask_slots, transformer
-from nebula_jax.training import abnet_losses as objectives
-from nebula_jax.training import losses
+from nebula_jax.training import abnet_targets, losses
 from nebula_jax.training import state as train_state
 
 
@@ -52,14 +51,11 @@ def step(
     Returns:
       The next state, and scalars: loss (mean of a prediction), is_finite.
     """
+    keys = abnet_targets.example_keys(state.key(), jnp.arange(len(target_ids)))
+    targets = abnet_targets.make(objective, keys, target_ids, special, slots)
+    mask = targets.attention_mask
     if objective == "ar":
-        targets = objectives.autoregressive(target_ids, special, slots)
-        causal = transformer.causal_mask(targets.input_ids.shape[-1])
-        mask = targets.attention_mask[:, None, :] & causal
-    else:
-        keys = objectives.example_keys(state.key(), jnp.arange(len(target_ids)))
-        targets = objectives.conditional_masked(keys, target_ids, special, slots)
-        mask = targets.attention_mask
+        mask = mask[:, None, :] & transformer.causal_mask(mask.shape[-1])
     embeddings = transformer.Embeddings(config)
     hidden = embeddings.apply(
         {"params": encoder["embeddings"]}, targets.input_ids, True

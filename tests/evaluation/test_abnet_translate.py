@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -5,7 +7,7 @@ from toy_language import PIECES, SPECIAL, text
 
 from nebula_jax.evaluation import abnet_translate
 from nebula_jax.models import abnet, abnet_params, transformer
-from nebula_jax.training import abnet_losses
+from nebula_jax.training import abnet_targets
 
 # ABNet in nano size.
 
@@ -32,10 +34,10 @@ def model(objective):
 def test_beam_search_scores_are_the_uncached_models():
     """Translations scored again, whole, by the function that training uses."""
     config, params, encoded = model("ar")
-    autoregressive = jax.jit(abnet_losses.autoregressive, static_argnums=(1, 2))
+    shift = jax.jit(functools.partial(abnet_targets.make, "ar"), static_argnums=(2, 3))
     translate = jax.jit(abnet_translate.by_beam_search, static_argnums=(0, 4, 5))
     found = translate(config, params, encoded, SOURCE_MASK, SPECIAL, 3)
-    targets = autoregressive(found.ids, SPECIAL, 16)
+    targets = shift((), found.ids, SPECIAL, 16)
     logits = jax.jit(abnet.decode, static_argnums=0)(
         config,
         params,

@@ -10,7 +10,7 @@ import pytest
 from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, transformer
 from nebula_jax.training import abnet as training
-from nebula_jax.training import abnet_losses, losses, masking
+from nebula_jax.training import abnet_targets, losses, masking
 
 PAD, CLS, SEP = 1, 0, 2
 CONTROLS = tokenizers.SpecialTokens(PAD, 3, CLS, SEP, 59, size=60)
@@ -87,12 +87,12 @@ def uncut(task, params, both):
 
 @functools.partial(jax.jit, static_argnums=0)
 def front(task, params, batch):
-    return training.front(task, params, batch, jax.random.key(2))
+    return training.front(task, params, (batch, jax.random.key(2)))
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def back(task, params, hidden, batch):
-    return training.back(task, params, hidden, batch, jax.random.key(3))
+    return training.back(task, params, hidden, (batch, jax.random.key(3)))
 
 
 encode = jax.jit(abnet.encode, static_argnums=0)
@@ -198,16 +198,6 @@ def test_hidden_states_of_other_examples_are_counted():
     assert metrics["mismatched_examples"] == B
 
 
-def test_the_target_is_masked_anew_at_each_visit():
-    """The key of the back is the step's."""
-    make_targets = jax.jit(training.make_targets, static_argnums=0)
-    asked = [
-        make_targets(task("cmlm"), batches("cmlm")[1], jax.random.key(step)).positions
-        for step in (3, 4)
-    ]
-    assert not np.array_equal(*asked)
-
-
 def test_a_corrupted_source_is_masked_in_text_alone():
     noisy = task("ar", dropout=0.0)._replace(source_corruption=0.3)
     params = init("ar")
@@ -259,7 +249,7 @@ def test_the_loss_of_a_held_out_sentence_is_that_of_masked_pieces():
     plain, params = task("cmlm", dropout=0.0), init("cmlm")
     ids = TARGET_IDS[:, :12]
     nats, tokens = held_out(plain, params[1], hidden_states("cmlm"), ids)
-    keys = abnet_losses.example_keys(
+    keys = abnet_targets.example_keys(
         jax.random.key(training.HELD_OUT_SEED), jnp.asarray(INDEX)
     )
     places = masking.mask_random_count(keys, ids, CONTROLS)[1]

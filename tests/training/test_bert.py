@@ -11,7 +11,7 @@ from nebula_jax.models import electra, transformer
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
 from nebula_jax.training import (
-    abnet_losses,
+    abnet_targets,
     bert,
     masking,
     partition,
@@ -133,7 +133,7 @@ def test_operands_of_two_bytes_follow_the_loss_curve():
 def of_generator(config, params, rng, ids):
     """Electra's generator on the masks of a step."""
     rows = masking.mask_rows(
-        abnet_losses.example_keys(rng, np.arange(len(ids))),
+        abnet_targets.example_keys(rng, np.arange(len(ids))),
         ids,
         rate=config.mask_rate,
         policy=masking.POLICIES[config.mask_policy],

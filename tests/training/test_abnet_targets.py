@@ -4,7 +4,7 @@ import jax
 import numpy as np
 
 from nebula_jax.data import tokenizers
-from nebula_jax.training import abnet_losses, masking
+from nebula_jax.training import abnet_targets, masking
 
 # XLM-R's order, with [MASK] last: nothing may rely on control pieces coming first.
 CONTROLS = tokenizers.SpecialTokens(1, 3, 0, 2, 59, size=60)
@@ -21,10 +21,9 @@ def rows(lengths=LENGTHS, width=12, seed=0):
 
 
 IDS = rows()
-KEYS = abnet_losses.example_keys(jax.random.key(0), np.asarray([7, 1, 9, 4]))
-corrupt = jax.jit(abnet_losses.conditional_masked, static_argnums=(2, 3))
+KEYS = abnet_targets.example_keys(jax.random.key(0), np.asarray([7, 1, 9, 4]))
+corrupt = jax.jit(functools.partial(abnet_targets.make, "cmlm"), static_argnums=(2, 3))
 corrupt_span = jax.jit(masking.corrupt_span, static_argnames=("special", "policy"))
-translation_loss = jax.jit(abnet_losses.translation_loss)
 
 
 def masked(keys, ids):
@@ -100,8 +99,8 @@ def test_a_source_span_has_the_rates_length_and_often_an_end_of_the_sentence():
 
 
 def test_autoregressive_inputs_are_labels_a_place_later():
-    autoregressive = jax.jit(abnet_losses.autoregressive, static_argnums=(1, 2))
-    targets = autoregressive(IDS, CONTROLS, 40)
+    shift = jax.jit(functools.partial(abnet_targets.make, "ar"), static_argnums=(2, 3))
+    targets = shift((), IDS, CONTROLS, 40)
     assert targets.input_ids.shape == (4, 11)
     positions = np.asarray(targets.positions)
     filled = positions < 44
