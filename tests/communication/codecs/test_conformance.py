@@ -17,8 +17,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.communication import arrivals, codecs, selector
 from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs, selector
+from nebula_jax.communication.codecs import conformance
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint, checkpoint_files
 
@@ -186,10 +187,6 @@ def spec_of(arrays: Any) -> Any:
     return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), arrays)
 
 
-def numbers(tree: Any) -> list[np.ndarray]:
-    return [np.asarray(leaf) for leaf in jax.tree.leaves(tree)]
-
-
 def difference(case: Case, arrays: Any, got: Any, name: str = "h") -> float:
     """Relative error, without padding where that does not cross."""
     pair = [np.asarray(each[name]).astype(np.float64) for each in (arrays, got)]
@@ -198,70 +195,32 @@ def difference(case: Case, arrays: Any, got: Any, name: str = "h") -> float:
     return np.linalg.norm(pair[1] - pair[0]) / np.linalg.norm(pair[0])
 
 
-class Functions:
-    """A codec, and its functions compiled once for all tests."""
-
-    def __init__(self, string: str, jit: bool = True):
-        wrap = jax.jit if jit else (lambda function: function)
-        self.codec = selector.as_selector(codecs.from_string(string))
-        self.options = self.codec.codecs
-        self.encoders = [wrap(option.encode) for option in self.options]
-        self.decoders = [wrap(option.decode) for option in self.options]
-        self.plans: dict = {}  # (option, spec) -> payload's structure; takes a trace
+@functools.cache
+def subject(string: str, key: str) -> conformance._Subject:
+    """A codec on arrays of SPECS[key], compiled once for all tests."""
+    codec = selector.as_selector(codecs.from_string(string))
+    return conformance._Subject(codec, SPECS[key])
 
 
-compiled = functools.cache(Functions)
+SPECS: dict[str, Any] = {}
 
 
-class Line:
-    """A sender, and a receiver that is given bytes and an option's number."""
+def line_of(string: str, arrays: Any, eager: bool = False) -> conformance._Line:
+    """Both ends of a channel; the receiver is given bytes and an option's number."""
+    spec = spec_of(arrays)
+    SPECS[str(spec)] = spec
+    return conformance._Line(subject(string, str(spec)), eager)
 
-    def __init__(self, string: str, spec: Any, jit: bool = True):
-        self.functions = compiled(string, jit)
-        self.codec, self.spec = self.functions.codec, spec
-        self.sender, self.receiver = self.codec.init(spec), self.codec.init(spec)
-        self.step = 0
 
-    def encode(self, arrays: Any) -> tuple[Any, int]:
-        self.step += 1
-        option = self.codec.choose(arrays, self.sender, self.step)
-        payload, self.sender = self.functions.encoders[option](arrays, self.sender)
-        return payload, option
-
-    def planned(self, option: int) -> Any:
-        """The payload's structure, as derived from the spec."""
-        plans = self.functions.plans
-        key = (option, str(self.spec))
-        if key not in plans:
-            plans[key] = codec_lib.payload_spec(
-                self.functions.options[option], self.spec
-            )
-        return plans[key]
-
-    def decode(self, buffers: list[bytes], option: int) -> Any:
-        """Rebuilds the payload from what both ends know."""
-        planned = self.planned(option)
-        leaves = [
-            np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
-            for buffer, leaf in zip(buffers, jax.tree.leaves(planned), strict=True)
-        ]
-        payload = jax.tree.unflatten(jax.tree.structure(planned), leaves)
-        arrivals.check_payload(payload)  # what an encoder makes can be
-        arrays, self.receiver = self.functions.decoders[option](payload, self.receiver)
-        return arrays
-
-    def send(self, arrays: Any) -> tuple[Any, int, int]:
-        """Returns the arrays received, the option, and the bytes on the wire."""
-        payload, option = self.encode(arrays)
-        buffers = [leaf.tobytes() for leaf in numbers(payload)]
-        return self.decode(buffers, option), option, sum(map(len, buffers))
+def nbytes_of(sent: conformance._Sent) -> int:
+    return sum(map(len, sent.buffers))
 
 
 @functools.cache
-def stream(case: Case) -> tuple[Line, list]:
-    """A line after STEPS tensors, and what arrived: (arrays, option, bytes)."""
-    line = Line(case.string, spec_of(batch(0)))
-    return line, [line.send(batch(step)) for step in range(STEPS)]
+def stream(case: Case) -> list[conformance._Sent]:
+    """STEPS tensors that have crossed."""
+    line = line_of(case.string, batch(0))
+    return [line.send(batch(step)) for step in range(STEPS)]
 
 
 @each_case
@@ -279,16 +238,15 @@ def test_it_keeps_the_rules_of_every_codec(case):
 def test_a_token_in_padding_may_be_lost():
     for case in CASES:
         if "pack_tokens" in case.string:
-            arrays, _, _ = stream(case)[1][0]
             np.testing.assert_array_equal(
-                arrays["ids"], batch(0)["ids"] * batch(0)["mask"]
+                stream(case)[0].got["ids"], batch(0)["ids"] * batch(0)["mask"]
             )
 
 
 @each_case
 def test_the_error_stays_within_its_bound(case):
-    for step, (arrays, _, _) in enumerate(stream(case)[1]):
-        error = difference(case, batch(step), arrays)
+    for each in stream(case):
+        error = difference(case, each.sent, each.got)
         assert error <= case.error
     # A bound that is far too wide would show nothing.
     assert error >= case.error / 12
@@ -296,12 +254,12 @@ def test_the_error_stays_within_its_bound(case):
 
 @each_case
 def test_bytes_on_the_wire_follow_the_formula_and_the_ratio(case):
-    line, sent = stream(case)
-    for _, option, nbytes in sent:
-        assert nbytes == case.nbytes(option)
-    largest = max(case.nbytes(option) for option in range(len(line.functions.options)))
+    for each in stream(case):
+        assert nbytes_of(each) == case.nbytes(each.option)
+    options = selector.variants(codecs.from_string(case.string))
+    largest = max(map(case.nbytes, range(len(options))))
     whole = 4 * N + BESIDE
-    ratios = [codec_lib.ratio(each, line.spec) for each in line.functions.options]
+    ratios = [codec_lib.ratio(each, spec_of(batch(0))) for each in options]
     assert max(ratios) == pytest.approx(largest / whole)
 
 
@@ -311,25 +269,24 @@ def test_bytes_on_the_wire_follow_the_formula_and_the_ratio(case):
     ids=lambda case: case.string,
 )
 def test_jit_equals_eager(case):
-    eager = Line(case.string, spec_of(batch(0)), jit=False)
-    for step, (arrays, option, nbytes) in enumerate(stream(case)[1][:2]):
-        same, its_option, its_nbytes = eager.send(batch(step))
-        assert (option, nbytes) == (its_option, its_nbytes)
-        np.testing.assert_allclose(
-            same["h"], arrays["h"], rtol=0, atol=case.eager * np.abs(arrays["h"]).max()
-        )
+    eager = line_of(case.string, batch(0), eager=True)
+    for each in stream(case)[:2]:
+        same, h = eager.send(each.sent), each.got["h"]
+        assert (same.option, nbytes_of(same)) == (each.option, nbytes_of(each))
+        atol = case.eager * np.abs(h).max()
+        np.testing.assert_allclose(same.got["h"], h, rtol=0, atol=atol)
 
 
 @each_case
 def test_nan_and_inf_are_never_silently_finite(case):
     arrays = batch(0)
     arrays["h"][1, 2, 3], arrays["h"][6, 1, 5] = np.nan, -np.inf
-    line = Line(case.string, spec_of(arrays))
+    line = line_of(case.string, arrays)
     if case.bad == "refused":
-        with pytest.raises(ValueError, match=r"^h: nan is not finite"):
+        with pytest.raises(conformance._Refused, match=r"^h: nan is not finite"):
             line.send(arrays)
         return
-    got = np.asarray(line.send(arrays)[0]["h"])
+    got = line.send(arrays).got["h"]
     if case.bad == 1:
         assert np.isnan(got[1, 2, 3])
         assert got[6, 1, 5] == -np.inf
@@ -359,7 +316,7 @@ def restored(tmp_path_factory):
     """The states of both ends after two tensors, of all cases in one checkpoint."""
     states = []
     for case in STATEFUL:
-        before = Line(case.string, spec_of(batch(0)))
+        before = line_of(case.string, batch(0))
         for step in range(2):
             before.send(batch(step))
         states.append({"sender": before.sender, "receiver": before.receiver})
@@ -374,15 +331,14 @@ def restored(tmp_path_factory):
 
 @pytest.mark.parametrize("case", STATEFUL, ids=lambda case: case.string)
 def test_the_state_of_both_ends_survives_a_checkpoint(case, restored):
-    uncut = stream(case)[1]
-    resumed = Line(case.string, spec_of(batch(0)))
+    resumed = line_of(case.string, batch(0))
     resumed.sender = restored[case.string]["sender"]
     resumed.receiver = restored[case.string]["receiver"]
     resumed.step = 2
-    for step in range(2, STEPS):
-        arrays, option, _ = resumed.send(batch(step))
-        assert option == uncut[step][1]
-        jax.tree.map(np.testing.assert_array_equal, arrays, uncut[step][0])
+    for uncut in stream(case)[2:]:
+        found = resumed.send(uncut.sent)
+        assert found.option == uncut.option
+        jax.tree.map(np.testing.assert_array_equal, found.got, uncut.got)
 
 
 def odd_sizes() -> dict[str, np.ndarray]:
@@ -405,9 +361,9 @@ def odd_sizes() -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("case", without(*WRAPPED, "|fp16", "svd(1)"))
 def test_odd_sizes_and_short_types_come_back(case):
     arrays = odd_sizes()
-    line = Line(case.string, spec_of(arrays))
+    line = line_of(case.string, arrays)
     for _ in range(2):
-        got, _, _ = line.send(arrays)
+        got = line.send(arrays).got
         assert spec_of(got) == spec_of(arrays)
         assert all(difference(case, arrays, got, name) < 1 for name in ("h", "g"))
 
@@ -416,10 +372,10 @@ def test_odd_sizes_and_short_types_come_back(case):
 @pytest.mark.parametrize("case", without(*WRAPPED, "svd(1)"))
 def test_a_batch_sharded_over_four_devices_gives_the_same(case):
     rows = mesh_lib.batch_sharding(mesh_lib.make_mesh(jax.devices()))
-    line = Line(case.string, spec_of(batch(0)))
+    line = line_of(case.string, batch(0))
     for step in range(2):
-        got = line.send(jax.device_put(batch(step), rows))[0]["h"]
-        want = stream(case)[1][step][0]["h"]
+        got = line.send(jax.device_put(batch(step), rows)).got["h"]
+        want = stream(case)[step].got["h"]
         np.testing.assert_allclose(
             got, want, rtol=0, atol=case.shards * np.abs(want).max()
         )
@@ -456,8 +412,9 @@ def test_differences_of_parameters_are_the_same_bits_in_another_process(tmp_path
     h = {"h": batch(0)["h"]}
     np.save(tmp_path / "anchor.npy", batch(1)["h"])
     for number, string in enumerate(strings):
-        payload, _ = Line(string, spec_of(h)).encode(h)
-        np.savez(tmp_path / f"{number}.npz", *numbers(payload))
+        codec = codecs.from_string(string)
+        payload, _ = jax.jit(codec.encode)(h, codec.init(h))
+        np.savez(tmp_path / f"{number}.npz", *map(np.asarray, jax.tree.leaves(payload)))
     done = subprocess.run(
         [sys.executable, "-c", ELSEWHERE % (B, L, D), str(tmp_path), *strings],
         env=os.environ | {"XLA_FLAGS": ""},
@@ -467,7 +424,7 @@ def test_differences_of_parameters_are_the_same_bits_in_another_process(tmp_path
     assert done.returncode == 0, done.stderr
     for number, string in enumerate(strings):
         found = np.load(tmp_path / f"{number}_got.npz")
-        want = np.asarray(Line(string, spec_of(h)).send(h)[0]["h"])
+        want = line_of(string, h).send(h).got["h"]
         np.testing.assert_array_equal(found["got"].view("u4"), want.view("u4"))
         np.testing.assert_array_equal(found["moved"], batch(1)["h"] - want)
 
@@ -496,8 +453,8 @@ def test_a_chain_equals_doing_it_by_hand():
 
 def test_a_codec_twice_in_a_chain_undoes_itself_twice():
     for string in ("int8(row)|int8(tensor)", "svd(0.5)|svd(0.5)", "fp16|bf16|fp16"):
-        line = Line(string, spec_of(batch(0)))
-        assert spec_of(line.send(batch(0))[0]) == spec_of(batch(0))
+        found = line_of(string, batch(0)).send(batch(0))
+        assert spec_of(found.got) == spec_of(batch(0))
 
 
 def leaf_codec(encode, decode):
