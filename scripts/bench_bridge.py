@@ -12,10 +12,6 @@ the rounds' ratios.
     CPU          seconds per GB, of sender plus receiver, all their threads
     round trip   64 bytes in both directions, with each end on its own core, as on two
                  machines; and with both on one core, where no core has to be woken
-    overlap      slowdown of the median step of a jitted computation while the same
-                 process sends 25 MB at an emulated 60 Mbit/s. The receiving process is
-                 on the same cores here; so the CPU seconds of both ends without the
-                 computation stand beside it, and the sender's share of all cores
 
 Messages end in the receiver's memory.
 """
@@ -23,7 +19,6 @@ Messages end in the receiver's memory.
 import collections
 import contextlib
 import functools
-import itertools
 import json
 import os
 import pathlib
@@ -47,26 +42,21 @@ LONGEST_SECONDS = 600.0  # for the measurements of one transport, on a busy mach
 SIZES = {"25 MB": 25_165_824, "3 MB": 3_145_728}  # bytes
 SENT_BYTES = 300e6  # per measurement
 ROUND_TRIPS = 2000
-EMULATED = "60mbit"  # the slowest line of section 4.2
 CPU_TARGET = 1.25  # times the reference's, at most
 ROUND_TRIP_TARGET = 2.0  # times the reference's, at most
-SLOWDOWN_TARGET = 0.02  # at most
 
 Plan = Mapping[str, Mapping[str, Any]]
 """Name of a measurement -> its entry of `worker.MEASUREMENTS`, `do`, and arguments."""
 Records = dict[str, dict[str, list[dict[str, float]]]]  # name -> measure -> rounds
 
 
-def run(
-    name: str, plan: Plan, folder: pathlib.Path, line: str = ""
-) -> dict[str, dict[str, Any]]:
+def run(name: str, plan: Plan, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Measures with one transport, by two processes.
 
     Args:
       name: of the transport.
       plan: the measurements; in their order.
       folder: with credentials of both ends.
-      line: emulated by the bridge, as in `wan.from_string`.
 
     Returns:
       Side -> measurement -> what the worker found; `connect` sends.
@@ -76,7 +66,6 @@ def run(
         "transport": name,
         "port": harness.free_port(),
         "sizes": [*SIZES.values(), worker.SMALL],
-        "line": line,
         "plan": plan,
     }
     for side, owner in OWNERS.items():
@@ -182,7 +171,7 @@ def targets(records: Records) -> list[dict[str, Any]]:
 
 
 def measured(rounds: int) -> dict[str, Any]:
-    """Measures throughput, CPU, round trips, and the bridge's overlap."""
+    """Measures throughput, CPU and round trips."""
     trips = {"do": "round_trips", "size": worker.SMALL, "count": ROUND_TRIPS}
     plan = {
         text: {
@@ -194,48 +183,7 @@ def measured(rounds: int) -> dict[str, Any]:
     }
     plan |= {"round trip": trips, "round trip, one core": trips | {"one_core": True}}
     records = run_rounds(plan, rounds)
-    found, overlaps = targets(records), {}
-    for name, transport in TRANSPORTS.items():
-        if not transport.reference:
-            continue
-        each = overlaps[name] = overlap(name, rounds)
-        text = f"{name}: CPU that sending takes from computing, 25 MB at {EMULATED}"
-        found.append(report.at_most(text, each["sender_share"], SLOWDOWN_TARGET))
-        text = f"{name}: computing is slower while 25 MB leave at {EMULATED}"
-        slowdown = each["slowdown"]["median"]
-        found.append(report.at_most(text, slowdown, SLOWDOWN_TARGET))
-        if each["noise"]["median"] > SLOWDOWN_TARGET:
-            found[-1]["met"] = None  # the machine is too busy to decide
-    return {"transports": summarized(records), "targets": found, "overlap": overlaps}
-
-
-def overlap(name: str, rounds: int) -> dict[str, Any]:
-    """Measures how much slower the sender computes while it sends.
-
-    Beside it `noise`: how much the same computation differs from itself when nothing is
-    sent. A slowdown below it means nothing.
-    """
-    process.message(f"overlap: {name}")
-    plan = {"overlap": {"do": "overlap", "size": SIZES["25 MB"], "rounds": rounds}}
-    with credentials() as folder:
-        found = run(name, plan, folder, line=EMULATED)
-    own, peer = (found[side]["overlap"] for side in ("connect", "listen"))
-    neighbours = list(itertools.pairwise(own["alone"]))
-    around = [(before + after) / 2 for before, after in neighbours]
-    both = zip(own["sending"], around, strict=True)
-    return {
-        "slowdown": harness.spread(
-            [with_it / without - 1 for with_it, without in both]
-        ),
-        "noise": harness.spread(
-            [abs(after / before - 1) for before, after in neighbours]
-        ),
-        "alone_milliseconds": harness.spread(own["alone"]),
-        "left_seconds": harness.spread(own["left"]),
-        "sender_cpu_seconds": own["cpu"],
-        "sender_share": own["share"],
-        "receiver_cpu_seconds": peer["cpu"],
-    }
+    return {"transports": summarized(records), "targets": targets(records)}
 
 
 @process.sigterm_as_exit()

@@ -1,4 +1,4 @@
-"""Measures one accelerator: a training step, local steps, determinism.
+"""Measures one accelerator: a training step, determinism.
 
     python -m scripts.bench_device --tiny              # to try the parts, anywhere
     python -m scripts.bench_device --out=device.json   # at most nine minutes
@@ -13,7 +13,6 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -41,9 +40,6 @@ MFU = 0.35  # asked of the best rung
 STEP = "scripts.bench.device_step"
 XLA = "--xla_gpu_enable_triton_gemm=false"
 """Triton's kernels for matrix products take minutes to be tried out."""
-LOCAL_STEPS = "experiments.local_steps_your_model"
-ROUNDS, INNER_STEPS = 10, 20
-
 
 RUNGS = {
     **{name: name for name in ("float32", "bfloat16", "fused", "double")},
@@ -148,48 +144,6 @@ def steps(
             child.process.kill()
 
 
-def local_steps(seconds: float) -> dict[str, Any]:
-    """Trains a replica on the accelerator and one on the cores, by local steps.
-
-    Each message has the digest of its sender's anchors, and one that differs ends both
-    with an error: two that end well had equal anchors in every round.
-    """
-    steps = ROUNDS * INNER_STEPS
-    with tempfile.TemporaryDirectory() as folder:
-        address = f"127.0.0.1:{harness.free_port()}"
-        shared = [
-            *(sys.executable, "-m", LOCAL_STEPS, "--clusters=2", "--tls=off"),
-            *(f"--steps={steps}", f"--inner_steps={INNER_STEPS}"),
-        ]
-        began, children = time.monotonic(), []
-        for number, door in enumerate((f"--listen={address}", f"--peer={address}")):
-            here = [f"--cluster=replica:{number}", door, f"--workdir={folder}/{number}"]
-            env = dict(os.environ)
-            if number:
-                env["JAX_PLATFORMS"] = "cpu"
-            children.append(
-                subprocess.Popen(
-                    [*shared, *here],
-                    cwd=installed.FOLDER,
-                    env=env,
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
-                )
-            )
-        ends = []
-        for child in children:
-            try:
-                left = max(1.0, began + seconds - time.monotonic())
-                printed, _ = child.communicate(timeout=left)
-            except subprocess.TimeoutExpired:
-                child.kill()
-                printed, _ = child.communicate()
-            ends.append({"status": child.returncode, "last": printed[-500:]})
-    return {"rounds": ROUNDS, "inner_steps": INNER_STEPS, "ends": ends}
-
-
 def _mfu(teraflops: float, kind: str) -> float | None:
     """Returns the share of the device's peak; None if that is not known."""
     peaks = [peak for name, peak in PEAK.items() if name in kind]
@@ -274,34 +228,23 @@ def _determinism(found: Mapping[str, Any]) -> str:
 
 
 def _local_steps(record: Mapping[str, Any]) -> str:
+    """Renders what is not tried any more; an older record has it."""
     if not record:
         return ""
-    if any(each["status"] for each in record["ends"]):
-        last = "".join(record["ends"][0]["last"].strip().splitlines()[-1:])
-        return f"**Local steps** of the accelerator and the cores: failed; {last}."
-    return (
-        f"**Local steps** of a replica on the accelerator and one on the cores:"
-        f" {record['rounds']} rounds of {record['inner_steps']} steps, the digests of"
-        " the anchors equal in each."
-    )
+    last = "".join(record["ends"][0]["last"].strip().splitlines()[-1:])
+    return f"**Local steps** of the accelerator and the cores: failed; {last}."
 
 
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
     given = flags.FLAGS
     begin, rounds, tiny = time.monotonic(), given["rounds"].value, given["tiny"].value
-    end = begin + given["seconds"].value
-
-    def left(most: float) -> float:
-        return max(1.0, min(most, end - time.monotonic() - 10))
-
-    process.message("local steps: a replica here, one on the cores")
-    result: dict[str, Any] = {"rounds": rounds, "local_steps": local_steps(left(90))}
+    result: dict[str, Any] = {"rounds": rounds}
     rungs = {name: RUNGS[name] for name in TINY} if tiny else RUNGS
     process.message(f"steps: compiling {len(rungs)} of them")
     options = [f"--rounds={rounds}", *(["--tiny"] if tiny else [])]
     measuring = 15.0  # seconds a rung, with its end
-    compiling = max(60.0, left(given["seconds"].value) - measuring * len(rungs))
+    compiling = max(60.0, given["seconds"].value - 10 - measuring * len(rungs))
     result["steps"] = steps(rungs, options, not tiny, compiling, measuring)
     # Asked for at last: whoever asks JAX for a device takes most of its memory.
     result["device"] = jax.devices()[0].device_kind

@@ -78,7 +78,7 @@ def bridge(result: Mapping[str, Any]) -> str:
         "Medians of the rounds; of throughput with the smallest and the largest.",
         report.table(["transport", *columns], rows),
         report.targets(result["targets"]),
-        _overlap(result["overlap"]),
+        _overlap(result.get("overlap", {})),
     )
 
 
@@ -114,6 +114,9 @@ def _columns() -> dict[str, Callable[[Mapping], str]]:
 
 
 def _overlap(overlap: Mapping[str, Any]) -> str:
+    """Renders what is not measured any more; an older record has it."""
+    if not overlap:
+        return ""
     return table_of(
         [{"name": name, **each} for name, each in overlap.items()],
         {

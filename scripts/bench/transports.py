@@ -16,7 +16,7 @@ import jax
 import numpy as np
 
 import nebula_jax
-from nebula_jax.communication import bridge, codec, endpoints, wan
+from nebula_jax.communication import bridge, codec, endpoints
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.wire import frames
 from nebula_jax.security import tls
@@ -38,8 +38,6 @@ class Settings(NamedTuple):
     """Bytes: every message has one of these sizes."""
     credentials: pathlib.Path | None
     """This end's folder for `nebula_jax.security.tls`; None for no encryption."""
-    line: str
-    """Line that the bridge emulates, as in `wan.from_string`; empty for none."""
 
 
 class End(NamedTuple):
@@ -100,7 +98,7 @@ def _dial(address: tuple[str, int]) -> socket.socket:
 @contextlib.contextmanager
 def _bridge(given: Settings) -> Iterator[End]:
     """Connects the project's bridge: buffers on a link, below the codecs."""
-    own, line = given.credentials, wan.from_string(given.line)
+    own = given.credentials
     hello = frames.Hello(OWNERS[given.side], nebula_jax.__version__, {})
     common: dict[str, Any] = {
         "peer_timeout": 60.0,  # seconds
@@ -113,7 +111,6 @@ def _bridge(given: Settings) -> Iterator[End]:
                 endpoints.listen(given.address),
                 hello,
                 tls=tls.server_contexts(own) if own else None,
-                line=line.down,
                 **common,
             )
             opened = stack.enter_context(listener).accept(CONNECT_SECONDS)
@@ -124,7 +121,6 @@ def _bridge(given: Settings) -> Iterator[End]:
                 connect_timeout=CONNECT_SECONDS,
                 peer=OWNERS["listen"],
                 tls=tls.client_contexts(own) if own else None,
-                line=line.up,
                 **common,
             )
         link = stack.enter_context(opened)

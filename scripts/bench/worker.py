@@ -16,18 +16,15 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from scripts.bench import transports
 
 SMALL = 64  # bytes: of a round trip, and of the answer to a measurement's messages
 WARM_UP = 100  # round trips before those that count
-OVERLAP_SECONDS = 2.5  # of computing: less than the line takes for the tensor
 
 
 def stream(end: transports.End, sends: bool, size: int, count: int) -> dict[str, float]:
@@ -94,62 +91,6 @@ def _on_a_core(which: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def overlap(end: transports.End, sends: bool, size: int, rounds: int) -> dict[str, Any]:
-    """Computes alone and while a message of `size` bytes leaves, in turns.
-
-    Returns:
-      alone, sending: milliseconds of the median step of a jitted computation, `rounds`
-        numbers; alone has one more, so that each of sending has one on either side.
-      left: seconds that the message took to arrive once the computation was done; where
-        there are none, the message did not last as long.
-      cpu: seconds of this process for a message while nothing computes.
-      share: of what this machine's cores could have computed until it had arrived.
-    """
-    streamed = stream(end, sends, size, 1)
-    cpu = streamed["cpu"]
-    if not sends:
-        for _ in range(rounds):
-            end.receive(size)
-            _answer(end, sends)
-        return {"cpu": cpu}
-    share = cpu / (streamed["seconds"] * (os.cpu_count() or 1))
-    compute, message = _computation(), _message(size)
-    alone, sending, left = [compute()], [], []
-    for _ in range(rounds):
-        end.send(message)
-        sending.append(compute())
-        start = time.perf_counter()
-        _answer(end, sends)
-        left.append(time.perf_counter() - start)
-        alone.append(compute())
-    times = {"alone": alone, "sending": sending, "left": left}
-    return {**times, "cpu": cpu, "share": share}
-
-
-def _computation() -> Callable[[], float]:
-    """Returns what computes for OVERLAP_SECONDS: milliseconds of the median step.
-
-    Other programs come in bursts, which the median of many steps does not see. A thread
-    that moves bytes all the time takes its share of every step.
-    """
-
-    @jax.jit
-    def step(hidden, kernel):
-        return jax.lax.fori_loop(0, 4, lambda _, each: jnp.tanh(each @ kernel), hidden)
-
-    hidden, kernel = jnp.ones((1024, 768)), jnp.eye(768) * 0.5
-    step(hidden, kernel).block_until_ready()  # compiles
-
-    def run() -> float:
-        times = [time.perf_counter()]
-        while times[-1] < times[0] + OVERLAP_SECONDS:
-            step(hidden, kernel).block_until_ready()
-            times.append(time.perf_counter())
-        return 1e3 * float(np.median(np.diff(times)))
-
-    return run
-
-
 def _message(size: int) -> np.ndarray:
     """Draws [size] uint8."""
     return np.random.default_rng(0).integers(0, 256, size, np.uint8)
@@ -163,7 +104,7 @@ def _answer(end: transports.End, sends: bool) -> None:
         end.send(np.zeros(SMALL, np.uint8))
 
 
-MEASUREMENTS = {each.__name__: each for each in (stream, round_trips, overlap)}
+MEASUREMENTS = {each.__name__: each for each in (stream, round_trips)}
 
 
 def main(request: dict[str, Any]) -> None:
@@ -174,7 +115,6 @@ def main(request: dict[str, Any]) -> None:
         ("127.0.0.1", request["port"]),
         tuple(request["sizes"]),
         pathlib.Path(credentials) if credentials else None,
-        request["line"],
     )
     with transports.TRANSPORTS[request["transport"]].open(settings) as end:
         found = {

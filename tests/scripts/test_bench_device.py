@@ -56,7 +56,7 @@ def test_a_rung_that_ends_early_says_why(tmp_path, monkeypatch, code, failed):
     assert failed or found["ms"] == 2
 
 
-def test_equal_parameters_and_anchors_are_told():
+def test_equal_parameters_are_told():
     """The record of the repository, whose runs ended otherwise, with others."""
     path = config.FOLDER / "results" / "bench_device.json"
     record = json.loads(path.read_text())
@@ -65,11 +65,8 @@ def test_equal_parameters_and_anchors_are_told():
     assert "| **not met** |" in found
     assert bench_device.targets(record) == record["targets"]
     record["steps"]["second"]["digest"] = record["steps"]["first"]["digest"]
-    for each in record["local_steps"]["ends"]:
-        each["status"] = 0
     found = bench_device.markdown(record)
     assert "two runs end with equal parameters" in found
-    assert "the digests of the anchors equal in each" in found
 
 
 @pytest.mark.slow
@@ -84,7 +81,6 @@ def test_all_parts_run_on_cores(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads(out.read_text())
     assert "ms" in found["steps"]["fused"]
-    assert [each["status"] for each in found["local_steps"]["ends"]] == [0, 0]
     first, second = found["steps"]["first"], found["steps"]["second"]
     assert first["digest"] == second["digest"]
     assert jax.default_backend() == "cpu"
