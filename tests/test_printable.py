@@ -1,14 +1,6 @@
-import doctest
-
 import pytest
 
 from nebula_jax import printable
-
-
-def test_examples_in_docstrings_run():
-    result = doctest.testmod(printable)
-    assert result.attempted > 0
-    assert result.failed == 0
 
 
 @pytest.mark.parametrize(

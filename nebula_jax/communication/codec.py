@@ -85,7 +85,7 @@ def zstd(level: int = 1) -> Codec:
     Payload: the arrays. Wire: at most their bytes, and some 8 an array; how many fewer
     depends on the values. NaN and Inf cross as they are.
 
-    >>> chain(identity(), zstd(3)).zstd
+    >>> zstd(3).zstd
     3
 
     Args:

@@ -1,5 +1,4 @@
 import collections
-import doctest
 import math
 
 import hypothesis
@@ -136,11 +135,6 @@ def test_systems_of_other_numbers_of_sentences_cannot_be_paired():
 def test_what_cannot_be_scored_is_an_error(hypotheses, references, tokenize, words):
     with pytest.raises(bleu.BleuError, match=words):
         bleu.corpus_bleu(hypotheses, references, tokenize=tokenize)
-
-
-def test_the_example_of_the_docstring():
-    assert doctest.testmod(bleu, optionflags=doctest.ELLIPSIS).attempted
-    assert not doctest.testmod(bleu, optionflags=doctest.ELLIPSIS).failed
 
 
 @pytest.mark.parametrize(

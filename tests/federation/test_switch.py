@@ -376,30 +376,29 @@ WICKED = {
 
 
 @pytest.mark.parametrize("kind", WICKED)
-def test_what_a_switch_does_to_frames_changes_no_number(tmp_path, kind):
+def test_what_a_switch_does_to_frames_changes_no_number(labs, kind):
     """A switch that means ill: sealed frames are found damaged, and sent again."""
-    with two_labs.two_labs(tmp_path) as labs:
-        send = line.Stream.send
-        rng, changed = random.Random(3), []
+    send = line.Stream.send
+    rng, changed = random.Random(3), []
 
-        async def wicked(self, data):
-            if b"NEBS" not in data or len(changed) >= 4 or rng.random() > 0.2:
-                await send(self, data)
-                return
-            changed.append(len(data))
-            if kind == "reflected":
-                self._take(data)  # back to who sent it
-                return
-            for each in WICKED[kind](rng, data):
-                await send(self, each)
+    async def wicked(self, data):
+        if b"NEBS" not in data or len(changed) >= 4 or rng.random() > 0.2:
+            await send(self, data)
+            return
+        changed.append(len(data))
+        if kind == "reflected":
+            self._take(data)  # back to who sent it
+            return
+        for each in WICKED[kind](rng, data):
+            await send(self, each)
 
-        with pytest.MonkeyPatch.context() as patched:
-            patched.setattr(line.Stream, "send", wicked)
-            more = {"peer_timeout": 2.0}  # what was dropped is missed by then
-            tokens, failed = run(labs.s, labs.t, **more)
-        assert changed
-        assert not failed
-        assert tokens == list(range(1, 21))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(line.Stream, "send", wicked)
+        more = {"peer_timeout": 2.0}  # what was dropped is missed by then
+        tokens, failed = run(labs.s, labs.t, job=f"wicked-{kind}", **more)
+    assert changed
+    assert not failed
+    assert tokens == list(range(1, 21))
 
 
 def test_a_line_between_switches_that_damages_bytes_changes_no_number(tmp_path):

@@ -294,33 +294,6 @@ def test_a_run_with_noise_in_what_leaves_reports_what_privacy_that_is():
         assert about["epsilon"] == codecs.epsilon(2.0, messages, about["delta"])
 
 
-def test_adapters_alone_cross():
-    params, apply = dict_model()
-    sizes = {}
-
-    def body(process, peers):
-        found = train(
-            process,
-            peers,
-            (params, apply),
-            optax.adam(1e-2),
-            inner_steps=2,
-            is_trained=lambda path: path.startswith("Dense_1"),
-            codec="",
-        )
-        for link in peers.links.values():
-            sizes[process.settings.cluster] = link.ledger
-        return found
-
-    (one, rounds, _), (two, _, _) = together(body)
-    assert_same(one["Dense_1"], two["Dense_1"])
-    assert rounds.described["parameters"] == 6
-    # The loop itself trains all: what does not cross is each cluster's own.
-    assert not np.array_equal(one["Dense_0"]["kernel"], two["Dense_0"]["kernel"])
-    deltas = [size for kind, (_, size) in sizes["lab0"].items() if "sent delta" in kind]
-    assert sum(deltas) < 5 * 200  # 4 rounds of 6 numbers, and the end
-
-
 def test_all_stop_after_the_step_that_one_requests_and_say_who(capfd):
     """The library reads the request out of the heads: no loop does."""
 

@@ -1,7 +1,6 @@
 """Accounts of users of the host: whose a request is, their life and their limits."""
 
 import contextlib
-import doctest
 import itertools
 import os
 import threading
@@ -29,12 +28,6 @@ def record():
 @pytest.fixture
 def here(tmp_path, record):
     return begin(tmp_path / "federation", record=record)
-
-
-def test_docstrings():
-    found = doctest.testmod(accounts)
-    assert found.attempted
-    assert not found.failed
 
 
 @pytest.mark.parametrize("name", BAD_NAMES)

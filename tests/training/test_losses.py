@@ -31,19 +31,6 @@ def test_replaced_token_detection_is_eq_8():
     assert weight == 5
 
 
-def test_sums_and_weights_of_halves_add_up_to_the_whole():
-    logits = RANDOM.randn(4, 5).astype(np.float32)
-    is_original = RANDOM.rand(4, 5) < 0.8
-    weights = (RANDOM.rand(4, 5) < 0.7).astype(np.float32)
-    halves = [
-        losses.replaced_token_detection(logits[h], is_original[h], weights[h])
-        for h in (slice(0, 2), slice(2, 4))
-    ]
-    added = tuple(sum(parts) for parts in zip(*halves, strict=True))
-    whole = losses.replaced_token_detection(logits, is_original, weights)
-    np.testing.assert_allclose(added, whole, rtol=1e-6)
-
-
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
 def test_label_smoothing_spreads_a_share_over_the_vocabulary(smoothing):
     """Against the definition, with log-probabilities laid out."""

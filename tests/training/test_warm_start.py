@@ -80,15 +80,6 @@ def test_a_rate_that_begins_at_once_is_linear_decay(warmup):
         np.testing.assert_allclose(found, decay(step), rtol=1e-6)
 
 
-def test_a_rate_without_a_warm_up_begins_at_its_peak():
-    rates = [
-        float(warm_start.rate(jnp.int32(step), 8, PEAK, 0, STEPS)) for step in range(21)
-    ]
-    assert rates[:8] == [0.0] * 8
-    assert rates[8] == max(rates) == pytest.approx(PEAK)
-    assert rates[20] == 0.0
-
-
 def test_a_rate_that_begins_later_rises_from_there_and_ends_with_the_run():
     rates = [
         float(warm_start.rate(jnp.int32(step), 8, PEAK, 4, STEPS)) for step in range(21)

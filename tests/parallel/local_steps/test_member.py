@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quorum_star import parts
+from quorum_star import CONFIG, NAMES, params, parts
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
@@ -15,26 +15,11 @@ from nebula_jax.parallel.local_steps import member, messages
 from nebula_jax.parallel.local_steps import settings as settings_lib
 from nebula_jax.training import diloco
 
-CLUSTERS = ["cluster:0", "cluster:1", "cluster:2"]
-CONFIG = diloco.Config(inner_steps=4, fragments=2, delay=1)
-
-
-def params(seed: int = 0):
-    random = np.random.default_rng(seed)
-
-    def array(*shape):
-        return jnp.asarray(random.normal(size=shape), jnp.float32)
-
-    return {
-        "embeddings": {"table": array(5, 4)},
-        "encoder": {f"layer_{k}": {"kernel": array(4, 4)} for k in range(2)},
-    }
-
 
 def members(codec="", config=CONFIG, shares=()):
     given = dataclasses.asdict(config) | {"codec": codec, "shares": shares}
     settings = settings_lib.Settings(**given)
-    found = [member.Member(settings, CLUSTERS, name, params()) for name in CLUSTERS]
+    found = [member.Member(settings, NAMES, name, params()) for name in NAMES]
     for each in found:
         each.resume(each.first(params()), None)
     return found
