@@ -15,9 +15,9 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import joining
 from nebula_jax.security.membership import checkup, member, site_folder
-from nebula_jax.security.membership.checkup import FINE, UNCLEAR, WRONG, Check
+from nebula_jax.security.membership.checkup import FINE, WRONG, Check
 from nebula_jax.security.tls import between_labs
-from scripts.federation import arguments
+from scripts.federation import arguments, running
 
 SECONDS = 5.0  # for each step of reaching another switch
 
@@ -41,7 +41,7 @@ def doctor(given: argparse.Namespace) -> int:
     if is_lab := _is_lab(folder):
         if not peers and (authority := folder.load().authority):
             peers = [endpoints.host_and_port("peer", authority)]
-        bad += _print(running(folder))
+        bad += _print(switch(folder))
     for address in peers if is_lab else ():
         bad += _print(reach(folder, address))
     print(f"{bad} to look at" if bad else "all is in order")
@@ -64,38 +64,12 @@ def _print(checks: list[Check]) -> int:
     return sum(each.state == WRONG for each in checks)
 
 
-def running(folder: site_folder.Folder) -> list[Check]:
+def switch(folder: site_folder.Folder) -> list[Check]:
     """Checks the switch of this lab, and its lines to others."""
     try:
-        status = arguments.request(folder, SECONDS, "status")
-    except (errors.NebulaError, OSError) as error:
+        return running.of_switch(folder)
+    except errors.NebulaError as error:
         return [Check("switch", WRONG, str(error))]
-    number = status["revocations"]
-    checks = [Check("switch", FINE, f"runs, with revocation list {number}")]
-    for each in status["lines"]:
-        since = checkup.duration(each["seconds"])
-        waiting = len(each["waiting"])
-        text = f"for {since}, {each['streams']} streams, {waiting} of them wait"
-        checks.append(Check(f"line to {each['lab']}", FINE, text))
-    for where, why in status["no_lines"].items():
-        checks.append(Check(f"line to {where}", WRONG, f"none: {why}"))
-    if not status["lines"] and not status["no_lines"]:
-        checks.append(_no_line(folder))
-    for each in status["waiting"]:
-        what = f"{each['cluster']} of job {each['job']}"
-        checks.append(Check(what, UNCLEAR, f"waits for {each['why']}"))
-    for each in status["refusals"]:
-        what = f"{each['cluster']} of job {each['job']}"
-        checks.append(Check(what, WRONG, f"is refused: {each['why']}"))
-    return checks
-
-
-def _no_line(folder: site_folder.Folder) -> Check:
-    if folder.load().authority:
-        text = "none: is the other switch running? nebula doctor --peer HOST:PORT"
-        return Check("lines", WRONG, text)
-    text = "none: no other lab has connected yet (nebula invite)"
-    return Check("lines", UNCLEAR, text)
 
 
 def reach(folder: site_folder.Folder, address: tuple[str, int]) -> list[Check]:

@@ -15,7 +15,8 @@ from nebula_jax.communication import endpoints
 from nebula_jax.federation import issuer, server, trainer_keys
 from nebula_jax.runtime.life import process
 from nebula_jax.security import private_files
-from nebula_jax.security.membership import checkup
+from nebula_jax.security.membership import checkup, site_folder
+from nebula_jax.security.membership.checkup import FINE, UNCLEAR, WRONG, Check
 from scripts.federation import arguments
 
 SECONDS = 10.0  # for the switch to answer
@@ -103,56 +104,60 @@ async def _run(
 @arguments.command("status")
 def status(given: argparse.Namespace) -> int:
     """Shows who is connected, and who waits for whom."""
-    found = arguments.request(arguments.folder(given), SECONDS, "status")
-    print("\n".join(lines_of(found)))
+    for each in of_switch(arguments.folder(given)):
+        print(printable.line(f"{each.what}: {each.text}", printable.LINE_LIMIT))
     return 0
 
 
-def lines_of(found: Mapping[str, Any]) -> list[str]:
-    """Returns the status of a switch in words."""
-    lines = [f"{found['lab']}: revocation list {found['revocations']}"]
+def of_switch(folder: site_folder.Folder) -> list[Check]:
+    """Returns how it stands with the running switch: its lines, trainers and jobs.
+
+    Raises:
+      errors.NebulaError: if the switch does not run, or does not answer.
+    """
+    found = arguments.request(folder, SECONDS, "status")
+    number = found["revocations"]
+    checks = [
+        Check("switch", FINE, f"runs for {found['lab']}, revocation list {number}")
+    ]
     for each in found["lines"]:
-        lines.append(
-            f"  line to {each['lab']} for {checkup.duration(each['seconds'])}:"
-            f" {each['streams']} streams, {printable.size(each['sent'])} sent,"
-            f" {printable.size(each['received'])} received"
-        )
-        if each["waiting"]:
-            lines.append(
-                f"    {len(each['waiting'])} of them wait for a trainer of"
-                f" {each['lab']} to take what was sent"
-            )
+        text = f"for {checkup.duration(each['seconds'])}, {each['streams']} streams,"
+        text += f" {len(each['waiting'])} of them wait for a trainer there,"
+        text += f" {printable.size(each['sent'])} sent,"
+        text += f" {printable.size(each['received'])} received"
+        checks.append(Check(f"line to {each['lab']}", FINE, text))
     for where, why in found["no_lines"].items():
-        lines.append(f"  no line to {where}: {why}")
+        checks.append(Check(f"line to {where}", WRONG, f"none: {why}"))
     if not found["lines"] and not found["no_lines"]:
-        lines.append("  no line to another lab: is its switch running?")
+        state = WRONG if folder.load().authority else UNCLEAR  # nobody was invited yet
+        text = (
+            "none to another lab: is its switch running? nebula doctor --peer HOST:PORT"
+        )
+        checks.append(Check("lines", state, text))
     for each in found["served"]:
+        key, streams = (each["job"], each["cluster"]), found["streams"]
         users = [
-            one["connector"]
-            for one in found["streams"]
-            if (one["job"], one["listener"]) == (each["job"], each["cluster"])
+            one["connector"] for one in streams if (one["job"], one["listener"]) == key
         ]
-        lines.append(
-            f"  {each['cluster']} of job {each['job']} ({each['account']}) "
-            + (f"serves {', '.join(users)}" if users else "waits for others to come")
-        )
+        text = f"serves {', '.join(users)}" if users else "waits for others to come"
+        checks.append(Check(_named(each), FINE, f"{text} ({each['account']})"))
     for each in found["streams"]:
-        lines.append(
-            f"  {each['connector']} to {each['listener']} of job {each['job']}"
-            f" ({each['account']}), with {each['lab']}, for"
-            f" {checkup.duration(each['seconds'])}"
-        )
+        what = f"{each['connector']} to {each['listener']} of job {each['job']}"
+        span = checkup.duration(each["seconds"])
+        text = f"with {each['lab']}, for {span} ({each['account']})"
+        checks.append(Check(what, FINE, text))
     for each in found["waiting"]:
-        lines.append(
-            f"  {each['cluster']} of job {each['job']} waits for {each['why']}"
-        )
+        checks.append(Check(_named(each), UNCLEAR, f"waits for {each['why']}"))
     for each in found["refusals"]:
-        lines.append(
-            f"  {each['cluster']} of job {each['job']} is refused: {each['why']}"
-        )
+        checks.append(Check(_named(each), WRONG, f"is refused: {each['why']}"))
     for job, count in found["usage"].items():
-        lines.append(f"  job {job} has used {printable.size(count)} in all")
-    return lines
+        text = f"has used {printable.size(count)} in all"
+        checks.append(Check(f"job {job}", FINE, text))
+    return checks
+
+
+def _named(each: Mapping[str, Any]) -> str:
+    return f"{each['cluster']} of job {each['job']}"
 
 
 @arguments.command("rotate")

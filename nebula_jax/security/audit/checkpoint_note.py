@@ -220,25 +220,31 @@ def cosigned_in(path: pathlib.Path) -> dict[str, str]:
     """Reads which checkpoint of a log each peer has cosigned last: peer -> note.
 
     Raises:
-      AuditError: if the file is not as `cosigned_text` writes it.
+      NoteError: if the file is not as `cosigned_text` writes it.
     """
     try:
-        data = path.read_bytes()
+        return read_cosigned(path.read_bytes())
     except FileNotFoundError:
         return {}
+    except NoteError:
+        raise NoteError(f"{path}: is damaged; a copy of it serves, or none") from None
+
+
+def read_cosigned(data: bytes) -> dict[str, str]:
+    """Reads what `cosigned_text` has written; raises NoteError at anything else."""
     try:
         kept: dict[str, str] = strict_json.loads(data)
         if isinstance(kept, dict) and cosigned_text(kept).encode() == data:
             for text in kept.values():
                 read(text)
             return kept
-    except (ValueError, TypeError, NoteError):
+    except (ValueError, TypeError):
         pass
-    raise NoteError(f"{path}: is damaged; a copy of it serves, or none")
+    raise NoteError("these are no cosigned checkpoints")
 
 
 def cosigned_text(kept: Mapping[str, str]) -> str:
-    """Returns the text of the file that `cosigned_in` reads."""
+    """Returns the text that `read_cosigned` reads."""
     return json.dumps(dict(kept), indent=1, sort_keys=True) + "\n"
 
 

@@ -16,10 +16,9 @@ import contextlib
 import itertools
 import pathlib
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from nebula_jax import strict_json
 from nebula_jax.security import audit
 from nebula_jax.security.audit import checkpoint_note, merkle
 from nebula_jax.security.audit import entries as audit_entries
@@ -182,7 +181,12 @@ def _checkpoints(
         findings.append(_of_file("checkpoint", text))
     else:
         signed.append(_Signed(newest.checkpoint, "the checkpoint"))
-    for peer, text in _cosigned(copy.cosigned, findings).items():
+    cosigned: dict[str, str] = {}
+    try:
+        cosigned = checkpoint_note.read_cosigned(copy.cosigned or b"{}\n")
+    except checkpoint_note.NoteError:
+        findings.append(_of_file("cosigned.json", "is not as it was written"))
+    for peer, text in cosigned.items():
         note = _note(text.encode(), who)
         if note is None or not _has_cosigned(note, peer, lines):
             text = f"has a signature of {peer} that does not hold"
@@ -209,20 +213,6 @@ def _checkpoints(
             text += ", both signed: the lab keeps two logs of one name"
             findings.append(_of_file("checkpoint", text))
     return signed, findings
-
-
-def _cosigned(data: bytes, findings: list[Finding]) -> Mapping[str, str]:
-    """Returns the notes that peers have cosigned; junk is a finding."""
-    if not data:
-        return {}
-    try:
-        kept: dict[str, str] = strict_json.loads(data)
-        if checkpoint_note.cosigned_text(kept).encode() == data:
-            return {str(peer): str(text) for peer, text in kept.items()}
-    except (ValueError, TypeError):
-        pass
-    findings.append(_of_file("cosigned.json", "is not as it was written"))
-    return {}
 
 
 def _has_cosigned(
