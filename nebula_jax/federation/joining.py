@@ -14,7 +14,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
 from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
@@ -136,7 +135,8 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
     context = between_labs.unverified_context()
     answer = _request(address, {"op": "authority"}, context, None)
     ca = _text(answer, "authority")
-    context, name = between_labs.joining_context(ca, invitation.fingerprint)
+    trusted = member.trusted_authority(ca, invitation.fingerprint)
+    context, name = between_labs.joining_context(trusted)
     requests = {role: member.new_request() for role in site_folder.ROLES}
     fields = {role: each.csr.decode() for role, each in requests.items()}
     sent = [each.csr for each in requests.values()]
@@ -178,8 +178,7 @@ def ask(
       errors.NebulaError: if it cannot be reached, or refuses.
     """
     settings = folder.load()
-    ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
-    context, name = between_labs.joining_context(ca, settings.fingerprint)
+    context, name = between_labs.joining_context(member.pinned_authority(folder))
     failed = []
     for address in (settings.authority, *addresses):
         try:

@@ -5,8 +5,6 @@ which are signed. It can drop both, and gets no key and no certificate for one o
 own: a request is signed with the key of the certificate before (`member.Renewal`).
 """
 
-from cryptography.hazmat.primitives import serialization
-
 from nebula_jax import errors
 from nebula_jax.federation import inner
 from nebula_jax.security.membership import member, revocation, site_folder
@@ -26,10 +24,8 @@ def renew(folder: site_folder.Folder) -> None:
       OSError: if the switch does not answer in time.
     """
     made, renewal = member.renewal_request(folder, "trainer")
-    ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
-    fields = renewal.fields()
-    answer = inner.ask(folder, CERTIFY_SECONDS, "certify", **fields)
-    member.install(folder, "trainer", made.key, str(answer["pem"]).encode(), ca)
+    answer = inner.ask(folder, CERTIFY_SECONDS, "certify", **renewal.fields())
+    member.install(folder, "trainer", made.key, str(answer["pem"]).encode())
 
 
 def refresh(folder: site_folder.Folder) -> None:

@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from cryptography.hazmat.primitives import serialization
-
 from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import cosigning, line
@@ -190,10 +188,9 @@ class Upkeep:
           errors.NebulaError: if the authority cannot be reached, or refuses.
         """
         folder = self.state.folder
-        ca = member.pinned_authority(folder).public_bytes(serialization.Encoding.PEM)
         request, renewal = member.renewal_request(folder, "switch")
         pem = await self.certified(renewal)
-        member.install(folder, "switch", request.key, pem, ca)
+        member.install(folder, "switch", request.key, pem)
         self.state.log("the certificate of this switch is new")
         self.state.record("certificate", self.state.lab, event="renewed")
         for each in list(self.state.lines.values()):

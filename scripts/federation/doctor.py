@@ -9,8 +9,6 @@ import socket
 import sys
 import time
 
-from cryptography.hazmat.primitives import serialization
-
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import joining
@@ -135,9 +133,7 @@ def _handshake(folder: site_folder.Folder, what: str, sock: socket.socket) -> Ch
       errors.NebulaError: if its certificate must not be used.
       OSError: if there is no handshake.
     """
-    authority = member.pinned_authority(folder)
-    pem = authority.public_bytes(serialization.Encoding.PEM)
-    context, _ = between_labs.joining_context(pem, folder.load().fingerprint)
+    context, _ = between_labs.joining_context(member.pinned_authority(folder))
     context.check_hostname = False  # whichever lab's it is
     sock.settimeout(SECONDS)
     began = time.monotonic()

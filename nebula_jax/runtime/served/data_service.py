@@ -10,6 +10,7 @@ the reader's session with the reason.
 
 import contextlib
 import itertools
+import queue
 import signal
 import socket
 import threading
@@ -51,27 +52,6 @@ class Reader(NamedTuple):
     """As in `ana/m3`."""
 
 
-class Tally:
-    """The uses that are not in the audit log yet."""
-
-    def __init__(self) -> None:
-        """Starts without a use."""
-        self._lock = threading.Lock()
-        self._counts: dict[Reader, tuple[int, int]] = {}
-
-    def add(self, reader: Reader, rows: int, nbytes: int) -> None:
-        """Adds a use."""
-        with self._lock:
-            before = self._counts.get(reader, (0, 0))
-            self._counts[reader] = before[0] + rows, before[1] + nbytes
-
-    def take(self) -> dict[Reader, tuple[int, int]]:
-        """Returns reader -> rows and bytes, and begins anew."""
-        with self._lock:
-            taken, self._counts = self._counts, {}
-            return taken
-
-
 class DataService:
     """A handle that is served.
 
@@ -101,7 +81,8 @@ class DataService:
         """Set once readers can come."""
         self._threads: list[threading.Thread] = []
         self._grants = grants.Grants(accounts.Accounts(folder.path))
-        self._tally = Tally()
+        self._uses: queue.SimpleQueue[tuple[Reader, int, int]] = queue.SimpleQueue()
+        """Those that are not in the audit log yet: rows and bytes of a reader."""
         provider, found = self._grants.provider(handle)
         with process.timed(f"preparing {handle}"):
             self._text = owner_text.opened(provider, folder.prepared, log)
@@ -206,8 +187,12 @@ class DataService:
 
     def _record(self, trainer: switch_client.Trainer) -> None:
         """Brings the uses so far to the audit log; those it does not take, later."""
-        waiting = self._tally.take()
-        for reader, (rows, nbytes) in waiting.items():
+        sums: dict[Reader, tuple[int, int]] = {}
+        while not self._uses.empty():
+            reader, rows, nbytes = self._uses.get()
+            before = sums.get(reader, (0, 0))
+            sums[reader] = before[0] + rows, before[1] + nbytes
+        for reader, (rows, nbytes) in sums.items():
             try:
                 trainer.record(
                     "data",
@@ -219,7 +204,7 @@ class DataService:
                     by=entries.without_secret(reader.job),
                 )
             except (errors.NebulaError, OSError) as error:
-                self._tally.add(reader, rows, nbytes)
+                self._uses.put((reader, rows, nbytes))
                 if self._stop.is_set():
                     self._log(
                         f"{reader.subject} has read {rows:,} rows ({nbytes:,} bytes)"
@@ -310,7 +295,7 @@ class DataService:
     def _count(self, reader: Reader, rows: int, nbytes: int) -> None:
         """Counts a use that is about to be served."""
         self._grants.use(reader.subject, self._handle, rows, nbytes, self._clock())
-        self._tally.add(reader, rows, nbytes)
+        self._uses.put((reader, rows, nbytes))
 
 
 def _checked(wanted: np.ndarray, total: int) -> list[int]:

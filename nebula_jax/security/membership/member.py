@@ -116,12 +116,13 @@ def install(
     role: str,
     key: ec.EllipticCurvePrivateKey,
     certificate_pem: bytes,
-    ca_pem: bytes,
+    ca_pem: bytes | None = None,
 ) -> x509.Certificate:
     """Replaces the credentials of a role, key and certificates at once.
 
     Args:
       certificate_pem: the certificate that the authority issued for it.
+      ca_pem: the authority's own; None if this lab has it.
 
     Returns:
       The certificate.
@@ -133,7 +134,11 @@ def install(
     settings = folder.load()
     try:
         certificate = x509.load_pem_x509_certificate(certificate_pem)
-        authority = x509.load_pem_x509_certificate(ca_pem)
+        authority = (
+            x509.load_pem_x509_certificate(ca_pem)
+            if ca_pem is not None
+            else pinned_authority(folder)
+        )
     except site_folder.UNREADABLE:
         raise CredentialsRefused(
             "malformed", "what the authority sent are not two certificates"

@@ -120,23 +120,15 @@ def client_context(
     return _context(ssl.PROTOCOL_TLS_CLIENT, folder, role, floor)
 
 
-def joining_context(ca_pem: bytes, fingerprint: str) -> tuple[ssl.SSLContext, str]:
+def joining_context(authority: x509.Certificate) -> tuple[ssl.SSLContext, str]:
     """Makes the context of a lab that joins, or that has no revocation list.
 
     It shows no certificate, and looks nothing up in a list: what comes over it has to
     be signed by the authority.
 
-    Args:
-      ca_pem: the authority's certificate, from anybody.
-      fingerprint: of it, from an invitation or federation.json.
-
     Returns:
       The context, and the name that the server has to have: the authority's lab's.
-
-    Raises:
-      member.CredentialsRefused: if the certificate is another one.
     """
-    authority = member.trusted_authority(ca_pem, fingerprint)
     context = _bare_context(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=_der(authority))
     return context, member.issuing_lab(authority)
@@ -145,7 +137,8 @@ def joining_context(ca_pem: bytes, fingerprint: str) -> tuple[ssl.SSLContext, st
 def unverified_context() -> ssl.SSLContext:
     """Makes a context to fetch the authority's certificate with, from anybody.
 
-    `joining_context` compares it with the fingerprint, before anything secret is sent.
+    `member.trusted_authority` compares it with the fingerprint, before anything secret
+    is sent.
     """
     context = _bare_context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False

@@ -331,9 +331,9 @@ def test_no_text_of_a_reader_keeps_a_use_out_of_the_log(owner, labs):
     service = data_service.DataService(owner.folder, HANDLE, log=print)
     trainer = switch_client.Trainer(owner.folder, "data-other", "data", "")
     with contextlib.closing(trainer):
-        service._tally.add(reader, 7, 4711)
+        service._uses.put((reader, 7, 4711))
         service._record(trainer)
-        assert not service._tally.take()
+        assert service._uses.empty()
     found = [
         each.what
         for each in audit_entries.read(owner.folder.audit)

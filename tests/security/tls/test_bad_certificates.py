@@ -655,7 +655,8 @@ def test_a_lab_joins_with_the_fingerprint_alone(pki):
     found, noticed = meet(open_server, visitor(anybody, "anything"), labs.s)
     assert (found, noticed) == ("none", AT_FIRST_READ)  # `check_peer` has the last word
     ca, fingerprint = labs.authority.certificate(), labs.authority.fingerprint
-    context, name = between_labs.joining_context(ca, fingerprint)
+    trusted = member.trusted_authority(ca, fingerprint)
+    context, name = between_labs.joining_context(trusted)
     assert name == "lab-s"
     found, noticed = meet(open_server, visitor(context, name), labs.s)
     assert (found, noticed) == ("none", AT_FIRST_READ)
@@ -675,10 +676,10 @@ def test_another_authority_is_not_joined(pki, tmp_path):
         another_authority(pki).certificate.public_bytes(PEM),
     ):
         with pytest.raises(member.CredentialsRefused) as error:
-            between_labs.joining_context(ca, pki.labs.authority.fingerprint)
+            member.trusted_authority(ca, pki.labs.authority.fingerprint)
         assert error.value.reason == "unknown_authority"
     with pytest.raises(member.CredentialsRefused, match="no certificate"):
-        between_labs.joining_context(b"", pki.labs.authority.fingerprint)
+        member.trusted_authority(b"", pki.labs.authority.fingerprint)
 
 
 def test_who_shows_a_certificate_where_none_is_needed_is_checked(pki):
