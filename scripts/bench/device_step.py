@@ -4,8 +4,7 @@
 
 compiles it and prints a JSON line, waits for a line to come in, measures, and prints
 another: time and rate of a step, losses, and the digest of the parameters. So many can
-compile together and measure one after the other. `torch` is PyTorch's step; each other
-rung has the settings of the one before it and one more.
+compile together and measure one after the other. `torch` is PyTorch's step.
 
 A step has logits at masked places; AdamW with clipping follows. Weights and text
 are random, rows are full.
@@ -22,7 +21,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 from unittest import mock
 
 import jax
@@ -38,39 +37,15 @@ WARM = 3  # steps before those that are timed
 STEPS = 5  # of a round
 
 
-class Shape(NamedTuple):
-    """A model and a batch."""
-
-    layers: int
-    width: int
-    heads: int
-    feed_forward: int
-    vocab_size: int
-    batch: int
-    length: int
-
-    def config(self, dtype: str) -> transformer.Config:
-        """Returns the encoder's configuration."""
-        return transformer.Config(
-            vocab_size=self.vocab_size,
-            layers=self.layers,
-            width=self.width,
-            heads=self.heads,
-            feed_forward=self.feed_forward,
-            max_length=self.length,
-            dtype=dtype,
-        )
-
-    def ids(self) -> np.ndarray:
-        """Draws ids: [B, L] int32, no padding."""
-        random, size = np.random.RandomState(0), (self.batch, self.length)
-        ids = random.randint(vocabularies.NUM_SPECIAL, self.vocab_size, size)
-        ids[:, 0], ids[:, -1] = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
-        return ids.astype(np.int32)
-
-
-BASE = Shape(12, 768, 12, 3072, 30_522, 64, 512)
-TINY = Shape(1, 32, 2, 64, 200, 4, 32)
+BASE = transformer.Config(
+    vocab_size=30_522,
+    layers=12,
+    width=768,
+    heads=12,
+    feed_forward=3072,
+    max_length=512,
+    dtype="bfloat16",
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,43 +53,48 @@ class Rung:
     """The settings of a step."""
 
     about: str
-    dtype: str = "bfloat16"
+    model: transformer.Config = BASE
+    batch: int = 64
     is_fused: bool = True
     """True for attention in one operation, False for the model's own."""
-    times: int = 1
-    """The batch, in multiples of the shape's."""
-    layers: int = 0
-    """Of the model; 0 for those of the shape."""
+
+    def tiny(self) -> "Rung":
+        """Returns a tiny model and batch with these settings."""
+        small = {"vocab_size": 200, "layers": 1, "width": 32, "heads": 2}
+        model = dataclasses.replace(self.model, **small, feed_forward=64, max_length=32)
+        return dataclasses.replace(self, model=model, batch=4)
+
+    def ids(self) -> np.ndarray:
+        """Draws ids: [B, L] int32, no padding."""
+        size = self.batch, self.model.max_length
+        random = np.random.RandomState(0)
+        ids = random.randint(vocabularies.NUM_SPECIAL, self.model.vocab_size, size)
+        ids[:, 0], ids[:, -1] = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
+        return ids.astype(np.int32)
 
 
+FLOAT32 = dataclasses.replace(BASE, dtype="float32")
 RUNGS = {
-    "float32": Rung("float32", "float32", is_fused=False),
+    "float32": Rung("float32", FLOAT32, is_fused=False),
     "bfloat16": Rung("operands in bfloat16", is_fused=False),
     "fused": Rung("attention in one operation"),
-    "double": Rung("twice the batch", times=2),
-    # Not of the ladder.
-    "short": Rung("four layers", layers=4),
+    "double": Rung("twice the batch", batch=128),
+    "torch": Rung("PyTorch: compiled, SDPA, bfloat16"),
+    "short": Rung("four layers", dataclasses.replace(BASE, layers=4)),
 }
 
 
-def flops_per_token(shape: Shape) -> float:
+def flops_per_token(model: transformer.Config) -> float:
     """Counts the operations of a step that a token needs, forward and backward.
 
     Those of matrix products: of the blocks, of attention, of the head at masked places.
     """
-    width, length = shape.width, shape.length
-    block = 4 * width * width + 2 * width * shape.feed_forward
-    head = width * width + width * shape.vocab_size
+    width, length = model.width, model.max_length
+    block = 4 * width * width + 2 * width * model.feed_forward
+    head = width * width + width * model.vocab_size
     share = masking.capacity(MASK_RATE, length) / length
     attention = 2 * length * width  # queries by keys, and shares by values
-    return 6.0 * (shape.layers * (block + attention) + share * head)
-
-
-def shape_of(rung: Rung, tiny: bool) -> Shape:
-    """Returns the model and the batch of a rung."""
-    shape = TINY if tiny else BASE
-    layers = min(rung.layers, shape.layers) or shape.layers
-    return shape._replace(batch=shape.batch * rung.times, layers=layers)
+    return 6.0 * (model.layers * (block + attention) + share * head)
 
 
 def _fused(
@@ -146,9 +126,9 @@ def _fused(
 class Step:
     """A step of ours, compiled, and the state that it trains."""
 
-    def __init__(self, rung: Rung, shape: Shape) -> None:
+    def __init__(self, rung: Rung) -> None:
         config = bert.Config(
-            shape.config(rung.dtype),
+            rung.model,
             steps=10_000,
             mask_rate=MASK_RATE,
             learning_rate=RATE,
@@ -156,7 +136,7 @@ class Step:
         state, frozen = jax.eval_shape(functools.partial(bert.init, config, 0))
         assert not frozen
         self.state = state  # its shapes
-        self._rest = frozen, shape.ids(), np.zeros((), np.int32)
+        self._rest = frozen, rung.ids(), np.zeros((), np.int32)
         step = jax.jit(functools.partial(bert.step, config), donate_argnums=0)
         with contextlib.ExitStack() as stack:
             if rung.is_fused:
@@ -200,7 +180,7 @@ class Step:
 class PyTorchStep:
     """A step of PyTorch: compiled, its own attention, autocast to bfloat16."""
 
-    def __init__(self, shape: Shape) -> None:
+    def __init__(self, rung: Rung) -> None:
         import torch
         import transformers
 
@@ -208,12 +188,12 @@ class PyTorchStep:
         self.device = "cuda" if torch.cuda.is_available() else "cpu"
         torch.set_float32_matmul_precision("high")
         config = transformers.BertConfig(
-            vocab_size=shape.vocab_size,
-            hidden_size=shape.width,
-            num_hidden_layers=shape.layers,
-            num_attention_heads=shape.heads,
-            intermediate_size=shape.feed_forward,
-            max_position_embeddings=shape.length,
+            vocab_size=rung.model.vocab_size,
+            hidden_size=rung.model.width,
+            num_hidden_layers=rung.model.layers,
+            num_attention_heads=rung.model.heads,
+            intermediate_size=rung.model.feed_forward,
+            max_position_embeddings=rung.model.max_length,
             hidden_dropout_prob=0.0,
             attention_probs_dropout_prob=0.0,
             attn_implementation="sdpa",
@@ -222,8 +202,8 @@ class PyTorchStep:
         self.optimizer = torch.optim.AdamW(
             self.model.parameters(), lr=RATE, eps=1e-6, fused=True
         )
-        self.ids = torch.from_numpy(np.asarray(shape.ids(), np.int64)).to(self.device)
-        self.count = masking.capacity(MASK_RATE, shape.length)
+        self.ids = torch.from_numpy(np.asarray(rung.ids(), np.int64)).to(self.device)
+        self.count = masking.capacity(MASK_RATE, rung.model.max_length)
         self._compiled = torch.compile(self._loss)
         float(self())
         if self.device == "cuda":
@@ -267,15 +247,14 @@ def measure(
     """Measures a rung's step: see the module.
 
     Args:
-      name: of RUNGS, or `torch`.
+      name: of RUNGS.
       tiny: True for a tiny model and batch.
       rounds: of `STEPS` steps each.
       compiled: is called with the seconds of compiling, and may wait.
     """
-    rung = RUNGS["fused" if name == "torch" else name]
-    shape = shape_of(rung, tiny)
+    rung = RUNGS[name].tiny() if tiny else RUNGS[name]
     begin = time.perf_counter()
-    step = PyTorchStep(shape) if name == "torch" else Step(rung, shape)
+    step = PyTorchStep(rung) if name == "torch" else Step(rung)
     compiled(time.perf_counter() - begin)
     step.begin()
     losses = [float(step()) for _ in range(WARM)]
@@ -286,25 +265,17 @@ def measure(
             loss = step()
         losses.append(float(loss))  # waits for all of them
         seconds.append((time.perf_counter() - begin) / STEPS)
-    about = "PyTorch: compiled, SDPA, bfloat16" if name == "torch" else rung.about
-    return figures(about, shape, seconds, losses) | step.about()
-
-
-def figures(
-    about: str, shape: Shape, seconds: list[float], losses: list[float]
-) -> dict[str, Any]:
-    """Returns what is recorded of a step, of each round's seconds a step."""
-    tokens = shape.batch * shape.length / statistics.median(seconds)
+    length = rung.model.max_length
+    tokens = rung.batch * length / statistics.median(seconds)
     return {
-        "about": about,
-        "batch": shape.batch,
-        "length": shape.length,
+        "about": rung.about,
+        "batch": rung.batch,
+        "length": length,
         "ms": 1e3 * statistics.median(seconds),
-        "fastest_ms": 1e3 * min(seconds),
-        "slowest_ms": 1e3 * max(seconds),
         "tokens_per_second": tokens,
-        "teraflops": tokens * flops_per_token(shape) / 1e12,
+        "teraflops": tokens * flops_per_token(rung.model) / 1e12,
         "losses": losses,
+        **step.about(),
     }
 
 
