@@ -8,6 +8,7 @@ import numpy as np
 import optax
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 import nebula_jax as nebula
 from nebula_jax.communication import loopback
@@ -149,6 +150,44 @@ def test_a_part_may_have_a_loss_of_its_own():
     for _ in range(3):
         params = jax.tree.map(lambda p, g: p - 0.2 * g, params, jax.grad(loss)(params))
     np.testing.assert_allclose(one.params["w"], params[0]["w"], atol=1e-6)
+
+
+def test_a_dropout_of_nnx_draws_by_the_key_of_step_and_micro_batch():
+    class Stem(nnx.Module):
+        def __init__(self, rngs):
+            self.linear, self.dropout = nnx.Linear(5, 4, rngs=rngs), nnx.Dropout(0.5)
+
+        def __call__(self, x, rngs):
+            return self.dropout(self.linear(x), rngs=rngs)
+
+    graph, begin = nnx.split(Stem(nnx.Rngs(0)), nnx.Param)
+    key, head = jax.random.key(3), {"w": jnp.ones((4, 1))}
+
+    def front(params, x, rng):
+        return nnx.merge(graph, params)(x, rngs=nnx.Rngs(dropout=rng))
+
+    def back(params, h, nothing, rng):
+        return jnp.mean((h @ params["w"]) ** 2)
+
+    def step(half, params, batch, end):
+        line = half.open(end, nebula.cut.spec(front, begin, X[0]))
+        return half.step(params, batch, key, 1, line)[0]
+
+    found, _ = both(
+        lambda end: step(nebula.cut.front(front), begin, list(X), end),
+        lambda end: step(nebula.cut.back(back), head, [None, None], end),
+    )
+
+    def loss(params):
+        keys = [jax.random.fold_in(jax.random.fold_in(key, 1), n) for n in range(2)]
+        sent = [front(params, x, rng) for x, rng in zip(X, keys, strict=True)]
+        return sum(back(head, h, None, None) for h in sent) / 2
+
+    jax.tree.map(
+        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+        found,
+        jax.grad(loss)(begin),
+    )
 
 
 def test_a_module_of_equinox_is_split_as_the_guide_says():
