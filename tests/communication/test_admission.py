@@ -2,10 +2,10 @@
 
 import concurrent.futures
 import contextlib
-import time
 
 import links
 import pytest
+from two_labs import wait_until
 
 from nebula_jax.communication.wire import session
 from nebula_jax.security import tls
@@ -55,8 +55,7 @@ class Spoke(links.Pair):
     def break_line(self):
         self.proxy.refuse()
         self.proxy.cut()
-        while not self.here.is_away:
-            time.sleep(0.01)
+        wait_until(lambda: self.here.is_away)
 
 
 @pytest.fixture

@@ -213,8 +213,7 @@ def test_a_connector_that_does_not_wait_for_its_welcome_is_told(
     incoming = there.receiver("grads", SPEC, codec.identity())
     if is_welcome_there:
         here.welcome(0)
-        while not there._session.is_paused:
-            time.sleep(0.001)
+        wait_until(lambda: there._session.is_paused)
     words = r"call link.wait_for_welcome\(timeout\) first"
     attempts = {
         "send": lambda: outgoing.send(1, arrays(1)),
@@ -529,8 +528,7 @@ def test_a_cluster_may_be_started_anew_before_the_run_has_begun(pool):
         first, killed = listening.accept(5.0), coming.result(5.0)
         killed._driver._dial = lambda by: time.sleep(60)  # it does not come back
         killed._driver.connection.io.socket.shutdown(socket.SHUT_RDWR)
-        while not first.is_away:
-            time.sleep(0.01)
+        wait_until(lambda: first.is_away)
         coming = pool.submit(links.dial, listening.address)
         second, there = listening.accept(5.0), coming.result(5.0)
         assert first.is_over
@@ -541,35 +539,24 @@ def test_a_cluster_may_be_started_anew_before_the_run_has_begun(pool):
         killed.abort("done")
 
 
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_a_run_whose_cluster_was_started_anew_ends_soon_so_that_all_start_again(
-    tmp_path, pool, encrypted
+    tmp_path, pool
 ):
     """By a certificate alone: else anybody could end a run whose line breaks."""
-    server, client = links.credentials(tmp_path, encrypted)
+    server, client = links.credentials(tmp_path, encrypted=True)
     with links.listening(reconnect_timeout=30.0, **server) as listening:
         coming = pool.submit(links.dial, listening.address, **client)
         here, killed = listening.accept(5.0), coming.result(5.0)
-        here.welcome(3)
-        assert killed.wait_for_welcome(5.0) == 3
+        links.begin(here, killed)
         killed._driver._dial = lambda by: time.sleep(60)  # it does not come back
         killed._driver.connection.io.socket.shutdown(socket.SHUT_RDWR)
-        while not here.is_away:
-            time.sleep(0.01)
-        if encrypted:
-            again = session.START_AGAIN + " (generator:0 has saved none)"
-            words = f"the session that generator:0 had is over now: {again}"
-            refused(listening, pool, client, "generator:0", words)
-            words = (
-                f"generator:0 was started anew, so its session cannot go on: {again}"
-            )
-            with pytest.raises(session.PeerGone, match=re.escape(words)):
-                here.wait_for_step(4)
-        else:
-            words = "generator:0 is expected back, not anew"
-            refused(listening, pool, client, "generator:0", words)
-            assert not here.is_over
-            here.abort("done")
+        wait_until(lambda: here.is_away)
+        again = session.START_AGAIN + " (generator:0 has saved none)"
+        words = f"the session that generator:0 had is over now: {again}"
+        refused(listening, pool, client, "generator:0", words)
+        words = f"generator:0 was started anew, so its session cannot go on: {again}"
+        with pytest.raises(session.PeerGone, match=re.escape(words)):
+            here.wait_for_step(4)
         killed.abort("done")
 
 
@@ -578,8 +565,7 @@ def test_stopping_is_asked_for_and_announced(linked):
     here.welcome(0)
     there.wait_for_welcome(1.0)
     there.stop()
-    while here.stop_step is None:
-        time.sleep(0.01)
+    wait_until(lambda: here.stop_step is not None)
     assert here.stop_step == 0
     here.stop(12)
     here.step_done(1)

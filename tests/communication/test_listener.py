@@ -14,6 +14,7 @@ import time
 
 import links
 import pytest
+from two_labs import wait_until
 
 from nebula_jax.communication import pending_connections
 from nebula_jax.communication.wire import frames, greeting, integrity
@@ -164,8 +165,7 @@ def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch)
         strangers = Strangers(pair.listener.address, "half a handshake", True, SAME)
         stack.callback(strangers.go)
         strangers.come(1)
-        while len(waiting) == before:
-            time.sleep(0.01)
+        wait_until(lambda: len(waiting) > before)
         assert not any(waiting)
         pair.proxy.cut()
         pair.begin()
@@ -227,10 +227,7 @@ def leave(sock, is_reset):
 
 def held(listening):
     """What this process has: descriptors, threads, KiB of memory."""
-    deadline = time.monotonic() + 20.0
-    while len(listening._acceptor.pending) and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert not len(listening._acceptor.pending)
+    wait_until(lambda: not len(listening._acceptor.pending))
     gc.collect()
     status = pathlib.Path("/proc/self/status").read_text()
     resident = int(status.partition("VmRSS:")[2].split()[0])
@@ -335,8 +332,7 @@ def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(pool):
     with listen(None, []) as listening:
         strangers = Strangers(listening.address, "silent", False, SAME)
         strangers.come(20)
-        while len(listening._acceptor.pending) < 20:
-            time.sleep(0.01)
+        wait_until(lambda: len(listening._acceptor.pending) >= 20)
         coming = [socket.socket() for _ in range(6)]
         used = max(map(int, os.listdir("/proc/self/fd")))
         resource.setrlimit(resource.RLIMIT_NOFILE, (used + 1, hard))
@@ -360,8 +356,7 @@ def test_a_session_that_was_lost_as_it_began_may_begin_again():
         with socket.create_connection(listening.address, 5.0) as first:
             first.sendall(opening(ours) + HELLO)
         link = listening._came.get(timeout=5.0)
-        while not link.is_over:
-            time.sleep(0.01)
+        wait_until(lambda: link.is_over)
         with socket.create_connection(listening.address, 5.0) as second:
             second.sendall(opening(ours, epoch=2) + HELLO)
             here = listening.accept(5.0)

@@ -143,9 +143,3 @@ def test_the_scales_may_be_encoded_too():
     arrivals.check_payload(jax.device_get(payload))
     got, _ = jax.jit(codec.decode)(payload, state)
     np.testing.assert_allclose(got, by_hand(x, 256)[0], rtol=2**-11)
-
-
-@pytest.mark.parametrize("block", [0, -1, 2.0, True, "row"])
-def test_wrong_blocks_are_refused(block):
-    with pytest.raises(ValueError, match="block must be a positive integer"):
-        codecs.e3m0(block)

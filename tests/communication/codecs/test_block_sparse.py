@@ -265,20 +265,3 @@ def test_the_levels_may_be_encoded_too():
     arrivals.check_payload(jax.device_get(payload))
     got, _ = jax.jit(codec.decode)(payload, state)
     np.testing.assert_allclose(got, through(x)[0], rtol=2**-11)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((0,), "k must be 1 to block, 4096, not 0"),
-        ((65, 64), "k must be 1 to block, 64, not 65"),
-        ((2.0,), "k must be"),
-        ((True,), "k must be"),
-        ((1, 0), r"block must be 1 to 2\^24, not 0"),
-        ((1, 2**24 + 1), "block must be"),
-        ((1, "row"), "block must be"),
-    ],
-)
-def test_wrong_arguments_are_refused(arguments, words):
-    with pytest.raises(ValueError, match=words):
-        codecs.sparse_loco(*arguments)

@@ -179,18 +179,3 @@ def test_an_empty_leaf_comes_back():
         payload, state = jax.jit(codec.encode)(x, codec.init(x))
         got, _ = jax.jit(codec.decode)(payload, state)
         assert tuple(each.shape for each in got) == shapes
-
-
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: codecs.int8("column"), "per must be tensor, row or a block's size"),
-        (lambda: codecs.int8(0), "per must be"),
-        (lambda: codecs.int8(True), "per must be"),
-        (lambda: codecs.int4(64, "up"), "rounding must be nearest or stochastic"),
-        (lambda: codecs.int4(64, "stochastic", -1), "seed must be"),
-    ],
-)
-def test_wrong_arguments_are_told(call, words):
-    with pytest.raises(ValueError, match=words):
-        call()

@@ -144,16 +144,3 @@ def test_vectors_pass():
     x = {"v": np.ones(5, np.float32), "m": GAUSSIAN[0]}
     payload, _ = compiled(codecs.svd(0.5))[0](x, ())
     np.testing.assert_array_equal(payload["v"], x["v"])
-
-
-@pytest.mark.parametrize(
-    "ratio", [0, -0.1, 1.01, float("nan"), float("inf"), "r", True]
-)
-def test_wrong_ratios_are_told(ratio):
-    with pytest.raises(ValueError, match="ratio must be"):
-        codecs.svd(ratio)
-
-
-def test_other_wrong_arguments_are_told():
-    with pytest.raises(ValueError, match="flatten must be"):
-        codecs.svd(0.5, "yes")

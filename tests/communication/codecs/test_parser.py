@@ -1,4 +1,5 @@
 import inspect
+import math
 import re
 
 import hypothesis
@@ -145,6 +146,41 @@ def test_every_codec_of_the_package_has_a_name():
     for chosen in ("from_step(2, int4(64))", "pack_tokens(real, 4)|svd(0.6)|fp16"):
         assert isinstance(codecs.from_string(chosen), selector.Selector)
     assert codec_lib.ratio(codecs.from_string("svd(0.5)|fp16"), SPEC) == 0.375
+
+
+NO_RATIO = (0, -0.1, 1.01, math.nan, math.inf, "r", True)
+NO_BETA = (0, -0.5, 1.5, math.nan, True, "half")
+
+
+@pytest.mark.parametrize(
+    ("make", "arguments", "words"),
+    [
+        *((codecs.svd, (ratio,), "ratio must be") for ratio in NO_RATIO),
+        (codecs.svd, (0.5, "yes"), "flatten must be"),
+        *((codecs.e3m0, (n,), "block must be") for n in (0, -1, 2.0, True, "row")),
+        (codecs.sparse_loco, (0,), "k must be 1 to block, 4096, not 0"),
+        (codecs.sparse_loco, (65, 64), "k must be 1 to block, 64, not 65"),
+        *((codecs.sparse_loco, (k,), "k must be") for k in (2.0, True)),
+        (codecs.sparse_loco, (1, 0), r"block must be 1 to 2\^24, not 0"),
+        *((codecs.sparse_loco, (1, n), "block must be") for n in (2**24 + 1, "row")),
+        (codecs.int8, ("column",), "per must be tensor, row or a block's size"),
+        *((codecs.int8, (per,), "per must be") for per in (0, True)),
+        (codecs.int4, (64, "up"), "rounding must be nearest or stochastic"),
+        (codecs.int4, (64, "stochastic", -1), "seed must be"),
+        *((codecs.pack_ids, (n,), "vocab_size must be 1 to 2")
+          for n in (0, 2**31 + 1, 3.5, True)),
+        (codecs.hadamard, (0,), "block must be 1 to 4096, not 0"),
+        (codecs.hadamard, (256, 1.5), "seed must be"),
+        (codecs.pack_tokens, ("mask", 65), "capacities must be 1 to 64, not 65"),
+        *((codecs.error_feedback, (codecs.fp16(), beta), "^beta must be")
+          for beta in NO_BETA),
+        (codecs.error_feedback, ("fp16",), "codec must be a codec such as fp16"),
+        (codecs.from_step, (0, codecs.fp16()), "n must be a positive integer"),
+    ],
+)  # fmt: skip
+def test_wrong_arguments_are_told(make, arguments, words):
+    with pytest.raises(ValueError, match=words):
+        make(*arguments)
 
 
 NESTED = "from_step(9, " * 8 + "fp16" + ")" * 8

@@ -13,6 +13,7 @@ import links
 import numpy as np
 import pytest
 from breakable_line import Proxy
+from two_labs import wait_until
 
 from nebula_jax import errors
 from nebula_jax.communication import codec, wan
@@ -391,8 +392,7 @@ def test_no_thread_is_left_behind(line, pool, ending):
 def test_closing_before_the_run_began_ends_both_sides(line, pool):
     line = line(peer_timeout=1.0)
     line.here.welcome(0)
-    while line.there.control.welcome is None:
-        time.sleep(0.01)
+    wait_until(lambda: line.there.control.welcome is not None)
     closing = pool.submit(line.there.close)
     line.here.close()
     closing.result(5.0)
