@@ -11,7 +11,7 @@ policy.json and a link switch.sock to the socket that the switch has for them.
     revoked.json      the newest revocation list; revoked.number is its number
     people.json       accounts, handles, grants
     audit/            the log of this lab, and what it has witnessed of its peers
-    switch.json       of the running switch
+    switch.json       of the running switch; carried.json is for the next one
     prepared/         tokenized text that is served
     trainers/         trainer.pem, likewise; a list; epochs/: incarnations
     authority/        only at the lab that issues certificates
