@@ -1,5 +1,6 @@
 """Micro-batches over a real bridge, in one process, and against the whole model."""
 
+import functools
 import types
 import weakref
 
@@ -21,6 +22,7 @@ PLAIN = codecs.identity()
 OPTIMIZER = optax.adam(1e-2)
 
 
+@functools.cache  # they compile once for all tests
 def halves(forward, backward):
     return (
         cut.front(two_halves.front_with_loss, forward, backward, has_loss=True),
