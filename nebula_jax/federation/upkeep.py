@@ -127,7 +127,7 @@ class Upkeep:
         """
         known = self.revocations.number if self._has_list() else 0
         found = await self.state.ask({"op": "list", "number": known})
-        text = str(found["revocations"])
+        text = json_lines.field(found, "revocations", str)
         if text and self.revocations.accept(text):
             self.state.log("the revocation list is new")
 
@@ -152,26 +152,32 @@ class Upkeep:
 
     def _take_list(self, made: line.Line, text: str) -> None:
         if self.revocations.accept(text):
-            self.state.log(f"revocation list {self.revocations.number} is here")
-            about = {"event": "listed", "number": self.revocations.number}
-            self.state.record("certificate", self.state.lab, **about)
-            self._enforce()
+            number = self.revocations.number
             for each in list(self.state.lines.values()):
                 if each is not made:
                     self._push(each)
+            self._enforce()
+            self.state.log(f"revocation list {number} is here")
+            about = {"event": "listed", "number": number}
+            self.state.record("certificate", self.state.lab, **about)
 
     def _enforce(self) -> None:
-        """Ends the lines to labs whose certificate was revoked."""
-        self._enforced = self.revocations.number
+        """Ends the lines to labs whose certificate was revoked.
+
+        That is recorded when all have ended: the log may take nothing, as when its disk
+        has failed.
+        """
+        number, ended = self.revocations.number, []
         for lab, each in list(self.state.lines.items()):
             if self.revocations.is_revoked(lab, each.begin):
-                self.state.log(f"the certificate of {lab} was revoked")
-                self.state.record(
-                    "certificate", self.state.lab, event="revoked", lab=lab
-                )
                 self.state.gone[lab] = f"the certificate of {lab} was revoked"
                 each.close(self.state.gone[lab])
                 self.state.lost(lab, self.state.gone[lab])
+                ended.append(lab)
+        self._enforced = number
+        for lab in ended:
+            self.state.log(self.state.gone[lab])
+            self.state.record("certificate", self.state.lab, event="revoked", lab=lab)
 
     @property
     def is_revoked(self) -> bool:
@@ -219,7 +225,7 @@ class Upkeep:
           errors.NebulaError: if the authority cannot be reached, or refuses.
         """
         found = await self.state.ask({"op": "renew", **renewal.fields()})
-        return str(found["pem"]).encode()
+        return bytes(json_lines.field(found, "pem", str).encode("ascii", "replace"))
 
     # Quotas and the disk.
 

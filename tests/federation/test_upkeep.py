@@ -10,10 +10,12 @@ import pytest
 import tiny_accounts
 import two_labs
 
+from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import cosigning, state, upkeep
 from nebula_jax.security import accounts, audit
 from nebula_jax.security import store as store_lib
 from nebula_jax.security.audit import checkpoint_note, entries, witness
+from nebula_jax.security.membership import authority, member, site_folder
 
 
 @pytest.fixture
@@ -192,6 +194,36 @@ def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch
 
     asyncio.run(stop())
     assert kept.state._carried.read()["used"] == {"m3": 2000}
+
+
+def test_a_revoked_lab_is_gone_though_the_audit_log_takes_no_entry(kept, monkeypatch):
+    """As after an error of its disk, until somebody mends that."""
+    closed, begin = [], site_folder.utc_now() - member.BACKDATED
+    kept.state.lines["lab-t"] = types.SimpleNamespace(
+        lab="lab-t", begin=begin, close=closed.append, send=lambda **fields: None
+    )
+    issuer = authority.LocalAuthority(kept.state.folder)
+    issuer.admit("lab-t")
+    issuer.revoke("lab-t")
+    text = issuer.revocation_list()[1]
+    with monkeypatch.context() as patched:
+        patched.setattr(kept.state.audit, "_refusal", "the disk failed")
+        with pytest.raises(audit.AuditError, match="the disk failed"):
+            kept._take_list(None, text)
+    assert closed == ["the certificate of lab-t was revoked"]
+
+
+def test_an_answer_of_the_authority_that_is_none_ends_no_switch(kept):
+    """Another lab's switch passes it on: `run` takes it for a fault of that."""
+
+    async def ask(fields):
+        return {"time": 1.0}
+
+    kept.state._issuer = ask
+    with pytest.raises(json_lines.Malformed, match="revocations is no str"):
+        asyncio.run(kept.fetch_list())
+    with pytest.raises(json_lines.Malformed, match="pem is no str"):
+        asyncio.run(kept.rotate())
 
 
 class Peer:
