@@ -243,8 +243,11 @@ class LocalAuthority:
                 f"the certificate of {found[0]} expired more than {GRACE.days} days"
                 " ago; another invitation replaces it",
             )
-        begin = self._ledger.read()["labs"].get(lab, {"begin": 0})["begin"]
-        if former.not_valid_before_utc.timestamp() < begin:
+        begin = former.not_valid_before_utc
+        known = self._ledger.read()["labs"].get(lab, {"begin": 0})
+        # The lab's own list knows more than a ledger that has come back from a copy.
+        listed = revocation.RevocationList(self._folder).revoked().get(lab, 0)
+        if begin.timestamp() < max(known["begin"], listed):
             text = f"the certificate of {found[0]} was revoked"
             raise RequestRefused("revoked", text)
         return self.certify(renewal.csr, lab, role), lab, role

@@ -29,7 +29,7 @@ MOST_BYTES = 1 << 19
 _DIGEST = ec.ECDSA(hashes.SHA256())
 _PURPOSE = b"nebula revocations 1\0"
 _FIELDS = {"number": int, "begin": int, "end": int, "revoked": dict}
-_SIGNED = re.compile(r"([^\n]+)\n((?:[0-9a-f]{2})+)\n")
+_SIGNED = re.compile(r"([ -~]+)\n((?:[0-9a-f]{2})+)\n")
 _NUMBER = re.compile(rb"[0-9]{1,18}\n?")
 
 

@@ -393,6 +393,20 @@ def test_an_authority_that_comes_back_from_a_copy_forgets_no_revocation(tmp_path
         assert listed.is_revoked(lab, each.not_valid_before_utc)
 
 
+def test_an_authority_from_a_copy_renews_nothing_that_was_revoked(tmp_path):
+    """Also before it has signed a list, which takes in what this lab's has."""
+    labs = lab_folders.copy(tmp_path)
+    shutil.copytree(labs.s.authority, tmp_path / "copy")
+    labs.authority.revoke("lab-t")
+    listed = revocation.RevocationList(labs.s)
+    assert listed.accept(labs.authority.revocation_list()[1])
+    shutil.rmtree(labs.s.authority)
+    shutil.copytree(tmp_path / "copy", labs.s.authority)
+    issuer = authority.LocalAuthority(labs.s)
+    with pytest.raises(authority.RequestRefused, match="was revoked"):
+        issuer.renew(renewal_of(labs.t))
+
+
 def test_key_and_ledger_are_for_this_user_alone(issuer):
     folder = issuer_folder(issuer)
     for path in (folder.authority_key, folder.authority_ledger):

@@ -257,3 +257,10 @@ def test_no_list_is_accepted_of_an_authority_that_is_not_pinned(labs, tmp_path):
     with pytest.raises(member.CredentialsRefused):
         revocation.RevocationList(labs.s)
     refused(listed, other.revocation_list()[1], "revocation_list_forged")
+
+
+def test_a_text_that_no_file_can_have_is_no_list(labs):
+    """JSON of another switch may have half of a pair: it must end no thread here."""
+    listed = revocation.RevocationList(labs.s)
+    text = signed(labs, 5)
+    refused(listed, "\ud800" + text, "revocation_list_malformed")
