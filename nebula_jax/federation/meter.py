@@ -8,6 +8,7 @@ with a payload of its own (`Hello`, `Welcome`, `Abort`) comes once: no more than
 passes beside the kinds that a policy names.
 """
 
+import json
 import struct
 from collections.abc import Callable
 
@@ -30,6 +31,8 @@ MOST_PAYLOAD = 1 << 40
 """Bytes of a tensor: more than any has, and so few that sums stay numbers that an entry
 of the audit log takes."""
 MOST_SESSIONS = 1000  # whose names are kept
+MOST_NAMES = 1 << 24
+"""Characters of all of them, to which a Welcome may add 6 MiB: they fit a `Store`."""
 
 
 class Unreadable(errors.NebulaError):
@@ -62,8 +65,8 @@ class Names:
 
         Args:
           known: is changed in place.
-          check: given the channels of both sides when they are known, before a tensor
-            crosses; raises errors.NebulaError if they may not.
+          check: given the channels of both sides when they are known, and before each
+            tensor crosses; raises errors.NebulaError if they may not.
         """
         self._known: Known = {} if known is None else known
         self._check = check
@@ -72,11 +75,11 @@ class Names:
     def begin(self, session_id: bytes) -> None:
         """Takes the session that a stream belongs to."""
         self._session = session_id.hex()
-        if self._session in self._known:
-            self._check(self._known[self._session])
 
     def learn(self, welcome: bytes) -> None:
         """Takes the names from the payload of a listener's Welcome."""
+        if not self._session:
+            raise Unreadable("a Welcome before an Open")
         try:
             sides = [
                 [(each["name"], each["codec"]) for each in side]
@@ -86,7 +89,10 @@ class Names:
         except (ValueError, KeyError, TypeError):
             raise Unreadable("a Welcome that cannot be read") from None
         self._known.pop(self._session, None)
-        while len(self._known) >= MOST_SESSIONS:
+        while (
+            len(self._known) >= MOST_SESSIONS
+            or len(json.dumps(self._known)) > MOST_NAMES
+        ):
             del self._known[next(iter(self._known))]
         self._known[self._session] = [
             [
@@ -101,11 +107,16 @@ class Names:
         self._check(self._known[self._session])
 
     def of(self, is_listener: bool) -> list[str]:
-        """Returns the names of the channels on which a side sends."""
+        """Returns the names of the channels on which a side sends.
+
+        Raises:
+          errors.NebulaError: if they may not cross, by the policy of now.
+        """
         found = self._known.pop(self._session, None)
         if found is None:
             return []
         self._known[self._session] = found  # the last of all to be forgotten
+        self._check(found)
         return [name for name, _ in found[0 if is_listener else 1]]
 
 

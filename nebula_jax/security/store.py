@@ -67,6 +67,7 @@ class Store:
         Blocks are short, and do not nest: other processes wait. For errors see `read`.
 
         Raises:
+          StoreError: also if the file would be too large.
           private_files.PrivateFileError: if the disk does not take it, or another
             process hangs in a change.
         """
@@ -83,4 +84,7 @@ class Store:
     def _write(self, tables: Tables) -> None:
         body = json.dumps(tables)
         digest = hashlib.sha256(body.encode()).hexdigest()
-        private_files.write(self.path, f"{digest}\n{body}")
+        text = f"{digest}\n{body}"
+        if len(text) > MOST_BYTES:  # it could not be read again
+            raise StoreError(f"{self.path}: would have more than {MOST_BYTES} bytes")
+        private_files.write(self.path, text)

@@ -5,7 +5,7 @@ import pytest
 from nebula_jax import errors
 from nebula_jax.communication.wire import frames
 from nebula_jax.federation import meter
-from nebula_jax.security import policy, seal
+from nebula_jax.security import policy, seal, store
 
 RECORD = b"\x16\x03\x03\x00\x05hello"
 NAMES = json.dumps(
@@ -223,3 +223,26 @@ def test_a_channel_cannot_have_a_name_that_no_entry_takes():
         json.dumps([[{"name": each, "codec": ""} for each in wicked], []]).encode()
     )
     assert names.of(is_listener=True) == [*["(may be a secret)"] * 2, "tokens"]
+
+
+def test_the_names_of_all_sessions_fit_the_file_that_keeps_them(monkeypatch):
+    """Who sends a Welcome could else make a file that no switch can read again."""
+    assert meter.MOST_NAMES + 6 * (1 << 20) < store.MOST_BYTES
+    monkeypatch.setattr(meter, "MOST_NAMES", 1 << 17)
+    known, each = {}, {"name": "n" * 64, "codec": "\u00e9" * 400}
+    payload = json.dumps([[each] * 20, []], ensure_ascii=False).encode()
+    for number in range(9):
+        names = meter.Names(known)
+        names.begin(number.to_bytes(16, "big"))
+        names.learn(payload)
+    assert len(json.dumps(known)) < (1 << 17) + 6 * len(payload)
+    assert list(known)[-1] == (8).to_bytes(16, "big").hex()
+
+
+def test_a_welcome_is_of_a_session():
+    """Else its names would serve for every stream that opens none, of any job."""
+    known = {}
+    listener = meter.Meter(meter.Names(known), True, let_pass, let_pass)
+    with pytest.raises(meter.Unreadable, match="a Welcome before an Open"):
+        listener.feed(frame(WELCOME))
+    assert not known

@@ -107,6 +107,21 @@ def test_what_leaves_must_be_encoded_as_the_policy_says(switch):
     assert ("sent", "tokens") not in counted(switch)
 
 
+def test_a_policy_that_asks_for_another_codec_ends_streams_that_run(switch):
+    async def carry():
+        async with carrying(switch) as (task, trainer, far):
+            trainer.sendall(OPEN + TENSOR)
+            await taken(far, len(OPEN + TENSOR))
+            rules = {"codecs": {"tokens": "private(1, 0.5)"}}
+            switch.set_rules(policy.Policy({"m3": rules}))
+            trainer.sendall(TENSOR)
+            await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    assert "tokens may not leave" in switch.refusals["m3", "generator:0"]
+    assert counted(switch)["sent", "tokens"] == 1
+
+
 def test_a_stream_that_ends_with_its_switch_is_counted_as_far_as_it_came(switch):
     """Its task is cancelled, perhaps again while its trainer takes what is left."""
 

@@ -14,6 +14,7 @@ import tiny_accounts
 
 from nebula_jax import errors
 from nebula_jax.security import grants, private_files
+from nebula_jax.security import store as store_lib
 from nebula_jax.security.store import Store, StoreError
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -137,3 +138,16 @@ def test_killed_between_any_two_lines_nothing_is_half_done(tmp_path, action):
     # Not yet done, or done and killed before it could say so.
     assert [each for each in killed if each not in (before, after)] == []
     assert killed[0] == before
+
+
+def test_a_file_never_grows_beyond_what_is_read(store, monkeypatch):
+    """Nobody could use it again, nor make it smaller."""
+    monkeypatch.setattr(store_lib, "MOST_BYTES", 1000)
+    with (
+        pytest.raises(StoreError, match="more than 1000 bytes"),
+        store.changing() as tables,
+    ):
+        tables["accounts"]["ana"] = "a" * 1000
+    with store.changing() as tables:
+        tables["accounts"]["ben"] = []
+    assert list(store.read()["accounts"]) == ["ben"]
