@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -38,8 +37,8 @@ class Experiment(NamedTuple):
     figures: Callable[..., dict[str, Any]]
     """(summaries, records, the run's entries so far, its folder) -> more entries; the
     first two by cluster."""
-    plot: Callable[..., None]
-    """(summaries, records, path of the PNG): draws the curves of a run."""
+    curves: Callable[..., Sequence[run_report.Panel]]
+    """(summaries, records) -> the curves of a run."""
     markdown: Callable[..., str]
     """summary -> Markdown."""
     reported: Sequence[str]
@@ -122,7 +121,7 @@ def report(
     ]
     if is_other or run_report.is_stale(path, clusters.values()):
         records = {name: metrics.read(each) for name, each in clusters.items()}
-        run_report.draw(functools.partial(experiment.plot, found, records), picture)
+        run_report.draw(experiment.curves(found, records), picture)
         summary = {
             **run_report.provenance(run_report.wall_seconds(seconds, there)),
             **more,

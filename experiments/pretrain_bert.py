@@ -39,7 +39,7 @@ EXPERIMENT = here.Experiment(
     figures=lambda found, records, summary, folder: report.figures(
         found, records, summary["flags"], summary["vocab_size"]
     ),
-    plot=report.plot,
+    curves=report.curves,
     markdown=report.markdown,
     reported=("hot_start", "data_dir", "wan", "devices_per_cluster", "emulate_compute"),
 )

@@ -36,7 +36,7 @@ EXPERIMENT = here.Experiment(
         without_text=1,  # the discriminator
     ),
     figures=report.figures,
-    plot=report.plot,
+    curves=report.curves,
     markdown=report.markdown,
     reported=(
         "hot_start",

@@ -95,7 +95,7 @@ EXPERIMENT = here.Experiment(
     module="experiments.train_abnet",
     prepare=_prepare,
     figures=report.figures,
-    plot=report.plot,
+    curves=report.curves,
     markdown=report.markdown,
     reported=(
         "source_model",

@@ -24,9 +24,9 @@ from experiments.abnet import config, evaluation, models, target_model
 from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.data import length_buckets, parallel_side, ragged_rows
-from nebula_jax.models import abnet, mixed_precision, transformer
+from nebula_jax.models import abnet, mixed_precision
 from nebula_jax.runtime.life import process
-from nebula_jax.training import checkpoint, checkpoint_files, partition
+from nebula_jax.training import checkpoint, checkpoint_files
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,9 +34,6 @@ class Command:
     """The settings that no run keeps: they choose what this command does."""
 
     run: str
-    step: int | None = fields.to_begin_with(
-        None, "Step of the checkpoint; the newest that both sides have if not given."
-    )
     # Those of the run that may be replaced.
     beams: int
     iterations: int
@@ -63,7 +60,7 @@ def main() -> int:
     if not text:
         return 0
     lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
-    for line in Translator(run, command.step).translate(lines):
+    for line in Translator(run).translate(lines):
         # As it was read, whatever the locale: a replaced character is a wrong word.
         sys.stdout.buffer.write(line.encode() + b"\n")
     sys.stdout.buffer.flush()
@@ -90,12 +87,8 @@ def read_lines(stream: BinaryIO) -> str:
 class Translator:
     """The two sides of a run."""
 
-    def __init__(self, run: config.Run, step: int | None = None) -> None:
-        """Reads models and checkpoints.
-
-        Args:
-          run: that has ended, or saved a step.
-          step: of the checkpoint; None for the newest.
+    def __init__(self, run: config.Run) -> None:
+        """Reads models and checkpoints of a run that has ended, or saved a step.
 
         Raises:
           errors.NebulaError: if a side is missing, or the checkpoint is of another
@@ -113,14 +106,20 @@ class Translator:
             self._source.tokenizer.special,
             self._target.tokenizer.special,
         )
-        trained, self.step = trained_params(run.local.workdir, step)
+        trained = trained_params(run.local.workdir)
         fresh = (
             models.params_of(agreed, translator, self._source.model, models.SOURCE),
             models.params_of(agreed, translator, self._target.model, models.TARGET),
         )
         plms = self._source, self._target
         self._params = [
-            jax.device_put(_filled(params, side, plm.is_trained, plm.model.config))
+            jax.device_put(
+                checkpoint.put_back(
+                    mixed_precision.cast_kernels(params, plm.model.config.operands),
+                    side,
+                    plm.is_trained,
+                )
+            )
             for params, side, plm in zip(fresh, trained, plms, strict=True)
         ]
         self._run = jax.jit(self._translate)
@@ -161,13 +160,11 @@ class Translator:
         return translated.ids
 
 
-def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], int]:
-    """Returns what the two sides trained, and after which step.
+def trained_params(workdir: pathlib.Path) -> list[Any]:
+    """Returns what the two sides trained, after the newest step that both have.
 
-    Args:
-      workdir: the run's folder.
-      step: of the checkpoint; None for the newest that both have. If one process and
-        clusters have saved here, it is taken from those that have it, the newer one.
+    If one process and clusters have saved in the run's folder, it is taken from those
+    that have the newer one.
 
     Raises:
       errors.NebulaError: if there is none.
@@ -183,42 +180,24 @@ def trained_params(workdir: pathlib.Path, step: int | None) -> tuple[list[Any], 
         )
         for name in itertools.chain.from_iterable(layouts)
     }
-    fitting = [
-        (each, names)
+    common = [
+        (step, names)
         for names in layouts
-        for each in set.intersection(*(set(saved[name]) for name in names))
-        if step in (None, each)
+        for step in set.intersection(*(set(saved[name]) for name in names))
     ]
-    if not fitting:
+    if not common:
         have = "; ".join(
             f"{name} has {', '.join(map(str, each)) or 'none'}"
             for name, each in saved.items()
         )
-        what = "any step" if step is None else f"step {step}"
-        raise errors.NebulaError(f"{workdir}: no checkpoint of {what} ({have})")
-    step, names = max(fitting, key=lambda each: each[0])
+        raise errors.NebulaError(f"{workdir}: no checkpoint of both sides ({have})")
+    step, names = max(common, key=lambda each: each[0])
     if len(layouts) > 1:
         process.message(f"{workdir}: step {step} of {' and '.join(names)}")
     states = [checkpoint.read(workdir / name / CHECKPOINTS, step) for name in names]
     if names == WHOLE:
         states = list(states[0])
-    return [each["state"]["params"] for each in states], step
-
-
-def _filled(
-    params: Any, trained: Any, is_trained: partition.IsTrained, plm: transformer.Config
-) -> Any:
-    """Returns `params` with what was trained in the place of what it began with."""
-    wanted, frozen = partition.split(params, is_trained)
-
-    def shapes(tree: Any) -> Any:
-        return jax.tree.map(lambda leaf: leaf.shape, tree)
-
-    if shapes(wanted) != shapes(trained):
-        raise checkpoint.CheckpointError(
-            "the checkpoint's model has another shape than the run's flags give it"
-        )
-    return partition.merge(trained, mixed_precision.cast_kernels(frozen, plm.operands))
+    return [each["state"]["params"] for each in states]
 
 
 if __name__ == "__main__":

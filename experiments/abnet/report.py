@@ -5,7 +5,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments.abnet import config
-from nebula_jax import installed
 from nebula_jax.data import split_parallel
 from nebula_jax.evaluation import bleu
 from nebula_jax.runtime.life import restarts
@@ -99,35 +98,22 @@ def _examples(folder: pathlib.Path, scored: Sequence[Mapping[str, Any]]) -> list
     return path.read_text("utf-8").splitlines()[:EXAMPLES] if path.is_file() else []
 
 
-def plot(
-    found: Mapping[str, Mapping[str, Any]],
+def curves(
+    _: Mapping[str, Mapping[str, Any]],
     of_all: Mapping[str, Sequence[Mapping[str, Any]]],
-    path: pathlib.Path,
-) -> None:
-    """Draws loss and BLEU of the first cluster against steps, into the PNG `path`."""
-    # Imported here, so that clusters, which draw nothing, need not wait for it.
-    with installed.extra("plots"):
-        import matplotlib.figure
-
-    figure = matplotlib.figure.Figure(figsize=(10, 4.2), layout="constrained")
-    (loss, score), records = figure.subplots(1, 2), next(iter(of_all.values()))
-    steps = [record for record in records if "loss" in record]
-    loss.plot([each["step"] for each in steps], [each["loss"] for each in steps])
-    loss.set(xlabel="step", ylabel="nats per target token", title="Translation loss")
-    evaluations = [record for record in records if "held_out_bleu" in record]
-    for split in evaluations[-1]["held_out_bleu"] if evaluations else []:
-        points = [
-            (each["step"], each["held_out_bleu"][split])
-            for each in evaluations
-            if split in each["held_out_bleu"]
-        ]
-        score.plot(*zip(*points, strict=True), marker="o", label=split)
-    score.set(xlabel="step", ylabel="BLEU", title="BLEU (case-insensitive)")
-    if evaluations:
-        score.legend(fontsize=8)
-    for axes in (loss, score):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
+) -> list[run_report.Panel]:
+    """Returns loss and BLEU of the first cluster against steps."""
+    records = next(iter(of_all.values()))
+    losses = [(each["step"], each["loss"]) for each in records if "loss" in each]
+    scores: dict[str, list[tuple[int, float]]] = {}
+    for each in records:
+        for split, score in each.get("held_out_bleu", {}).items():
+            scores.setdefault(split, []).append((each["step"], score))
+    unit = "nats per target token"
+    return [
+        run_report.Panel("Translation loss", unit, {"training": losses}),
+        run_report.Panel("BLEU (case-insensitive)", "BLEU", scores),
+    ]
 
 
 def markdown(summary: Mapping[str, Any]) -> str:

@@ -7,7 +7,6 @@ import pathlib
 from typing import Any, NamedTuple
 
 from experiments.bert import config
-from experiments.pretraining import export as pretraining_export
 from experiments.pretraining import hot_start
 from nebula_jax import errors
 from nebula_jax.communication import ranks
@@ -85,7 +84,7 @@ def export(
                 " not trained; the adapters are in the checkpoints"
             )
         return
-    pretraining_export.write(
+    hot_start.write(
         folder,
         run.agreed,
         run.local,

@@ -1,11 +1,9 @@
 """The report of a BERT run: summary.json, its Markdown, a plot."""
 
 import math
-import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nebula_jax import installed
 from nebula_jax.runtime.life import restarts
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.runtime.records import traces
@@ -17,11 +15,9 @@ FLOAT32 = 4  # bytes
 def figures(
     found: Mapping[str, Mapping[str, Any]],
     records: Mapping[str, Sequence[Mapping[str, Any]]],
-    settings: Mapping[str, Any],
-    vocab_size: int,
+    *_: Any,
 ) -> dict[str, Any]:
     """Returns what a run's summary has of BERT; see `here.Experiment`."""
-    del settings, vocab_size
     return {
         "bytes": crossed(_of_clusters(found)),
         "held_out": {name: held_out(each) for name, each in records.items()},
@@ -109,41 +105,24 @@ def mean(figures: Mapping[str, float | None]) -> float:
     return sum(values) / len(values)
 
 
-def plot(
-    found: Mapping[str, Mapping[str, Any]],
+def curves(
+    _: Mapping[str, Mapping[str, Any]],
     records: Mapping[str, Sequence[Mapping[str, Any]]],
-    path: pathlib.Path,
-) -> None:
-    """Draws every cluster's training loss, and its held-out loss, against steps."""
-    del found
-    # Imported here, so that clusters, which draw nothing, need not wait for it.
-    with installed.extra("plots"):
-        import matplotlib.figure
-
-    figure = matplotlib.figure.Figure(figsize=(11, 4.2), layout="constrained")
-    training, evaluated = figure.subplots(1, 2)
-    for name, of_cluster in records.items():
-        steps = [each for each in of_cluster if "loss" in each]
-        training.plot(
-            [each["step"] for each in steps],
-            [each["loss"] for each in steps],
-            label=name,
-        )
-        points = held_out(of_cluster)
-        evaluated.plot(
-            [each["step"] for each in points],
-            [mean(each["loss"]) for each in points],
-            marker="o",
-            markersize=3,
-            label=name,
-        )
-    title = "Held-out text, mean of the languages"
-    training.set(xlabel="step", ylabel="nats per masked token", title="Training")
-    evaluated.set(xlabel="step", ylabel="nats per masked token", title=title)
-    for axes in (training, evaluated):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+) -> list[run_report.Panel]:
+    """Returns every cluster's training loss, and its held-out loss, against steps."""
+    training = {
+        name: [(each["step"], each["loss"]) for each in of_cluster if "loss" in each]
+        for name, of_cluster in records.items()
+    }
+    evaluated = {
+        name: [(each["step"], mean(each["loss"])) for each in held_out(of_cluster)]
+        for name, of_cluster in records.items()
+    }
+    unit, title = "nats per masked token", "Held-out text, mean of the languages"
+    return [
+        run_report.Panel("Training", unit, training),
+        run_report.Panel(title, unit, evaluated),
+    ]
 
 
 def markdown(summary: Mapping[str, Any]) -> str:

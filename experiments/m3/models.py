@@ -14,7 +14,6 @@ import numpy as np
 from jax.sharding import Mesh
 
 from experiments.m3 import config
-from experiments.pretraining import export as pretraining_export
 from experiments.pretraining import hot_start
 from nebula_jax.communication import ranks
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
@@ -137,7 +136,7 @@ def export(
     params: Any,
 ) -> None:
     """Writes the discriminator's encoder and tokenizer into its cluster's folder."""
-    pretraining_export.write(
+    hot_start.write(
         folder,
         run.agreed,
         run.local.of_discriminator(),

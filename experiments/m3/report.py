@@ -6,7 +6,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from experiments.m3 import config
-from nebula_jax import installed
 from nebula_jax.communication import codecs
 from nebula_jax.runtime.life import restarts
 from nebula_jax.runtime.records import report as run_report
@@ -20,6 +19,11 @@ FIGURES = (
     "clm_accuracy",
     "unigram_accuracy",
 )
+PROBED = {
+    "translation_gap": "cosine of translations, less that of others",
+    "retrieval": "translations found as the nearest",
+}
+"""Figures of probes that are drawn, and their names there."""
 STARVED = 1 / 3
 """Share of fakes among the masked tokens below which RTD has little to find."""
 GAP_KEPT = 0.9
@@ -135,84 +139,55 @@ def of_generators(
     return curves
 
 
-def plot(
+def curves(
     found: Mapping[str, Mapping[str, Any]],
     of_all: Mapping[str, Sequence[dict[str, Any]]],
-    path: pathlib.Path,
-) -> None:
-    """Draws losses of all clusters and RTD AUC by language against steps.
+) -> list[run_report.Panel]:
+    """Returns losses of all clusters, RTD AUC by language and probes against steps.
 
     Args:
       found: cluster -> its summary; the first one has the discriminator.
       of_all: cluster -> its metrics.
-      path: of the PNG to write.
     """
-    # Imported here, so that clusters, which draw nothing, need not wait for it.
-    with installed.extra("plots"):
-        import matplotlib.figure
-
-    figure = matplotlib.figure.Figure(figsize=(11, 8), layout="constrained")
-    (losses, rtd_loss), (auc, probed) = figure.subplots(2, 2)
-    discriminator = next(iter(of_all))
-    records = [record for record in of_all[discriminator] if "loss" in record]
-    steps = [record["step"] for record in records]
-    values = [record["clm_loss"] for record in records]
-    losses.plot(steps, values, label=f"{discriminator} CLM (eq. 10)", color="black")
-    rtd_loss.plot(steps, [record["rtd_loss"] for record in records])
-    for name, entropy, curve in of_generators(found, of_all):
-        (line,) = losses.plot(*zip(*curve, strict=True), label=f"{name} MLM (eq. 6)")
-        if entropy is not None:
-            losses.axhline(
-                entropy, color=line.get_color(), linewidth=0.8, linestyle=":"
-            )
-    losses.set(
-        xlabel="step",
-        ylabel="nats per masked token",
-        title="Language models (dotted: frequencies alone)",
-    )
-    losses.legend(fontsize=8)
-    rtd_loss.set(xlabel="step", ylabel="nats per token", title="RTD loss (eq. 8)")
-    _plot_probes(probed, probes(of_all[discriminator]))
-
-    evaluations = held_out(of_all[discriminator])
-    colors = matplotlib.colormaps["tab20"].colors
-    languages = list(evaluations[-1]["languages"]) if evaluations else []
-    for index, language in enumerate(languages):
-        auc.plot(
-            [each["step"] for each in evaluations],
-            [each["languages"][language]["rtd_auc"] for each in evaluations],
-            label=language,
-            color=colors[index % len(colors)],
-        )
-    auc.axhline(0.5, color="black", linewidth=0.8, linestyle=":")
-    auc.set(
-        xlabel="step",
-        ylabel="AUC",
-        title="RTD on held-out text (0.5: a guess; better fakes lower it)",
-    )
-    if languages:
-        auc.legend(fontsize=7, ncols=3)
-    for axes in (losses, rtd_loss, auc, probed):
-        axes.grid(alpha=0.3)
-    figure.savefig(path, dpi=110)
-
-
-def _plot_probes(axes: Any, found: Sequence[Mapping[str, Any]]) -> None:
-    """Draws how near translations lie, and how often the nearest is the right one."""
-    labels = {
-        "translation_gap": "cosine of translations, less that of others",
-        "retrieval": "translations found as the nearest",
+    name, records = next(iter(of_all.items()))
+    trained = [record for record in records if "loss" in record]
+    losses = {
+        f"{name} CLM (eq. 10)": [(each["step"], each["clm_loss"]) for each in trained]
     }
-    for name, label in labels.items():
-        points = [
-            (each["step"], mean(each[name].values())) for each in found if name in each
+    frequencies = {}
+    for generator, entropy, curve in of_generators(found, of_all):
+        losses[f"{generator} MLM (eq. 6)"] = curve
+        if entropy is not None:
+            frequencies[f"{generator} MLM (eq. 6)"] = entropy
+    rtd = {"RTD": [(each["step"], each["rtd_loss"]) for each in trained]}
+    auc: dict[str, list[tuple[int, float]]] = {}
+    for each in held_out(records):
+        for language, figures_of in each["languages"].items():
+            auc.setdefault(language, []).append((each["step"], figures_of["rtd_auc"]))
+    probed = {
+        label: [
+            (each["step"], mean(each[figure].values()))
+            for each in probes(records)
+            if figure in each
         ]
-        if points:
-            axes.plot(*zip(*points, strict=True), label=label)
-    if axes.lines:
-        axes.legend(fontsize=8)
-    axes.set(xlabel="step", title="Translations in the discriminator's encoder")
-    axes.set_ylim(bottom=0)
+        for figure, label in PROBED.items()
+    }
+    return [
+        run_report.Panel(
+            "Language models (dotted: frequencies alone)",
+            "nats per masked token",
+            losses,
+            frequencies,
+        ),
+        run_report.Panel("RTD loss (eq. 8)", "nats per token", rtd),
+        run_report.Panel(
+            "RTD on held-out text (0.5: a guess; better fakes lower it)",
+            "AUC",
+            auc,
+            {"": 0.5},
+        ),
+        run_report.Panel("Translations in the discriminator's encoder", "", probed),
+    ]
 
 
 def mean(values: Iterable[float | None]) -> float:

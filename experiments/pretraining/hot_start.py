@@ -1,25 +1,35 @@
-"""The encoder that a pre-training run begins with (section 4.1): --hot_start.
+"""The encoder that a run begins with (section 4.1), --hot_start, and the one it leaves.
 
-Its tokenizer is the run's vocabulary, trimmed to the text and with the five control
-pieces of pre-training first; heads are new.
+The tokenizer of the former is the run's vocabulary, trimmed to the text and with the
+five control pieces of pre-training first; heads are new. The latter is a checkpoint
+folder, for `finetune_xnli --encoder=` or for `transformers`; with --hot_start, pieces
+that were trimmed away have the rows they came with. (Of a run from scratch,
+transformers reads the model; it has no tokenizer for a vocabulary trained here.)
 
 V pieces of the run, D width.
 """
 
+import dataclasses
 import functools
 import pathlib
+import shutil
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 
 from experiments.pretraining import config
-from nebula_jax import errors
+from nebula_jax import errors, files
+from nebula_jax.communication import ranks
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import config_json, packages
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime.life import process
+
+FOLDER = "encoder"
+"""Name of the folder, in the cluster's, of the encoder that a run leaves."""
 
 
 def folder(local: config.Local) -> pathlib.Path:
@@ -161,3 +171,45 @@ def rows_of(
         )
     # Both count from the library's pieces, of which a trimmed checkpoint has some.
     return np.searchsorted(tokenizer.old_ids, rows)
+
+
+def write(
+    of_cluster: pathlib.Path,
+    agreed: config.Agreed,
+    local: config.Local,
+    shape: transformer.Config,
+    vocabulary: vocabularies.Vocabulary,
+    params: Any,
+) -> None:
+    """Writes a trained encoder and its tokenizer; the root of the cluster does.
+
+    Args:
+      of_cluster: the folder; FOLDER in it is replaced (`files.replacing`).
+      shape: of the encoder.
+      params: of the model, on the root's host; its heads are left out.
+    """
+    if not ranks.is_root():
+        return
+    params = {part: params[part] for part in ("embeddings", "encoder")}
+    with files.replacing(of_cluster / FOLDER, process.message) as new:
+        if local.hot_start:
+            whole = read(agreed, local)
+            rows = rows_of(local, vocabulary, whole)
+            pretrained.save(new, _grafted(whole, rows, shape.layers, params))
+            tokenizers.save(new, tokenizers.load(folder(local)))
+        else:
+            # Our encoder has ELECTRA's form, when its embeddings are as wide as it is.
+            pretrained.save(new, pretrained.Pretrained("electra", shape, params, {}))
+            shutil.copyfile(vocabulary.path, new / tokenizers.readers.SPIECE)
+
+
+def _grafted(
+    whole: pretrained.Pretrained, rows: Any, layers: int, params: Any
+) -> pretrained.Pretrained:
+    """Returns --hot_start, all pieces and positions, with what was trained of it."""
+    embeddings = pretrained.with_rows(whole, params["embeddings"], rows).params
+    left = {"embeddings": embeddings["embeddings"], "encoder": params["encoder"]}
+    if "pooler" in whole.params and layers == whole.config.layers:
+        left["pooler"] = whole.params["pooler"]  # not trained, but still its top
+    shape = dataclasses.replace(whole.config, layers=layers)
+    return whole._replace(config=shape, params=left)

@@ -82,16 +82,7 @@ class Trained(NamedTuple):
         if "embeddings" in trained:
             table = params["embeddings"]["word_embeddings"]
             trained["embeddings"] = trained["embeddings"] | {"word_embeddings": table}
-        wanted, frozen = partition.split(params, is_trained)
-        if _shapes(trained) != _shapes(wanted):
-            raise checkpoint.CheckpointError(
-                "the checkpoint's model has another shape than the run's flags give it"
-            )
-        return partition.merge(trained, frozen)
-
-
-def _shapes(params: Any) -> Any:
-    return jax.tree.map(lambda leaf: leaf.shape, params)
+        return checkpoint.put_back(params, trained, is_trained)
 
 
 def read(run: config.Run) -> Trained:

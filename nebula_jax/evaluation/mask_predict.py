@@ -19,12 +19,10 @@ Predict = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 log-probabilities [B, N, Q] float32; arbitrary where not wanted."""
 
 SHORTEST = 3
-"""Length of a target row: [CLS], a piece and [SEP]."""
+"""Length of a target row: [CLS], a piece and [SEP]. (ABNet's, without [CLS], is 2.)"""
 
 
-def length_candidates(
-    length_logits: jax.Array, candidates: int = 4, shortest: int = SHORTEST
-) -> jax.Array:
+def length_candidates(length_logits: jax.Array, candidates: int) -> jax.Array:
     """Selects the likeliest lengths.
 
     (The paper's "beam_sizes = 4" is ABNet's number of length candidates with the
@@ -32,14 +30,13 @@ def length_candidates(
 
     Args:
       length_logits: [B, T] float32.
-      shortest: the least that is allowed; ABNet's code, which has no [CLS], has 2.
 
     Returns:
       [B, N] int32, likeliest first.
     """
-    allowed = jnp.arange(length_logits.shape[-1])[None] >= shortest
+    allowed = jnp.arange(length_logits.shape[-1])[None] >= SHORTEST
     _, best = jax.lax.top_k(jnp.where(allowed, length_logits, -jnp.inf), candidates)
-    return jnp.maximum(best, shortest).astype(jnp.int32)
+    return jnp.maximum(best, SHORTEST).astype(jnp.int32)
 
 
 def search(

@@ -130,8 +130,7 @@ def jit_step(
     A function without a state needs no more than `jax.jit(fn, out_shardings=...)`.
 
     Args:
-      step: (*states, *inputs) -> (*states, *outputs); or the next state alone, if
-        there is one state and no output.
+      step: (*states, *inputs) -> (*states, *outputs).
       states: a tree of arrays or ShapeDtypeStructs for each state.
       inputs: for each other argument a PartitionSpec, for all of its leaves, or a tree
         of NamedShardings.
@@ -145,11 +144,10 @@ def jit_step(
     def on_mesh(spec: Any) -> Any:
         return NamedSharding(mesh, spec) if isinstance(spec, PartitionSpec) else spec
 
-    results = (*placed, *map(on_mesh, outputs))
     return jax.jit(
         activations.on(mesh, step),
         in_shardings=(*placed, *map(on_mesh, inputs)),
-        out_shardings=results if len(results) > 1 else results[0],
+        out_shardings=(*placed, *map(on_mesh, outputs)),
         donate_argnums=range(len(states)),
     )
 
@@ -180,16 +178,14 @@ def sharded_init(mesh: Mesh, init: Callable[..., Any], *given: Any) -> ShardedIn
     return ShardedInit(lambda: jitted(*given), shapes, sharding)
 
 
-def sharded_init_from_arrays(
-    mesh: Mesh, init: Callable[[], Any], rules: Rules = RULES
-) -> ShardedInit:
+def sharded_init_from_arrays(mesh: Mesh, init: Callable[[], Any]) -> ShardedInit:
     """Plans a state that is built from existing arrays.
 
     Unlike in `sharded_init`, `init` is not jitted: XLA would embed the arrays in the
     program as constants. The arrays are copied, so that a step may donate the state.
     """
     shapes = jax.eval_shape(init)
-    sharding = rules_lib.shardings(mesh, rules, shapes)
+    sharding = rules_lib.shardings(mesh, RULES, shapes)
 
     def make() -> Any:
         return put(jax.tree.map(jnp.copy, init()), sharding)

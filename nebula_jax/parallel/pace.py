@@ -19,36 +19,28 @@ from typing import Protocol
 from nebula_jax.communication.wire import frames
 
 
-class FollowerLink(Protocol):
-    """A follower's link to the leader; see `communication.link.Link`."""
-
-    @property
-    def stop_step(self) -> int | None:
-        """The last step, once the leader has named one."""
-
-    def wait_for_step(self, step: int) -> None:
-        """Waits for the step token of `step` or a later one."""
-
-    def stop(self) -> None:
-        """Requests the end of the run."""
-
-
-class LeaderLink(Protocol):
-    """A leader's link to a follower; see `communication.link.Link`."""
+class Link(Protocol):
+    """A link of a follower to the leader; see `communication.link.Link`."""
 
     @property
     def peer(self) -> frames.Hello:
-        """The follower's Hello, which names it."""
+        """The other end's Hello, which names it."""
 
     @property
     def stop_step(self) -> int | None:
-        """The step of the follower's Stop; not None once it has requested the end."""
+        """The last step, once the leader has named one.
+
+        On the leader, not None once the follower has requested the end.
+        """
 
     def step_done(self, step: int) -> None:
-        """Sends the step token of `step`."""
+        """Sends the step token of `step`, to a follower."""
 
-    def stop(self, step: int) -> None:
-        """Names the last step of the run."""
+    def wait_for_step(self, step: int) -> None:
+        """Waits for the leader's step token of `step` or a later one."""
+
+    def stop(self, step: int = 0) -> None:
+        """Names the last step of the run; a follower, with 0, requests the end."""
 
 
 def token_needed(step: int, window: int) -> int:
@@ -92,7 +84,7 @@ def alone(start: int, last: int, stop_requested: Callable[[], bool]) -> Iterator
 
 
 def follow(
-    link: FollowerLink,
+    link: Link,
     start: int,
     last: int,
     window: int,
@@ -120,8 +112,8 @@ def follow(
 
 
 def relay(
-    leader: FollowerLink,
-    followers: Sequence[LeaderLink],
+    leader: Link,
+    followers: Sequence[Link],
     start: int,
     last: int,
     stop_requested: Callable[[], bool],
@@ -162,7 +154,7 @@ class Lead:
 
     def __init__(
         self,
-        links: Sequence[LeaderLink],
+        links: Sequence[Link],
         start: int,
         last: int,
         window: int,

@@ -13,7 +13,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from absl import logging
 
-from nebula_jax.training import checkpoint_files
+from nebula_jax.training import checkpoint_files, partition
 
 CheckpointError = checkpoint_files.CheckpointError
 STATE = "state"
@@ -102,6 +102,26 @@ def _read(folder: pathlib.Path, step: int, like: Any) -> Any:
     except (ValueError, KeyError, TypeError, OSError) as error:
         words = checkpoint_files.reason(error)
         raise CheckpointError(f"cannot use {path.parent}: {words}") from None
+
+
+def put_back(params: Any, trained: Any, is_trained: partition.IsTrained) -> Any:
+    """Returns parameters with what a run trained in its place; the rest stays.
+
+    Args:
+      params: of a new model.
+      trained: of a checkpoint.
+      is_trained: of the run.
+
+    Raises:
+      CheckpointError: if shapes differ.
+    """
+    wanted, frozen = partition.split(params, is_trained)
+    shapes = [jax.tree.map(lambda leaf: leaf.shape, each) for each in (wanted, trained)]
+    if shapes[0] != shapes[1]:
+        raise CheckpointError(
+            "the checkpoint's model has another shape than the run's flags give it"
+        )
+    return partition.merge(trained, frozen)
 
 
 def abstract(state: Any, sharding: Any) -> Any:

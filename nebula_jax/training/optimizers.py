@@ -178,17 +178,13 @@ def _name(path: tuple[Any, ...]) -> str:
 def layer_factor(path: str, decay: float, layers: int) -> float:
     """Returns the factor on the learning rate of a parameter.
 
-    Layer i of an encoder, counted from 0, learns at d^(n-i) of the rate, so the top one
-    at d; embeddings at d^(n+1); heads at the whole rate. That is ERNIE's rule, and what
-    ELECTRA intended: its code gives the top layer d^2, left over from a pooler.
+    Layer i of an encoder of n layers, counted from 0, learns at d^(n-i) of the rate, so
+    the top one at d; embeddings at d^(n+1); heads at the whole rate. That is ERNIE's
+    rule, and what ELECTRA intended: its code gives the top layer d^2, left over from a
+    pooler.
 
     >>> layer_factor("encoder/layer_11/output/kernel", decay=0.8, layers=12)
     0.8
-
-    Args:
-      path: of the parameter.
-      decay: d; 1 for one rate everywhere.
-      layers: n.
     """
     layer = _LAYER.search(path)
     if layer:

@@ -91,7 +91,7 @@ def load(workdir: pathlib.Path) -> Victim:
     """
     configuration.parse_run(str(workdir), "train_abnet")
     run = abnet_config.from_flags()
-    trained, _ = translate.trained_params(workdir, None)
+    trained = translate.trained_params(workdir)
     return assemble(run, data.split(run), trained)
 
 

@@ -127,14 +127,6 @@ def test_a_run_does_not_go_on_with_text_that_is_packed_otherwise(
     assert len(keys() & before) == 1
 
 
-def test_preparing_leaves_no_temporary_folder(folder, tmp_path, monkeypatch):
-    temporary = tmp_path / "temporary"
-    temporary.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(temporary))
-    prepare(folder, tmp_path / "prepared")
-    assert list(temporary.iterdir()) == []
-
-
 @pytest.mark.parametrize("damage", ["cut", "gone", "torn info"])
 def test_a_damaged_prepared_corpus_is_named(folder, tmp_path, damage):
     prepare(folder, tmp_path)

@@ -23,15 +23,6 @@ def test_the_loss_is_per_token_and_its_error_that_of_a_ratio():
     assert same == (2.0, 0.0)
 
 
-def test_with_sentences_of_one_length_it_is_the_error_of_a_mean():
-    random = np.random.default_rng(0)
-    nats = random.normal(10, 2, 400)
-    found = sentence_scores.loss(scores(nats, [5] * 400))
-    each = nats / 5
-    assert found.mean == pytest.approx(each.mean())
-    assert found.standard_error == pytest.approx(each.std(ddof=1) / 20)
-
-
 def test_sentences_are_paired_if_they_are_the_same_with_as_many_tokens():
     one = scores([3.0, 9.0], [2, 4])
     assert sentence_scores.are_paired(one, scores([1.0, 2.0], [2, 4]))

@@ -340,10 +340,6 @@ def translated_here(runs, monkeypatch, capsys):
     return translated
 
 
-def test_no_lines_are_translated_to_none(translated_here, split):
-    assert translated_here("", "--run=split") == (0, "", "")
-
-
 def test_a_line_in_another_encoding_is_named(translated_here, split):
     status, out, err = translated_here(
         "uno\nse\xf1or\n".encode("latin-1"), "--run=split"

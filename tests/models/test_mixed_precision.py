@@ -14,27 +14,6 @@ SHAPES = [
 ]
 
 
-def pulled(product, a, b):
-    def loss(a, b):
-        value = product(a, b)
-        return jnp.sum(jnp.sin(value)), value
-
-    grads, value = jax.jit(jax.grad(loss, (0, 1), has_aux=True))(a, b)
-    return value, grads
-
-
-@pytest.mark.parametrize(("subscripts", "left", "right"), SHAPES)
-def test_float32_is_einsum(subscripts, left, right):
-    random = np.random.RandomState(0)
-    a, b = (random.randn(*each).astype(np.float32) for each in (left, right))
-    ours = pulled(
-        lambda a, b: mixed_precision.einsum(subscripts, a, b, jnp.float32), a, b
-    )
-    theirs = pulled(lambda a, b: jnp.einsum(subscripts, a, b), a, b)
-    for mine, other in zip(jax.tree.leaves(ours), jax.tree.leaves(theirs), strict=True):
-        assert np.allclose(mine, other, atol=1e-6)
-
-
 @pytest.mark.parametrize(("subscripts", "left", "right"), SHAPES)
 def test_bfloat16_rounds_operands_and_nothing_else(subscripts, left, right):
     # Small integers are exact in bfloat16, and so are their sums here in float32.

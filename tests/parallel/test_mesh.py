@@ -213,20 +213,6 @@ def test_a_jitted_step_puts_everything_where_it_is_said_to_be():
     assert weights.is_deleted()
 
 
-def test_a_step_without_outputs_returns_its_state_alone():
-    split = toy_sharding(PartitionSpec("model"))
-    step = mesh_lib.jit_step(
-        lambda weights, update: weights + update,
-        toy_mesh(),
-        TOY_RULES,
-        jnp.zeros(8),
-        outputs=(),
-    )
-    found = step(jax.device_put(jnp.zeros(8), split), np.full(8, 4, np.float32))
-    np.testing.assert_array_equal(found, np.full(8, 4))
-    assert found.sharding.spec == PartitionSpec("model")
-
-
 def table(vocabulary):
     return {"word_embeddings": {"embedding": vocabulary}}
 

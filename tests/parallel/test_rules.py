@@ -80,10 +80,3 @@ def test_the_first_rule_that_matches_counts():
     assert rules.spec_of(own, mesh, "a/kernel", (4, 4)) == PartitionSpec("model")
     assert rules.spec_of(own, mesh, "a/kernel_2", (4,)) == PartitionSpec("fsdp")
     assert rules.spec_of(own, mesh, "a/bias", (4,)) == PartitionSpec()
-
-
-@pytest.mark.parametrize(
-    ("size", "wanted", "nearest"), [(12, 5, 4), (12, 10, 12), (7, 3, 1), (8, 8, 8)]
-)
-def test_the_nearest_divisor(size, wanted, nearest):
-    assert rules.nearest_divisor(size, wanted) == nearest

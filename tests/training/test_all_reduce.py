@@ -118,11 +118,6 @@ def test_rows_that_do_not_divide_are_refused():
         compute(4, 8, "once")
 
 
-def test_an_unknown_time_is_refused():
-    with pytest.raises(errors.SettingsError, match=r"'never'.*each, once"):
-        compute(2, 2, "never")
-
-
 def test_without_a_mesh_the_micro_batches_are_added_up_here():
     grads, _ = jax.jit(
         lambda: all_reduce.gradients(loss, PARAMS, BATCH_OF, 4, "once")

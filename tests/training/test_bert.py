@@ -210,13 +210,6 @@ def test_clusters_with_parts_of_a_batch_have_its_gradient():
     )
 
 
-def test_another_optimizer_descends():
-    """For sgd see the ways, for adamw the adapters."""
-    config = bert.Config(ENCODER, 30, optimizer="muon", learning_rate=0.02)
-    losses, _, _ = train(config, steps=30)
-    assert np.mean(losses[-5:]) < np.mean(losses[:2]) - 0.7
-
-
 def test_only_adapters_train_if_that_is_wanted():
     config = dataclasses.replace(
         PLAIN, adapter_dim=4, trains="adapters", optimizer="adamw", learning_rate=0.02

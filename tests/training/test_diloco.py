@@ -33,16 +33,6 @@ def test_nesterov_by_hand():
     assert found == [9.5, 7.875, 8.3125]
 
 
-def test_plain_steps_keep_no_momentum():
-    settings = config(learning_rate=1.0, momentum=0.0)
-    outer = diloco.begin(settings, fragment(1.0, 2.0))
-    assert not jax.tree.leaves(outer.optimizer)
-    outer = diloco.outer_step(
-        settings, outer, [fragment(1.0, 0.0), fragment(0.0, -4.0)], [0.5, 0.5], False
-    )
-    assert outer.anchor["w"].tolist() == [0.5, 4.0]
-
-
 def test_weights_by_shares():
     settings = config(learning_rate=1.0, momentum=0.0)
     outer = diloco.begin(settings, fragment(0.0))

@@ -7,7 +7,6 @@ import pytest
 
 from nebula_jax.communication import codec, codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.evaluation import rtd
 from nebula_jax.models import electra, mask_slots, transformer
 from nebula_jax.training import (
     losses,
@@ -301,36 +300,6 @@ def test_steps_draw_fresh_masks_and_depend_on_step_and_seed_alone(generator):
     _, second, _ = generator_step(CONFIG, one, batch)
     np.testing.assert_array_equal(first.masked, again.masked)
     assert (np.asarray(first.masked) != np.asarray(second.masked)).any()
-
-
-def test_training_learns_to_tell_replaced_tokens():
-    """On text where each token is the one before plus one, fakes are easy to see."""
-    generator, discriminator = (
-        init_generator(CONFIG, 0, 0),
-        init_discriminator(CONFIG, 0),
-    )
-    random = np.random.RandomState(0)
-    history = []
-
-    def ids():
-        start = random.randint(0, 60, (B, 1))
-        return (5 + (start + np.arange(L)) % 90).astype(np.int32)
-
-    for step in range(PLAIN.steps):
-        key = jax.random.key(step)
-        others = corrupt(generator.params, key, ids(), 1.0)
-        generator, tokens, of_generator = generator_step(PLAIN, generator, ids())
-        received = [tokens, others]
-        discriminator, metrics = discriminator_step(PLAIN, discriminator, received)
-        history.append((of_generator["loss"], metrics["rtd_loss"], metrics["clm_loss"]))
-    first, last = np.mean(history[:5], axis=0), np.mean(history[-5:], axis=0)
-    # Always saying "original" costs 0.40 here: what is below was learned.
-    assert last[0] < 0.9 * first[0]
-    assert last[1] < 0.36
-    assert last[2] < first[2]
-    found = predict(PLAIN, discriminator.params, tokens)
-    scores, replaced = map(np.asarray, (found.replaced_score, found.replaced))
-    assert rtd.auc(scores.ravel(), replaced.ravel()) > 0.55
 
 
 def test_what_is_sent_is_the_formulas_size():

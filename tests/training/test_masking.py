@@ -102,12 +102,6 @@ def test_a_row_without_text_stays_as_it_is():
     assert (masked.positions == 16).all()
 
 
-def test_another_key_masks_other_positions():
-    ids = text()
-    assert (mask(ids, seed=1).positions != mask(ids, seed=2).positions).any()
-    np.testing.assert_array_equal(mask(ids).positions, mask(ids).positions)
-
-
 def test_a_row_is_masked_alike_in_whatever_batch_it_stands():
     ids = text(rows=8)
     named = {"rate": 0.15, "policy": masking.BERT, "vocab_size": V}

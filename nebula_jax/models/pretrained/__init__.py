@@ -11,36 +11,34 @@
 A multilingual MiniLM and e5 are of the family `bert`, in spite of XLM-R's vocabulary:
 `model_type` in config.json decides.
 
-N pieces of a tokenizer, V rows of a model's table.
+N pieces of a tokenizer, V rows of a model's table (its pieces, and perhaps spare rows),
+P positions.
 """
 
 import dataclasses
+import functools
 import pathlib
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
+from flax import linen as nn
 from flax import traverse_util
 
 from nebula_jax.data import tokenizers
-from nebula_jax.models import transformer
+from nebula_jax.models import heads, transformer
 from nebula_jax.models.pretrained import config_json
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import names as state_names
-from nebula_jax.models.pretrained.model import OPTIONAL as OPTIONAL
-from nebula_jax.models.pretrained.model import PARTS as PARTS
-from nebula_jax.models.pretrained.model import Pretrained as Pretrained
-from nebula_jax.models.pretrained.model import describe as describe
-from nebula_jax.models.pretrained.model import first_layers as first_layers
-from nebula_jax.models.pretrained.model import part_of as part_of
-from nebula_jax.models.pretrained.model import select_rows as select_rows
-from nebula_jax.models.pretrained.model import shapes as shapes
-from nebula_jax.models.pretrained.model import trim as trim
-from nebula_jax.models.pretrained.model import with_rows as with_rows
 
 PretrainedError = checkpoint_folder.PretrainedError
 
+PARTS = ("embeddings", "encoder", "pooler", "mlm_head", "rtd_head")
+OPTIONAL = PARTS[2:]
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+"""Keys of config.json that are numbers of rows."""
 PADDING = {
     "XLMRoberta": "<pad>",
     **dict.fromkeys(("Bert", "Electra", "ErnieM"), "[PAD]"),
@@ -55,6 +53,19 @@ KINDS = {
 
 MOST_SPARE_ROWS = 127
 """Rows of the table beyond the tokenizer's pieces: tables are rounded up to 128s."""
+
+
+class Pretrained(NamedTuple):
+    """A model in our parameter tree."""
+
+    family: str
+    """A key of `names.FAMILIES`: the names it has in a checkpoint."""
+    config: transformer.Config
+    params: dict[str, Any]
+    """`embeddings`, `encoder`, and those of `mlm_head`, `rtd_head`, `pooler` that the
+    model has; float32 numpy arrays, as the Flax modules of these names have them."""
+    metadata: dict[str, Any]
+    """config.json as it was read; {} for a model that was made here."""
 
 
 def load(
@@ -323,3 +334,154 @@ def check_tokenizer(model: Pretrained, tokenizer: tokenizers.Tokenizer) -> None:
             f"a tokenizer that pads with {pad} is not that of a model whose tokenizer"
             f" is {kind}, which pads with {wanted[0]}"
         )
+
+
+def shapes(config: transformer.Config) -> dict[str, tuple[int, ...]]:
+    """Maps the path of every parameter that a config's model can have to its shape."""
+    ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
+    hidden = jax.ShapeDtypeStruct((1, 1, config.width), jnp.float32)
+    mask = jax.ShapeDtypeStruct((1, 1), jnp.bool_)
+    table = jax.ShapeDtypeStruct(
+        (config.vocab_size, config.embedding_width or config.width), jnp.float32
+    )
+    one_layer = dataclasses.replace(config, layers=1)  # they are alike: trace one
+
+    def init(module: nn.Module, *arguments: Any, **fixed: bool) -> dict[str, Any]:
+        make = functools.partial(module.init, jax.random.key(0), **fixed)
+        return jax.eval_shape(make, *arguments)["params"]
+
+    encoder = transformer.Encoder(one_layer)
+    layer = init(encoder, hidden, mask, deterministic=True)["layer_0"]
+    square = jax.ShapeDtypeStruct((config.width,) * 2, jnp.float32)
+    row = jax.ShapeDtypeStruct((config.width,), jnp.float32)
+    tree = {
+        "embeddings": init(transformer.Embeddings(config), ids, deterministic=True),
+        "encoder": {f"layer_{number}": layer for number in range(config.layers)},
+        "pooler": {"dense": {"kernel": square, "bias": row}},
+        "mlm_head": init(heads.MLMHead(config), hidden, table),
+        "rtd_head": init(heads.RTDHead(config), hidden),
+    }
+    return {
+        path: leaf.shape
+        for path, leaf in traverse_util.flatten_dict(tree, sep="/").items()
+    }
+
+
+def part_of(path: str) -> str:
+    """Returns the first name of a path: `encoder/layer_0/...` -> `encoder`."""
+    return path.partition("/")[0]
+
+
+def describe(model: Pretrained) -> str:
+    """Describes a model in one line for a person."""
+    config = model.config
+    extra = [part for part in OPTIONAL if part in model.params]
+    millions = sum(leaf.size for leaf in jax.tree.leaves(model.params)) / 1e6
+    return (
+        f"{model.family}, {config.layers} layers of width {config.width},"
+        f" {config.heads} heads, feed-forward {config.feed_forward},"
+        f" {config.vocab_size:,} rows, {config.max_length} positions,"
+        f" {', '.join(extra) or 'no heads'}, {millions:.1f} million parameters"
+    )
+
+
+def first_layers(model: Pretrained, layers: int) -> Pretrained:
+    """Takes a model's embeddings and first layers (section 4.1's hot start), no heads.
+
+    Raises:
+      PretrainedError: if there are fewer layers.
+    """
+    if not 1 <= layers <= model.config.layers:
+        raise PretrainedError(
+            f"{layers} layers of a model that has {model.config.layers}"
+        )
+    params = {
+        "embeddings": model.params["embeddings"],
+        "encoder": {
+            name: model.params["encoder"][name]
+            for name in (f"layer_{number}" for number in range(layers))
+        },
+    }
+    config = dataclasses.replace(model.config, layers=layers)
+    return model._replace(config=config, params=params)
+
+
+def trim(model: Pretrained, keep_ids: Iterable[int]) -> Pretrained:
+    """Keeps only some rows of the vocabulary; outputs on kept pieces are the same.
+
+    Args:
+      keep_ids: rows to keep, as `tokenizers.kept_ids` gives them. The i-th smallest
+        becomes id i, as in `tokenizers.trim`.
+
+    Raises:
+      PretrainedError: if a row is not there, or the padding piece is not kept.
+    """
+    keep = np.unique(np.fromiter(keep_ids, np.int64))
+    size = model.config.vocab_size
+    if not keep.size or keep[0] < 0 or keep[-1] >= size:
+        raise PretrainedError(f"rows to keep must be in 0...{size - 1}")
+    new_ids = {int(old): new for new, old in enumerate(keep)}
+    metadata = dict(model.metadata)
+    for key in SPECIAL_IDS:
+        if metadata.get(key) is not None:
+            if metadata[key] not in new_ids:
+                raise PretrainedError(
+                    f"{key} {metadata[key]} is not among the rows kept"
+                )
+            metadata[key] = new_ids[metadata[key]]
+    flat = traverse_util.flatten_dict(model.params, sep="/")
+    for path in ("embeddings/word_embeddings/embedding", "mlm_head/bias"):
+        if path in flat:
+            flat[path] = np.asarray(flat[path])[keep]
+    config = dataclasses.replace(model.config, vocab_size=len(keep))
+    params = traverse_util.unflatten_dict(flat, sep="/")
+    return model._replace(config=config, params=params, metadata=metadata)
+
+
+def select_rows(model: Pretrained, rows: np.ndarray) -> Pretrained:
+    """Selects rows of the embedding table, in any order; no head follows.
+
+    Args:
+      model: without a head that is tied to the table.
+      rows: [N] integers, numbers of rows; row `rows[i]` becomes id i.
+    """
+    embeddings = dict(model.params["embeddings"])
+    table = embeddings["word_embeddings"]["embedding"]
+    embeddings["word_embeddings"] = {"embedding": table[rows]}
+    config = dataclasses.replace(model.config, vocab_size=len(rows))
+    params = model.params | {"embeddings": embeddings}
+    return model._replace(config=config, params=params)
+
+
+def with_rows(
+    model: Pretrained, embeddings: Mapping[str, Any], rows: np.ndarray
+) -> Pretrained:
+    """Puts embeddings that were trained with fewer rows back into the whole model.
+
+    Pieces and positions that were not trained keep the rows that they have.
+
+    Args:
+      embeddings: parameters of `transformer.Embeddings`, trained; their N rows of
+        `word_embeddings` are some of the model's, their rows of `position_embeddings`
+        are the model's first.
+      rows: [N] integers, the row of the model's table that each of the N is.
+
+    Raises:
+      PretrainedError: if the tables are not of this model.
+    """
+    positions = len(embeddings["position_embeddings"]["embedding"])
+    trained = jax.tree.map(np.asarray, dict(embeddings))
+    for name, places in (
+        ("word_embeddings", np.asarray(rows)),
+        ("position_embeddings", np.arange(positions)),
+    ):
+        table = np.array(model.params["embeddings"][name]["embedding"])
+        new = trained[name]["embedding"]
+        fits = len(places) == len(new) and table.shape[1:] == new.shape[1:]
+        if not fits or (len(places) and places.max() >= len(table)):
+            raise PretrainedError(
+                f"{name}: the table that was trained is another one's"
+            )
+        table[places] = new
+        trained[name] = {"embedding": table}
+    return model._replace(params=model.params | {"embeddings": trained})

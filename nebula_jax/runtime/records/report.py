@@ -13,8 +13,8 @@ import platform
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import rich.console
@@ -111,12 +111,47 @@ def read_summary(folder: pathlib.Path) -> dict[str, Any]:
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
 
 
-def draw(plot: Callable[[pathlib.Path], None], picture: pathlib.Path) -> None:
+class Panel(NamedTuple):
+    """A place in which curves are drawn against steps.
+
+    curves: name -> (step, value) points; those without points are left out.
+    levels: name -> a value that is drawn as a dotted line, in the color of the curve of
+      this name if there is one.
+    """
+
+    title: str
+    ylabel: str
+    curves: Mapping[str, Sequence[tuple[int, float]]]
+    levels: Mapping[str, float] = {}
+
+
+def draw(panels: Sequence[Panel], picture: pathlib.Path) -> None:
     """Draws a run's curves; a run ends well without what draws them, and says so."""
+    # Imported here, so that clusters, which draw nothing, need not wait for it.
     try:
-        plot(picture)
+        with installed.extra("plots"):
+            import matplotlib.figure
     except installed.MissingExtra as error:
         process.message(f"no curves were drawn: {error}")
+        return
+    rows = math.ceil(len(panels) / 2)
+    drawn = matplotlib.figure.Figure(figsize=(11, 4.1 * rows), layout="constrained")
+    places = drawn.subplots(rows, 2, squeeze=False).flat
+    for axes, panel in zip(places, panels, strict=False):
+        axes.set_prop_cycle(color=matplotlib.colormaps["tab20"](range(20)))
+        colors = {}
+        for name, points in panel.curves.items():
+            if points:
+                (line,) = axes.plot(*zip(*points, strict=True), label=name)
+                colors[name] = line.get_color()
+        for name, level in panel.levels.items():
+            color = colors.get(name, "black")
+            axes.axhline(level, color=color, linewidth=0.8, linestyle=":")
+        axes.set(xlabel="step", ylabel=panel.ylabel, title=panel.title)
+        axes.grid(alpha=0.3)
+        if colors:
+            axes.legend(fontsize=7, ncols=1 + len(colors) // 6)
+    drawn.savefig(picture, dpi=110)
 
 
 def print_paths(*paths: pathlib.Path) -> None:

@@ -199,11 +199,6 @@ def with_line(runs, folder, english, spanish):
     return str(folder)
 
 
-def test_an_empty_sentence_is_named_by_file_and_line(runs, here, tmp_path):
-    text = with_line(runs, tmp_path / "text", "the house", " ")
-    fails_here("en-es.train.tsv:62: es is empty", data_dir=text)
-
-
 @pytest.mark.parametrize("longer", [0, 1])
 def test_an_overlong_sentence_is_named_by_its_id_or_cut(
     runs, here, tmp_path, capfd, longer

@@ -1,7 +1,6 @@
 """Bad input: one clear line, a non-zero exit within seconds, no process left behind."""
 
 import re
-import shutil
 import socket
 
 import psutil
@@ -89,15 +88,6 @@ def test_bad_flags_are_refused(flag):
 )
 def test_impossible_combinations_are_refused_in_words(runs, monkeypatch, values, words):
     fails_here(runs, monkeypatch, words, **values)
-
-
-def test_a_malformed_line(runs, monkeypatch, tmp_path):
-    text = tmp_path / "text"
-    shutil.copytree(runs.text, text)
-    with (text / "parallel" / "en-de.train.tsv").open("a") as stream:
-        stream.write("no tab in this line\n")
-    words = "en-de.train.tsv:122: 1 tab-separated fields"
-    fails_here(runs, monkeypatch, words, data_dir=str(text), vocabulary="")
 
 
 def test_a_port_in_use(runs):

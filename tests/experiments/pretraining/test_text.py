@@ -99,10 +99,3 @@ def test_languages_are_groups_or_all_of_the_folder(made):
     local = configured.run(config, data="handle:x", federation="f").local
     with pytest.raises(errors.SettingsError, match="--languages=all: with --data"):
         text.groups(("all",), local)
-
-
-def test_seeds_of_streams_are_far_apart(made):
-    agreed = made[0].agreed
-    seeds = [text.seed_of(agreed, stream) for stream in range(8)]
-    assert seeds[0] == agreed.seed + 1000
-    assert np.min(np.diff(seeds)) > 2 * 15  # two sources of each of 15 languages

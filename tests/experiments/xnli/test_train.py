@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tiny_nli
 
-from experiments.xnli import config, train
+from experiments.xnli import train
 from nebula_jax.runtime.records import progress
 from nebula_jax.training import state as train_state
 
@@ -101,11 +101,3 @@ def test_a_selection_goes_into_a_checkpoint_and_comes_back():
     again = train.restored_selection(last.params, last.position)
     assert (again.step, again.curve) == (last.step, last.curve)
     assert again.params is last.params
-
-
-def test_epochs_make_steps(tmp_path):
-    run = tiny_nli.run_in(tmp_path, epochs=0.5, steps=7)
-    assert config.with_epochs(run, 12).agreed.steps == 6
-    assert config.with_epochs(run, 1).agreed.steps == 1
-    given = tiny_nli.run_in(tmp_path, steps=7)
-    assert config.with_epochs(given, 12) is given

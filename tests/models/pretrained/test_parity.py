@@ -13,7 +13,7 @@ import tiny_nli
 from flax import traverse_util
 
 from experiments.m3 import config as m3_config
-from experiments.pretraining import export
+from experiments.pretraining import hot_start
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
@@ -87,8 +87,8 @@ def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
     (tmp_path / "vocabulary").write_bytes(b"pieces")
     vocabulary = types.SimpleNamespace(path=tmp_path / "vocabulary")
     run = configured.run(m3_config)
-    export.write(tmp_path, run.agreed, run.local, config, vocabulary, params)
-    folder = tmp_path / export.FOLDER
+    hot_start.write(tmp_path, run.agreed, run.local, config, vocabulary, params)
+    folder = tmp_path / hot_start.FOLDER
     theirs, info = transformers.AutoModel.from_pretrained(
         folder, output_loading_info=True
     )
