@@ -6,10 +6,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from experiments.abnet import held_out
+from experiments.abnet import evaluation
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
+from nebula_jax.evaluation import sentence_scores
 from nebula_jax.runtime.records import report
 from scripts import table5_compression
 from scripts.tables import abnet as abnet_runs
@@ -79,7 +80,8 @@ class Stub:
             )
             folder = workdir / "target" / "translations"
             folder.mkdir(parents=True)
-            held_out.write(folder, 10, scores)
+            path = evaluation.scores_path(folder, 10)
+            path.write_text(sentence_scores.dumps(scores), "utf-8")
         (workdir / "summary.json").write_text(json.dumps(summary))
         for name in names:
             (workdir / name).mkdir(exist_ok=True)
