@@ -71,6 +71,7 @@ class Connection:
         self.io = socket_io.SocketIO(sock, self._shaper, self._waker)
         self._next_tick = 0.0
         self._note_recovery()
+        self._note_end_of_silence()
         self._notify()  # the peer has acknowledged something
         self._waker.wake()
 
@@ -131,12 +132,17 @@ class Connection:
 
     def _tick(self, now: float) -> None:
         live = self.session.liveness
-        if live.timed_out(now):
+        if live.is_late(now) or live.timed_out(now):
             if self.can_read():  # what came while this side was slow
                 self._read(now)
             else:  # the silence is this side's own
                 live.received(now)
         self.session.tick(now)
+        if live.is_late(now):
+            live.is_noted = True
+            self._log(
+                f"no sign of {self.session.peer} for {live.silence(now):.0f} s; waiting"
+            )
         # What crosses from now on only makes it later, once both have sent Open.
         is_running = self.session.is_running
         self._next_tick = now + self.session.next_tick(now) if is_running else 0.0
@@ -175,6 +181,11 @@ class Connection:
                 self._notify()
         if self.reconnect.is_lost:
             self._note_recovery()
+        self._note_end_of_silence()
+
+    def _note_end_of_silence(self) -> None:
+        if seconds := self.session.liveness.ended():
+            self._log(f"{self.session.peer} is there again, after {seconds:.1f} s")
 
     def deliver(self) -> None:
         """Hands over the messages that have come.

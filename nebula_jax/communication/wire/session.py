@@ -190,6 +190,7 @@ class Session:
     def lost(self) -> None:
         """Ends the connection; half a frame of it is no frame."""
         self._phase = states.Phase.NONE
+        self.liveness.lost()
         self.window.note_waiting()
         self._forget_connection()
 

@@ -123,6 +123,27 @@ def test_a_message_that_has_waited_on_a_connection_makes_it_no_good_one(side):
     assert side.left == TIMEOUT - 8
 
 
+def test_a_line_that_is_silent_leaves_a_trace_for_whoever_is_on_call(side):
+    side.said.clear()
+    begun = side.now
+    for seconds in range(26):
+        side.now = begun + seconds
+        side.connection.turn(is_readable=False)
+    assert side.said == ["no sign of discriminator for 10 s; waiting"]
+    side.come(frames.Ping())
+    assert side.said[1:] == ["discriminator is there again, after 25.0 s"]
+
+
+def test_a_silence_that_ends_with_another_connection_is_over_as_well(side):
+    side.said.clear()
+    begun = side.now
+    for seconds in range(15):
+        side.now = begun + seconds
+        side.connection.turn(is_readable=False)
+    side.connect()
+    assert side.said[1:] == ["discriminator is there again, after 14.0 s"]
+
+
 def test_what_openssl_says_of_a_broken_line_has_a_sentence_before_it():
     raw = "[SSL: SSLV3_ALERT_BAD_RECORD_MAC] ssl/tls alert bad record mac (_ssl.c:2590)"
     error = connection.as_error(ssl.SSLError(1, raw), "generator:0")
