@@ -1,7 +1,8 @@
 """The policy of a lab: which streams may cross its switch, and how much of what.
 
 It is policy.json in the federation's folder, which a person writes; without it, every
-job of every account may cross. A job is looked up by its name, then as `*`:
+job of every account may cross. A job is looked up by its name, which its trainers
+choose, then as `*`; without either it crosses freely:
 
     {"jobs": {"m3": {"kinds": ["tokens", "held_out"], "bytes": 5e9,
                      "labs": {"discriminator": ["lab-t"]}},

@@ -28,8 +28,9 @@ def private(clip: float, noise: float = 0.0) -> codec_lib.Codec:
     feedback around it would send later what it took away.
     Payload and wire: the arrays. NaN and Inf make all values NaN.
     The noise is drawn from 64 random bits of the operating system's and a count, in the
-    sender's state: no peer can draw it again, and a run that resumes adds the same. As
-    all noise of floating-point numbers it leaves traces in their last bits.
+    sender's state: no peer can draw it again. A run that resumes adds the same: if its
+    data or settings are others, a peer learns the difference of two messages without
+    noise. As all noise of floating-point numbers it leaves traces in their last bits.
 
     >>> codec = private(5)
     >>> codec.encode(jnp.array([30.0, 40.0]), ())[0].tolist()
@@ -117,9 +118,11 @@ def described(
 def epsilon(noise: float, messages: int, delta: float = DELTA) -> float:
     """Returns ε of (ε, δ)-differential privacy after so many messages of `private`.
 
-    Two data sets are neighbors if they differ in all that this cluster has: nobody who
-    reads every message can tell, but for (ε, δ), whether it took part. By the Rényi
-    accountant of `dp-accounting`, without subsampling.
+    Two data sets are neighbors if this cluster has nothing in one of them, and sends
+    noise alone: nobody who reads every message can tell, but for (ε, δ), whether it
+    took part. Which of two data sets it had is another question: messages then differ
+    by up to 2 C, and the ε is that of noise / 2. By the Rényi accountant of
+    `dp-accounting`, without subsampling.
 
     Args:
       noise: z, the noise multiplier.
