@@ -92,6 +92,16 @@ def test_a_request_that_an_account_may_not_make_is_refused(
         asyncio.run(served)
 
 
+def test_an_entry_is_on_the_disk_before_its_trainer_is_told(switch, monkeypatch):
+    """A run goes on, and a command makes its change, once the entry is there."""
+    done, log = [], switch.state.audit
+    monkeypatch.setattr(log, "commit", lambda: done.append("on the disk"))
+    writer = types.SimpleNamespace(write=lambda data: done.append("told"))
+    asked = requests.serve(switch.state, None, account("bob"), RECORD, (None, writer))
+    asyncio.run(asked)
+    assert done == ["on the disk", "told"]
+
+
 @pytest.mark.parametrize(
     ("about", "words"),
     [

@@ -423,6 +423,17 @@ def test_commit_syncs_once_for_all_and_not_at_all_for_nothing(tmp_path, monkeypa
         assert len(synced) == 1
 
 
+def test_entries_are_on_the_disk_before_their_head_is_signed(tmp_path, monkeypatch):
+    """A power cut could else leave a checkpoint of entries that are not there."""
+    with opened(tmp_path) as log:
+        fill(log, 3)
+        synced = []
+        monkeypatch.setattr(os, "fdatasync", synced.append)
+        log.sign_head()
+        assert synced[0] == log._file
+        assert len(synced) == 2  # and their hashes
+
+
 def test_a_closed_log(tmp_path):
     log = opened(tmp_path)
     log.close()
