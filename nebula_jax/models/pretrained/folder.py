@@ -1,5 +1,6 @@
 """A checkpoint as Hugging Face lays it out: a folder of config.json, model.safetensors.
 
+A large model's tensors may be in several files, named by model.safetensors.index.json.
 Files that hold Python pickles (pytorch_model.bin, model_state.pdparams) are never read.
 """
 
@@ -15,11 +16,9 @@ from nebula_jax import errors, files, installed
 
 CONFIG = "config.json"
 TENSORS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 SHOWN = 4  # names in a message
-OTHERS = (
-    *("pytorch_model.bin", "model_state.pdparams", "flax_model.msgpack"),  # pickles
-    "model.safetensors.index.json",  # of several files
-)
+PICKLES = ("pytorch_model.bin", "model_state.pdparams", "flax_model.msgpack")
 
 
 class PretrainedError(errors.NebulaError):
@@ -55,16 +54,40 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads all tensors, by the names they have in the file.
+    """Reads all tensors, by the names they have in the files.
 
     Raises:
-      PretrainedError: if there are none, or the file is damaged or cut short.
+      PretrainedError: if there are none, or a file is damaged or cut short.
     """
     if (folder / TENSORS).exists():
         return _read(folder / TENSORS)
-    found = [name for name in OTHERS if (folder / name).exists()]
-    hint = f"; {found[0]} is there, but one safetensors file is read" if found else ""
+    if (folder / INDEX).exists():
+        return _read_parts(folder)
+    found = [name for name in PICKLES if (folder / name).exists()]
+    hint = f"; {found[0]} is there, but only safetensors are read" if found else ""
     raise PretrainedError(f"{folder} has no {TENSORS}{hint}")
+
+
+def _read_parts(folder: pathlib.Path) -> dict[str, np.ndarray]:
+    """Reads the files of an index, of which each has the tensors that it names."""
+    index = read_json(folder / INDEX)
+    try:
+        places = {name: str(part) for name, part in index["weight_map"].items()}
+    except (AttributeError, KeyError, TypeError):
+        raise PretrainedError(f"{folder / INDEX} has no weight_map") from None
+    tensors: dict[str, np.ndarray] = {}
+    for part in sorted(set(places.values())):
+        if pathlib.PurePath(part).name != part:
+            raise PretrainedError(f"{folder / INDEX} names a file outside: {part}")
+        read = _read(folder / part)
+        apart = read.keys() ^ {name for name in places if places[name] == part}
+        if apart:
+            raise PretrainedError(
+                f"{folder / part} has other tensors than {INDEX} gives it:"
+                f" {first_few(sorted(apart))}"
+            )
+        tensors |= read
+    return tensors
 
 
 def first_few(names: Sequence[str]) -> str:
@@ -74,17 +97,20 @@ def first_few(names: Sequence[str]) -> str:
 
 
 def digest(folder: pathlib.Path) -> str:
-    """Computes the SHA-256 of config.json and of the tensors' file, in hexadecimal.
+    """Computes the SHA-256 of config.json and of the tensors' files, in hexadecimal.
 
     Raises:
-      PretrainedError: if there is none.
+      PretrainedError: if there are none.
     """
-    if not (folder / TENSORS).exists():
-        raise PretrainedError(f"{folder} has no {TENSORS}")
+    names = sorted(
+        {CONFIG, INDEX, *(path.name for path in folder.glob("*.safetensors"))}
+    )
     hashed = hashlib.sha256()
-    for name in (CONFIG, TENSORS):
+    for name in names:
         if (folder / name).exists():
             hashed.update(bytes.fromhex(files.digest(folder / name)))
+    if len(names) < 3:
+        raise PretrainedError(f"{folder} has no {TENSORS}")
     return hashed.hexdigest()
 
 

@@ -114,6 +114,36 @@ def test_bare_old_and_superfluous_names_are_understood(tmp_path):
     assert_same(pretrained.load(folder).params, before.params)
 
 
+def test_tensors_may_be_in_several_files(tmp_path):
+    folder = write(tmp_path)
+    before = pretrained.load(folder)
+    tensors = safetensors.numpy.load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    index = {}
+    for part in (0, 1):
+        some = {name: tensors[name] for name in sorted(tensors)[part::2]}
+        safetensors.numpy.save_file(some, folder / f"part-{part}.safetensors")
+        index |= {name: f"part-{part}.safetensors" for name in some}
+    path = folder / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": index}))
+    assert_same(pretrained.load(folder).params, before.params)
+    table = "bert.embeddings.word_embeddings.weight"
+    old = {"bert.pooler.dense.bias": np.zeros(8, np.float32)}
+    for extra in (old, {table: tensors[table] + 1}):  # of no index, of another file
+        part = next(each for each in index.values() if each != index[table])
+        named = {name: tensors[name] for name in index if index[name] == part}
+        safetensors.numpy.save_file(named | extra, folder / part)
+        with pytest.raises(pretrained.PretrainedError, match="other tensors than"):
+            pretrained.load(folder)
+        safetensors.numpy.save_file(named, folder / part)
+    path.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
+    with pytest.raises(pretrained.PretrainedError, match="names a file outside"):
+        pretrained.load(folder)
+    path.write_text(json.dumps({"weight_map": {"a": 5}}))
+    with pytest.raises(pretrained.PretrainedError, match="5: No such file"):
+        pretrained.load(folder)
+
+
 def test_a_fine_tuned_models_head_is_left_out_with_a_word(tmp_path):
     folder = write(tmp_path, architectures=["BertForSequenceClassification"])
     before = pretrained.load(folder)
@@ -214,7 +244,9 @@ def test_a_folder_that_is_no_checkpoint_is_named(tmp_path):
         pretrained.load(tmp_path)
     folder = write(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
-    message = r"no model\.safetensors; pytorch_model\.bin is there, but one safetensors"
+    message = (
+        r"no model\.safetensors; pytorch_model\.bin is there, but only safetensors"
+    )
     with pytest.raises(pretrained.PretrainedError, match=message):
         pretrained.load(folder)
     (folder / "config.json").write_text("{")
