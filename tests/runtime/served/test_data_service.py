@@ -208,6 +208,13 @@ def test_a_spent_grant_serves_no_row_more(owner, read, served):
     assert any("2 rows left" in line for line in served)
 
 
+def test_what_describes_the_parts_is_counted_before_a_row(owner, read):
+    given = owner.grant(US)
+    with read():
+        rows, nbytes = owner.used(given)
+    assert rows == 0 < nbytes
+
+
 def test_a_revoked_grant_ends_a_session_at_its_next_use(owner, read):
     given = owner.grant(US)
     with read() as text:
