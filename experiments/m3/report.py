@@ -249,7 +249,7 @@ def _probes_markdown(probes: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def warnings(summary: Mapping[str, Any]) -> list[str]:
-    """Returns sentences about what a reader would not see in the"""
+    """Returns sentences about what a reader would not see in the curves."""
     found = []
     for each in summary.get("generators", ()):
         loss, entropy = each["loss"], each["unigram_entropy"]

@@ -38,6 +38,35 @@ def test_a_batch_is_of_one_bucket_but_for_what_shorter_ones_left_over(buckets, s
     assert all(count < size for count in shorter.values())
 
 
+def test_epochs_and_seeds_differ_and_buckets_are_mixed():
+    buckets = np.asarray([0] * 80 + [1] * 80, np.uint8)
+
+    def order(seed, epoch):
+        batches = epoch_of(length_buckets.Schedule(buckets, 8, seed), epoch)
+        return [batch.indices.tolist() for batch in batches]
+
+    assert order(0, 0) == order(0, 0)
+    # Not only in another order: other examples share a batch.
+    assert grouped(order(0, 0)) != grouped(order(0, 1))
+    assert grouped(order(0, 0)) != grouped(order(1, 0))
+    schedule = length_buckets.Schedule(buckets, 8, 0)
+    first, second = (
+        [batch.bucket for batch in epoch_of(schedule, epoch)] for epoch in (0, 1)
+    )
+    assert first != second
+    assert first not in (sorted(first), sorted(first, reverse=True))
+    of_first, of_second = (
+        [[i % 80 for i in ids] for ids in order(0, 0) if ids[0] // 80 == bucket]
+        for bucket in (0, 1)
+    )
+    assert grouped(of_first) != grouped(of_second)  # no two buckets are shuffled alike
+
+
+def grouped(batches):
+    """Which examples share a batch, whatever their order."""
+    return {frozenset(batch) for batch in batches}
+
+
 def test_any_batch_can_be_had_without_those_before():
     buckets = np.asarray([0, 1] * 50, np.uint8)
     forwards = length_buckets.Schedule(buckets, 8, 5)

@@ -346,6 +346,7 @@ def test_a_line_in_another_encoding_is_named(translated_here, split):
     )
     assert (status, out) == (1, "")
     assert err.startswith("error: line 2 of standard input is not UTF-8")
+    assert translated_here("", "--run=split") == (0, "", "")
 
 
 @pytest.mark.parametrize("arguments", [(), ("--run=text",)])

@@ -157,6 +157,8 @@ NO_BETA = (0, -0.5, 1.5, math.nan, True, "half")
     [
         *((codecs.svd, (ratio,), "ratio must be") for ratio in NO_RATIO),
         (codecs.svd, (0.5, "yes"), "flatten must be"),
+        *((codecs.zstd, (level,), "level must be 1 to 19")
+          for level in (0, 20, 3.0, True, "fast")),
         *((codecs.e3m0, (n,), "block must be") for n in (0, -1, 2.0, True, "row")),
         (codecs.sparse_loco, (0,), "k must be 1 to block, 4096, not 0"),
         (codecs.sparse_loco, (65, 64), "k must be 1 to block, 64, not 65"),

@@ -107,6 +107,18 @@ def test_frozen_embeddings_are_the_models(tmp_path):
         trained.as_classifier_params(fresh, partition.train_all)
 
 
+def test_an_encoder_of_fewer_layers_has_the_first_ones(tmp_path):
+    folder = tiny_nli.write_model(tmp_path / "models" / "bert", layers=3)
+    model, _ = models.load(tiny_nli.run_in(tmp_path, encoder_layers=2))
+    whole = pretrained.load(folder)
+    assert (model.config.layers, len(model.params["encoder"])) == (2, 2)
+    jax.tree.map(
+        np.testing.assert_array_equal,
+        model.params["encoder"]["layer_1"],
+        whole.params["encoder"]["layer_1"],
+    )
+
+
 def test_devices_that_cannot_share_a_batch_of_evaluation_are_refused(tmp_path):
     run = tiny_nli.run_in(tmp_path, eval_batch_size=64)
     mesh = mesh_lib.make_mesh(jax.devices()[:3])

@@ -550,6 +550,26 @@ def test_a_newcomer_whose_settings_differ_does_not_end_the_run(monkeypatch):
     assert run.all() == {"a": None, "b": 7}
 
 
+def test_without_leave_no_cluster_rejoins():
+    run = Run(NAMES[:2], hub="a")
+    is_there, is_done = threading.Event(), threading.Event()
+
+    def body(peers):
+        began(peers)
+        is_there.set()
+        is_done.wait(SECONDS)
+        return peers.rejoined()
+
+    run.start("a", body)
+    run.start("b", until_end)
+    assert is_there.wait(SECONDS)
+    refused = pytest.raises(session.PeerAborted, match="b is here already")
+    with refused, joined(run.settings("b"), hello("b"), run.names, hub="a"):
+        pass
+    is_done.set()
+    assert run.all() == {"a": None, "b": 0}
+
+
 def test_clusters_rejoin_a_hub_alone():
     settings = connect.Settings()
     refused = pytest.raises(errors.SettingsError, match="rejoin a hub alone")

@@ -1,0 +1,53 @@
+"""What a process of a run passes on of its settings to those who keep pace."""
+
+import pytest
+
+from nebula_jax.communication.wire import frames
+from nebula_jax.runtime import context as context_lib
+
+WINDOW, STEPS = 2, 20
+
+
+class Link:
+    """A link whose other end is as far as it is asked to be."""
+
+    def __init__(self, stop_step=None):
+        self.peer, self.stop_step = frames.Hello("other", "1", {}), stop_step
+        self.waited_for, self.stopped = [], []
+
+    def wait_for_step(self, step):
+        self.waited_for.append(step)
+
+    def step_done(self, step):
+        pass
+
+    def stop(self, step=0):
+        self.stopped.append(step)
+
+
+@pytest.fixture
+def context(tmp_path):
+    settings = context_lib.Settings(
+        workdir=tmp_path,
+        cluster="here",
+        steps=STEPS,
+        checkpoint_every=5,
+        window=WINDOW,
+    )
+    made = context_lib.Context(settings)
+    yield made
+    made.close()
+
+
+def test_nobody_is_further_ahead_than_the_window(context):
+    link = Link()
+    assert list(context.follow(link)) == list(range(1, STEPS + 1))
+    assert link.waited_for == [step - 1 - WINDOW for step in range(1, STEPS + 1)]
+
+
+def test_a_run_ends_where_a_follower_may_be_by_then(context):
+    link = Link(stop_step=0)  # it has asked for the end
+    lead = context.lead([link])
+    assert next(iter(lead)) == 1
+    lead.done(1)
+    assert link.stopped == [WINDOW + 1]  # no token has left yet
