@@ -100,6 +100,15 @@ def test_hypotheses_of_a_sentence_read_one_copy_of_it():
     np.testing.assert_allclose(apply(params, three), repeated, atol=1e-5)
 
 
+def test_dropout_is_of_what_sublayers_say():
+    apply, params = decoder_adapter(dropout=0.5)
+    assert not np.allclose(apply(params, seed=0), apply(params, seed=1))
+    silent = dict(params)
+    for name in ("attention_output", "output"):
+        silent[name] = jax.tree.map(np.zeros_like, silent[name])
+    np.testing.assert_array_equal(apply(silent, seed=0), apply(silent, seed=1))
+
+
 @pytest.mark.parametrize("scale", [0.0, 0.1, 1.0])
 def test_output_projections_begin_as_xavier_times_the_scale(scale):
     bound = np.sqrt(6 / (6 + 16))  # Glorot and Bengio: uniform in +-bound

@@ -140,6 +140,21 @@ def told(of):
     return front(task("cmlm"), init("cmlm")[0], source)
 
 
+def test_dropout_of_the_target_is_the_examples_too():
+    """And so are its masks, whatever is behind each row."""
+    params, told = init("cmlm")[1], hidden_states("cmlm")
+
+    def loss(of, dropout=0.5):
+        _, target = batches("cmlm", of)
+        part = jax.tree.map(lambda leaf: leaf[of], told)
+        return back(task("cmlm", dropout), params, part, target)[0]
+
+    whole = loss(slice(None))
+    parts = loss(slice(0, 2)) + loss(slice(2, 4))
+    np.testing.assert_allclose(parts, whole, rtol=1e-5)
+    assert abs(loss(slice(None), 0.0) - whole) > 1e-3
+
+
 def test_the_length_loss_is_a_tenth_of_the_lengths_and_only_of_cmlm():
     plain, params = task("cmlm", dropout=0.0), init("cmlm")
     source, _ = batches("cmlm")
