@@ -3,9 +3,11 @@ import json
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import tiny_translations
 
-from experiments.abnet import models
+from experiments.abnet import config, models
+from nebula_jax.communication import codec
 from nebula_jax.models import transformer
 from nebula_jax.parallel import mesh as mesh_lib
 
@@ -44,6 +46,26 @@ def test_the_task_is_what_the_flags_say():
     for each in still:
         agreed = tiny_translations.run(**still | {each: 0.1}).agreed
         assert models.make_task(agreed, *(None,) * 3).has_dropout
+
+
+@pytest.mark.parametrize("side", [models.SOURCE, models.TARGET])
+def test_the_target_draws_anew_at_each_step_and_the_source_alike(tmp_path, side):
+    """So a target is masked anew at each visit; dropout of H^E is the example's."""
+    folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
+    run = tiny_translations.run(length_buckets="8", micro_batches=1)
+    plm, same = models.load(run, folder), codec.identity()
+    half = models.half(
+        run, side, plm, plm.model.config, config.Codecs(same, same, same)
+    )
+    state = half.fresh.init()
+    drawn = [
+        jax.random.key_data(key).tolist()
+        for step in (1, 2)
+        for _, key in half.with_key(range(2), state.at_step(step))
+    ]
+    one, again, two, _ = drawn
+    assert one == again
+    assert (one == two) == (side == models.SOURCE)
 
 
 def test_frozen_matrices_are_placed_as_products_take_them():
