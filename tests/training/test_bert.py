@@ -1,5 +1,6 @@
 import dataclasses
 import functools
+import re
 
 import jax
 import numpy as np
@@ -120,6 +121,17 @@ def test_whenever_gradients_are_added_up_the_loss_curve_is_the_same(way):
     for name in ("tokens", "masked", "is_finite"):
         assert metrics[name] == wanted[name]
     assert metrics["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-6)
+
+
+@pytest.mark.parametrize(("way", "outside"), [("each", 0), ("once", 1)])
+def test_gradients_are_added_up_as_the_flag_says(way, outside):
+    """In the loop over micro-batches, or in one sum of all of them after it."""
+    text = trainer(*changed(way)).compiled.as_text()
+    entry = text[text.index("\nENTRY ") :]
+    found = re.findall(r"= (.*) all-reduce(?:-start)?\(", entry)
+    scalars = [shape for shape in found if re.fullmatch(r"\w+\[\]", shape)]
+    assert len(scalars) == 2  # tokens and masked tokens of the whole batch
+    assert len(found) - len(scalars) == outside
 
 
 def test_operands_of_two_bytes_follow_the_loss_curve():
