@@ -108,10 +108,8 @@ BLOCKED = (
 )
 """Libraries that extras bring."""
 ROOMS_OF_EXTRAS = {
-    *("data.language_mixture", "data.packed_sequences"),
-    "data.resumable_batches",
+    "data.packed_text",
     *("evaluation.bleu", "evaluation.sentence_scores"),
-    *("runtime.served.data_service", "runtime.served.owner_text"),
 }
 """Modules that are of no use without them."""
 IMPORTER = f"""

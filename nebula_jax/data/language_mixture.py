@@ -188,8 +188,10 @@ def prepare(
     Raises:
       CorpusError: where text is missing or malformed.
     """
+    from nebula_jax.data import packed_text  # here, since many processes read no text
+
     path = text_folder.mono_path if kind == "mono" else text_folder.parallel_path
-    return packed_sequences.prepare(
+    return packed_text.prepare(
         kind=kind,
         language=language,
         splits={split: path(data_dir, language, split) for split in splits},

@@ -4,18 +4,15 @@ B batch, L max_length, P corpora in a mixture.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
 from nebula_jax import errors, installed
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
-with installed.extra("experiments"):
+if TYPE_CHECKING:
     import grain
-
-# The records are memory-mapped and small: two readers keep ahead of any model here.
-READ_OPTIONS = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
 
 
 class Source(NamedTuple):
@@ -73,7 +70,7 @@ class _Rows:
 
     def __init__(
         self,
-        records: grain.MapDataset,
+        records: "grain.MapDataset",
         batch_size: int,
         rows: slice,
         read: Callable[[Sequence[tuple[int, int]]], np.ndarray],
@@ -99,7 +96,7 @@ def training_batches(
     rows: slice = slice(None),
     fetch: Fetch = fetch_each,
     most: int | None = None,
-) -> grain.DatasetIterator:
+) -> "grain.DatasetIterator":
     """Streams batches, mostly without end; the position is `get_state()`, a small dict.
 
     Args:
@@ -116,6 +113,9 @@ def training_batches(
     Raises:
       errors.NebulaError: if a source has no sequence.
     """
+    with installed.extra("experiments"):
+        import grain  # here, since most processes read no text
+
     sources = [source for source in sources if source.weight > 0]
     for source in sources:
         if not len(source.sequences):
@@ -134,7 +134,9 @@ def training_batches(
         return np.stack([pad(ids, max_length) for ids in fetch(places)])
 
     batches = grain.MapDataset.source(_Rows(records, batch_size, rows, read, most))
-    return iter(batches.to_iter_dataset(READ_OPTIONS))
+    # The records are memory-mapped and small: two readers keep ahead of any model here.
+    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+    return iter(batches.to_iter_dataset(options))
 
 
 def held_out_batches(

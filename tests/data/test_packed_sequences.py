@@ -3,7 +3,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from nebula_jax.data import packed_sequences, text_folder
+from nebula_jax.data import packed_sequences, packed_text, text_folder
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 CLS, SEP = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
@@ -78,7 +78,7 @@ def folder(tmp_path_factory):
 
 
 def prepare(folder, prepared_dir, kind="mono", name="en.train.txt", max_length=32):
-    return packed_sequences.prepare(
+    return packed_text.prepare(
         kind=kind,
         language="en",
         splits={"train": folder / name},
