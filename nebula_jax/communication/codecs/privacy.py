@@ -4,6 +4,7 @@ A site asks for it in its `policy.json`, and its switch refuses a run whose code
 otherwise (`security.policy`).
 """
 
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -51,16 +52,7 @@ def private(clip: float, noise: float = 0.0) -> codec_lib.Codec:
     if not 0 <= noise < float("inf"):
         raise ValueError(f"noise must not be negative, not {noise!r}")
 
-    def init(spec: codec_lib.Spec) -> codec_lib.State:
-        if not noise:
-            return ()
-        if jax.process_count() > 1:
-            raise errors.SettingsError(
-                f"codec private({clip:g}, {noise:g}): noise is drawn by one process;"
-                " this cluster has several"
-            )
-        seed = np.frombuffer(os.urandom(8), np.uint32)
-        return {"key": jnp.asarray(seed), "count": jnp.uint32(0)}
+    name = f"private({clip:g}, {noise:g})"
 
     def encode(
         arrays: codec_lib.Arrays, state: codec_lib.State
@@ -76,8 +68,26 @@ def private(clip: float, noise: float = 0.0) -> codec_lib.Codec:
             state = {"key": state["key"], "count": state["count"] + 1}
         return leaves.with_floats(arrays, found), state
 
-    made = codec_lib.identity()._replace(init=init, encode=encode)
-    return made._replace(name=f"private({clip:g}, {noise:g})")
+    init = functools.partial(_first_state, name, noise > 0)
+    return codec_lib.identity()._replace(init=init, encode=encode, name=name)
+
+
+def _first_state(name: str, has_noise: bool, spec: codec_lib.Spec) -> codec_lib.State:
+    """Returns a sender's state; raises errors.SettingsError if there can be none."""
+    for leaf in jax.tree.leaves(spec):
+        if jnp.issubdtype(leaf.dtype, jnp.complexfloating):
+            raise errors.SettingsError(
+                f"codec {name}: a complex leaf would leave as it is; give its real and"
+                " imaginary part"
+            )
+    if not has_noise:
+        return ()
+    if jax.process_count() > 1:
+        raise errors.SettingsError(
+            f"codec {name}: noise is drawn by one process; this cluster has several"
+        )
+    seed = np.frombuffer(os.urandom(8), np.uint32)
+    return {"key": jnp.asarray(seed), "count": jnp.uint32(0)}
 
 
 def _clipped(found: list[jax.Array], clip: float) -> list[jax.Array]:

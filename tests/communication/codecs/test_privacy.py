@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
+from nebula_jax import errors
 from nebula_jax.communication import codecs
 
 
@@ -61,6 +62,11 @@ def test_a_value_that_is_not_finite_is_not_hidden(codec, bad):
 def test_arguments_that_cannot_be(arguments):
     with pytest.raises(codecs.CodecError, match=r"clip|noise"):
         codecs.from_string(f"private({arguments})")
+
+
+def test_a_complex_leaf_does_not_pass_as_it_is():
+    with pytest.raises(errors.SettingsError, match="real and imaginary part"):
+        codecs.private(1.0).init({"h": jnp.ones(3), "z": jnp.ones(3, jnp.complex64)})
 
 
 def test_its_name_is_that_of_a_policy():
