@@ -114,6 +114,30 @@ def test_padding_changes_nothing(encoder_params, hidden, mask):
     np.testing.assert_allclose(got[mask], want[mask], atol=1e-6)
 
 
+def attended(mask, drop=lambda shares: shares):
+    """Attention to four places, and the gradient of its squares."""
+    random = np.random.RandomState(0)
+    given = (random.randn(2, n, 2, 8).astype(np.float32) for n in (3, 4, 4))
+
+    def loss(query, *memory):
+        memory = transformer.KeyValues(*memory)
+        out = transformer.attend(query, memory, mask, CONFIG, drop)
+        return jnp.sum(out**2), out
+
+    return jax.jit(jax.grad(loss, argnums=(0, 1, 2), has_aux=True))(*given)
+
+
+def test_a_row_of_padding_is_finite():
+    grads, out = attended(np.zeros((2, 4), bool))
+    assert all(np.isfinite(leaf).all() for leaf in (*grads, out))
+
+
+def test_what_is_dropped_are_shares_of_attention():
+    mask = np.ones((2, 4), bool)
+    want = 2 * attended(mask)[1]
+    np.testing.assert_allclose(attended(mask, lambda shares: 2 * shares)[1], want)
+
+
 def test_a_causal_mask_gives_prefixes_what_they_have_alone(encoder_params, hidden):
     def states(length):
         mask = transformer.causal_mask(length)

@@ -181,6 +181,15 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same():
     assert seen == {f"{layer}/{n}" for layer in layers for n in ("kernel", "bias")}
 
 
+def test_a_half_may_be_frozen_as_a_whole():
+    params, micro_batches, keys = data(2)
+    run = Run(is_trained=lambda path: not path.startswith(("first", "second")))
+    grads, *_ = run.step(params, micro_batches, keys())
+    assert grads[0] == {}
+    want = whole_gradient(params, micro_batches, keys())[1]
+    two_halves.assert_close(grads[1], want)
+
+
 def test_an_h_without_activations_is_named():
     front = cut.front(lambda params, batch, rng: batch["index"], IDENTITY, IDENTITY)
     params, [(batch, _)], _ = data()
