@@ -9,6 +9,7 @@ import hashlib
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -98,7 +99,9 @@ class Runs:
         machines = [run["hardware"] for run in runs if "hardware" in run]
         if machines:
             about["hardware"] = {name: _all(machines, name) for name in machines[0]}
-        return about
+        # Whoever repeats it does the runs anew, and finds no figures of them.
+        command = re.sub(r" --?results_dir[= ]\S+", "", about["command"])
+        return about | {"command": command}
 
     def path(self, name: str) -> pathlib.Path:
         """Returns the file of a run's figures, which is there once it has ended."""

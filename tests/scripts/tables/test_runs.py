@@ -10,6 +10,7 @@ import time
 import pytest
 
 from nebula_jax import errors
+from nebula_jax.runtime.records import report
 from scripts.tables import runs as table_runs
 
 
@@ -101,6 +102,14 @@ def test_a_record_has_the_machines_and_commits_of_its_runs_not_of_who_gathers(tm
     assert about["commit"] == "EPYC1, Xeon1, same2"
     assert (about["seconds"], about["seeds"]) == (3.0, ["0"])
     assert set(runs().provenance()["hardware"]) > {"cpu", "cores"}  # of this machine
+
+
+def test_the_command_of_a_record_does_all_runs_anew(tmp_path, monkeypatch):
+    runs = table_runs.Runs(tmp_path, table_runs.summary_of)
+    for given in ("--results_dir=kept", "-results_dir kept"):
+        command = f"python -m t {given} '--rows=a b'"
+        monkeypatch.setattr(report, "command", lambda given=command: given)
+        assert runs.provenance()["command"] == "python -m t '--rows=a b'"
 
 
 def test_kept_figures_of_another_run_are_refused_with_what_differs(tmp_path):
