@@ -45,7 +45,7 @@ def host_and_port(name: str, value: str) -> tuple[str, int]:
 
 
 def hosts_and_ports(name: str, value: str) -> list[tuple[str, int]]:
-    """Parses addresses with commas between them; none if the text is empty."""
+    """Parses addresses with commas between them, as above; none in an empty text."""
     return [host_and_port(name, each) for each in value.split(",") if value]
 
 

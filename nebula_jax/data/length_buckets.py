@@ -149,7 +149,7 @@ def shuffled(count: int, seed: int, epoch: int = 0, bucket: int = 0) -> np.ndarr
 
 
 def micro_batches(indices: np.ndarray, count: int) -> np.ndarray:
-    """Cuts a batch into equal parts, in order.
+    """Cuts a batch [B] into equal parts, in order.
 
     Returns:
       [M, B / M].

@@ -86,6 +86,6 @@ def read(file: pathlib.Path) -> Examples:
 
 
 def histogram(labels: np.ndarray) -> dict[str, int]:
-    """Counts the examples of each label."""
+    """Counts the examples of each label, [N] int32, in the order of LABELS."""
     counts = np.bincount(labels, minlength=len(LABELS))
     return {name: int(count) for name, count in zip(LABELS, counts, strict=True)}

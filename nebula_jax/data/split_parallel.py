@@ -45,7 +45,7 @@ def split(
     max_words: int | None = None,
     held_out: int = 0,
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Writes two sides, neither of which holds any text of the other.
+    """Writes and returns the folders of two sides, neither with text of the other.
 
     The id of a pair is its split and its number in the file it comes from:
     `train-000001` is the first pair of the training file, whatever is left out. Where

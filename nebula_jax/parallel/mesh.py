@@ -65,7 +65,7 @@ def rows_here(mesh: Mesh, batch_size: int) -> slice:
 
 
 def put_rows(mesh: Mesh, rows: Any, batch_size: int) -> Any:
-    """Puts a batch on the devices, of which each process gives the rows it has.
+    """Puts a batch [B, ...] on the devices; each process gives the rows it has.
 
     Args:
       rows: tree of arrays [rows_here, ...] on the host.

@@ -25,6 +25,7 @@ LOST = 0.1  # of what a codec loses: one value more or less that rounds the othe
 class Report:
     """The findings of `check`.
 
+    codec: its name.
     broken: a sentence for each rule that it breaks.
     ratio: bytes of its largest payload over those of the arrays.
     error: ||decoded - sent|| / ||sent|| of floating-point leaves, the largest of a few

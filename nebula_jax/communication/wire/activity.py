@@ -60,7 +60,7 @@ class Work:
         clock: Callable[[], float] = time.monotonic,
         trace: trace_lib.Trace = trace_lib.OFF,
     ) -> None:
-        """Starts as STARTING; a `stuck_timeout` of 0 is derived from the steps."""
+        """Starts as STARTING; a timeout of 0 seconds is derived from the steps."""
         self.trace = trace
         """The spans of this process; an activity is one."""
         self.waiting: list[str] = []

@@ -73,7 +73,7 @@ class Session:
     def __init__(
         self, role: states.Role, session_id: bytes, peer_timeout: float
     ) -> None:
-        """Starts without a connection; `peer_timeout` is in seconds."""
+        """Starts without a connection; the id has 16 bytes, the timeout is seconds."""
         self.role, self._other, self.session_id = role, role.other, session_id
         self.peer = "the peer"
         self.hello: frames.Hello | None = None

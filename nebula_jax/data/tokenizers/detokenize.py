@@ -29,7 +29,7 @@ _DOMAIN = {"com", "org", "net", "edu", "gov", "uk", "de", "fr", "es", "cn", "io"
 
 
 def english(text: str) -> str:
-    """Puts spaces where English has them.
+    """Puts spaces where English has them; words and marks stay as they are, in order.
 
     >>> english("it ' s tom ' s 3 , 000 well - known books , isn ' t it ?")
     "it's tom's 3,000 well-known books, isn't it?"

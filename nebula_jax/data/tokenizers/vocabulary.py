@@ -49,7 +49,7 @@ class Vocabulary(NamedTuple):
 
 
 def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2) -> int:
-    """Trains a unigram vocabulary, as XLM-R's is, and writes it to `path`.
+    """Trains a unigram vocabulary, as XLM-R's is; returns how many pieces it has.
 
     Args:
       lines: sentences; the caller balances the languages. Long ones are cut up.

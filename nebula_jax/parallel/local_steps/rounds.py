@@ -40,7 +40,7 @@ def no_request() -> bool:
 
 
 class Ends(Protocol):
-    """The channels to the other clusters: `Exchange`, or `quorum.hub.Hub`."""
+    """The channels to all others, `Exchange` or `quorum.hub.Hub`; None: no message."""
 
     def send(self, step: int, fragment: int, message: Selected) -> None: ...
 
