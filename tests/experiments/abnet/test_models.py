@@ -37,6 +37,18 @@ def test_the_same_weights_in_another_shape_are_another_model(tmp_path):
     assert after.digest != before.digest
 
 
+def test_a_head_that_was_made_here_trains_and_one_that_came_does_not(tmp_path):
+    """With the adapters; the table that it is tied to stays as it is."""
+    folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
+    run = tiny_translations.run(length_buckets="8")
+    for new_head in (False, True):
+        is_trained = models.load(run, folder, new_head=new_head).is_trained
+        assert is_trained("mlm_head/dense/kernel") == new_head
+        assert is_trained("adapters_0/output/kernel")
+        assert not is_trained("embeddings/word_embeddings/embedding")
+        assert not is_trained("encoder/layer_0/output/kernel")
+
+
 def test_the_task_is_what_the_flags_say():
     still = {"plm_dropout": 0, "adapter_dropout": 0}
     given = {"label_smoothing": 0.3, "source_corruption": 0.2, "objective": "ar"}
