@@ -35,7 +35,8 @@ MESSAGES = {
     "checkpoint": "saved|a checkpoint of job {job}|at step {step}|with {digest}",
     "refusal": "was refused|{operation}|because of {reason}|in job {job}|with {peer}",
     "fault": "met a fault:|{event}|{fault}|with {peer}|in job {job}|at step {step}",
-    "audit": "noted|lab {lab}|{bytes}|where entry {entry} was half-written",
+    "audit": "noted|lab {lab}|which has lost what it saw under {former}|{bytes}"
+    "|where entry {entry} was half-written",
 }
 """Kind -> the verb of an entry without an event, and the words for its values in order.
 

@@ -52,14 +52,17 @@ def test_an_entry_is_a_sentence_with_its_time(tmp_path, kind, who, what, line):
 
 def test_what_the_log_notes_about_itself(tmp_path):
     with opened(tmp_path / "s") as log:
-        exchange(log, witness.Witness(tmp_path / "t", "lab-t"))
+        for _ in range(2):
+            exchange(log, witness.Witness(tmp_path / "t", "lab-t"))
+            (tmp_path / "t" / "peers" / "lab-s.json").unlink()
     with audit.paths(tmp_path / "s").log.open("ab") as stream:
         stream.write(b"half a line")
     opened(tmp_path / "s").close()
-    first, second = (line[21:] for line in readable.lines(tmp_path / "s"))
+    first, lost, second = (line[21:] for line in readable.lines(tmp_path / "s"))
     assert first.startswith("lab-s is witnessed by lab lab-t (verifier nebula/lab-t/wi")
+    assert "by lab lab-t which has lost what it saw under nebula/lab-t/wi" in lost
     assert second.startswith(
-        "lab-s cut off 11 bytes where entry 1 was half-written (kept cut.1."
+        "lab-s cut off 11 bytes where entry 2 was half-written (kept cut.2."
     )
 
 
