@@ -116,6 +116,13 @@ def test_source_interleaves_frozen_layers_and_adapters(source_params):
     np.testing.assert_allclose(encoded.length_logits[:, 1:], logits[:, 1:], atol=1e-5)
 
 
+def test_no_sentence_has_length_zero(source_params):
+    logits = encode(CMLM, source_params, X, X_MASK).length_logits
+    assert logits.shape == (2, 13)
+    assert np.isneginf(logits[:, 0]).all()
+    assert np.isfinite(logits[:, 1:]).all()
+
+
 def test_an_autoregressive_source_has_no_length_head(source_params):
     shapes = jax.eval_shape(lambda: init_source(AR, jax.random.key(0)))
     assert shapes.keys() == source_params.keys() - {"length_table"}
