@@ -89,7 +89,7 @@ def differences(ids: Ids, key: bytes, peer: Any) -> list[str]:
 
     Returns:
       Sentences for a person. An example that only this side has is named by split and
-      id, up to `SHOWN` of them.
+      id, up to `SHOWN` of them; groups in which several differ are counted.
 
     Raises:
       AlignmentError: if `peer` is no fingerprint.

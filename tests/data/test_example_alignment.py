@@ -59,6 +59,19 @@ def test_the_side_with_an_extra_example_names_it_and_the_other_knows_it_lacks_on
     ]
 
 
+def test_differences_that_meet_in_one_group_are_no_agreement():
+    by_group = collections.defaultdict(list)
+    for name in MANY:
+        tag = hmac.digest(KEY, f"train\t{name}".encode(), "sha256")
+        by_group[int.from_bytes(tag[:8], "big") % 1024].append(name)
+    one, other = next(names for names in by_group.values() if len(names) == 2)
+    unclear = "more ids differ, in 1 of 1024 groups, than can be found"
+    rest = [name for name in MANY if name not in (one, other)]
+    assert compared({"train": MANY}, {"train": rest})[1:] == [unclear]
+    # As many in the group on both sides, and others.
+    assert compared({"train": [*rest, one]}, {"train": [*rest, other]}) == [unclear]
+
+
 def test_an_example_under_another_id_is_named_on_both_sides():
     mine = {"train": MANY, "dev": ["dev-1", "dev-2"]}
     theirs = {"train": MANY, "dev": ["dev-1", "dev-3"]}
