@@ -1,4 +1,4 @@
-"""Plans a run of M3 before a cluster is started: time, bottleneck, settings.
+"""Plans a run of M3 before a cluster is started: time and bottleneck.
 
     python -m scripts.plan --flagfile=experiments/flags/m3_paper.flags \\
         --cluster_devices=8,64 --device_tflops=50,50 --wan=170mbit,15ms
@@ -46,9 +46,7 @@ flags.DEFINE_list(
 )
 NAMES = ("cluster_devices", "device_tflops", "wan", "out")
 
-WORTH = 0.02  # of a step's time: what gains less is not recommended
 BALANCED = 0.05  # what twice the speed of one part saves, if others are as busy
-WINDOWS = (*range(17), 24, 32)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -178,7 +176,7 @@ def plan(given: Settings) -> dict[str, Any]:
         * agreed.max_length,
         "steps": agreed.steps,
         "savings": planner.savings(run),
-        "advice": advice(run, given.devices[1] // local.model_parallel),
+        "fan_out": planner.fan_out(run, given.devices[1] // local.model_parallel),
     }
 
 
@@ -205,49 +203,6 @@ def _pace(
         window=given.run.agreed.window,
         fan_out=given.run.agreed.fan_out,
     )
-
-
-def advice(run: planner.M3, replicas: int) -> list[str]:
-    """Recommends --window and --fan_out, by what a step takes with them and as it is.
-
-    Args:
-      run: as it is now.
-      replicas: of the discriminator.
-    """
-
-    def seconds(**changes: int) -> float:
-        return planner.seconds(dataclasses.replace(run, **changes))
-
-    now = seconds()
-    times = {window: seconds(window=window) for window in WINDOWS}
-    # The smallest that is nearly as good as the best.
-    enough = (1 + WORTH) * min(times.values())
-    window = next(window for window, each in times.items() if each <= enough)
-    if times[window] <= now * (1 - WORTH):
-        first = (
-            f"--window={window}: a step takes {1 - times[window] / now:.0%} less,"
-            f" {times[window]:.3g} s, because more steps are in flight."
-        )
-    else:
-        first = f"--window={run.window} is enough; needed is {window}."
-    wanted, ratio = planner.fan_out(run, replicas)
-    second = (
-        f"while one of the discriminator's {replicas} replicas trains on a micro-batch"
-        f" of each generator, a generator makes {ratio:.3g}"
-    )
-    # Seconds for as many tokens as a step has now.
-    alike = seconds(fan_out=wanted) * run.fan_out / wanted
-    if alike <= now * (1 - WORTH):
-        second = (
-            f"--fan_out={wanted}: {second}; {now / alike - 1:.0%} more tokens/s, in"
-            f" batches {wanted / run.fan_out:.3g} times as large."
-        )
-    else:
-        second = (
-            f"--fan_out={run.fan_out} is enough: {second} (t_d / t_g, section 3.3:"
-            f" n = {wanted}), but a larger batch would not make tokens faster."
-        )
-    return [first, second]
 
 
 def markdown(result: Mapping[str, Any]) -> str:
@@ -277,6 +232,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         for name, count in result["bytes"].items()
     ]
     hours = result["steps"] * seconds / 3600
+    wanted, ratio = result["fan_out"]
     name, share = next(iter(result["savings"].items()))
     bottleneck = f"with the {name} twice as fast, a step would take {share:.0%} less"
     idle = (f"{part} {1 - each / seconds:.0%}" for part, each in busy.items())
@@ -293,8 +249,10 @@ def markdown(result: Mapping[str, Any]) -> str:
         if share < BALANCED
         else f"The bottleneck: {name}; {bottleneck}.",
         f"Idle in a step: {'; '.join(idle)}.",
-        "Other settings, as predicted; short runs with and without say what they gain:",
-        "\n".join(f"- {each}" for each in result["advice"]),
+        "While a replica of the discriminator trains on a micro-batch of each"
+        f" generator, a generator makes {ratio:.3g} (t_d / t_g, section 3.3:"
+        f" --fan_out={wanted}).",
+        "For other settings, make a plan with them, and try them in a short run.",
         "Assumed: each cluster has its own devices, which share its work evenly; bytes"
         " are those of frames, without TCP's and TLS's own; sequences are packed full;"
         " optimizers, activations, evaluations and checkpoints are left out.",

@@ -2,6 +2,7 @@
 
 import datetime
 import json
+import threading
 
 import lab_folders
 import pytest
@@ -229,6 +230,26 @@ def test_a_list_that_another_process_has_taken_is_in_force_here(labs):
     assert is_out(ours)
     assert ours.number == 5
     assert not ours.accept(signed(labs, 4))
+
+
+def test_two_processes_do_not_take_lists_at_once(labs, monkeypatch):
+    """The older one would be written over the newer one, and its number stay."""
+    ours, other = (revocation.RevocationList(labs.s) for _ in range(2))
+    writing, taken = files.writing, []
+    older = threading.Thread(target=lambda: taken.append(ours.accept(signed(labs, 4))))
+
+    def while_another_comes(path):
+        if not older.ident:
+            older.start()
+            older.join(0.2)
+            assert older.is_alive()  # it waits for the lock
+        return writing(path)
+
+    monkeypatch.setattr(files, "writing", while_another_comes)
+    assert other.accept(signed(labs, 5, revoked=NEW))
+    older.join(20)
+    assert taken == [False]
+    assert is_out(revocation.RevocationList(labs.s))
 
 
 @pytest.mark.parametrize("text", ["", "five", "-1", "1" * 19, "5\n5\n"])
