@@ -161,12 +161,18 @@ class Runs:
             self.folder / workdir / name / "checkpoints" / f"{step:08d}"
             for name in folders
         ]
+        # What an earlier run saved is there before the processes are; one cluster alone
+        # is the process itself.
+        count = len(saved) if len(saved) > 1 else 0
         deadline = time.monotonic() + SECONDS
-        while not all(each.exists() for each in saved):
-            assert process.poll() is None, process.communicate()[0]
+        while True:
+            is_saved = all(each.exists() for each in saved)
+            family, status = family_of(process), process.poll()
+            if is_saved and (len(family) >= count or status is not None):
+                return process, family
+            assert status is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.02)
-        return process, family_of(process)
 
     def state(self, workdir: str, cluster: str, step: int):
         """The state that a cluster saved after `step`, as numpy arrays."""
