@@ -89,11 +89,11 @@ class Names:
         except (ValueError, KeyError, TypeError):
             raise Unreadable("a Welcome that cannot be read") from None
         self._known.pop(self._session, None)
-        while (
-            len(self._known) >= MOST_SESSIONS
-            or len(json.dumps(self._known)) > MOST_NAMES
-        ):
-            del self._known[next(iter(self._known))]
+        # Written once: one Welcome may drive out a thousand sessions of others.
+        sizes = {each: len(json.dumps(sides)) for each, sides in self._known.items()}
+        while len(sizes) >= MOST_SESSIONS or sum(sizes.values()) > MOST_NAMES:
+            oldest = next(iter(sizes))
+            del sizes[oldest], self._known[oldest]
         self._known[self._session] = [
             [
                 [

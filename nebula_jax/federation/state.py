@@ -230,9 +230,8 @@ class State:
     ) -> None:
         """Carries a stream to its end, and records what it has carried.
 
-        That is recorded however it ends, as with the switch, which cancels it. A stream
-        between two trainers of this lab is carried twice, once for each of them, and
-        counts once for its job: the account of the one that dialed pays.
+        That is recorded however it ends, also if it is cancelled. A stream between
+        two trainers here is carried twice, and counts once: the one that dialed pays.
 
         Args:
           about, trainer, end: the stream, the trainer here, and the other end.
@@ -257,9 +256,15 @@ class State:
             if counts:
                 self.uncharged[account] += count
 
+        checked: dict[
+            str, Any
+        ] = {}  # a tensor asks anew: perhaps of a thousand channels
+
         def check(sides: list[meter.Channels]) -> None:
-            for kind, codec in sides[0 if is_listener else 1]:  # of the trainer here
-                self.rules.check_codec(job, kind, codec)
+            if checked.get("by") is not self.rules or checked["sides"] is not sides:
+                for kind, codec in sides[0 if is_listener else 1]:  # the trainer here
+                    self.rules.check_codec(job, kind, codec)
+                checked.update(by=self.rules, sides=sides)
 
         names = meter.Names(self.sessions, check)
         carried = streams.Carried(

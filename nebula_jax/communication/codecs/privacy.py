@@ -52,7 +52,9 @@ def private(clip: float, noise: float = 0.0) -> codec_lib.Codec:
     if not 0 <= noise < float("inf"):
         raise ValueError(f"noise must not be negative, not {noise!r}")
 
-    name = f"private({clip:g}, {noise:g})"
+    # Every digit, but no more: two clusters, and a policy, compare names.
+    shown = [repr(float(value)).removesuffix(".0") for value in (clip, noise)]
+    name = f"private({', '.join(shown)})"
 
     def encode(
         arrays: codec_lib.Arrays, state: codec_lib.State

@@ -24,7 +24,7 @@ def same(string, codec, zstd=None):
 
 NAMED = [
     *("identity", "fp16", "bf16"),
-    *("private(1, 0)", "private(0.5, 0)", "private(1, 0.25)"),
+    *("private(1, 0)", "private(1.0000001, 0)", "private(1, 0.25)"),
     *("int8(64, nearest, 0)", "int8(32, nearest, 0)", "int8(row, nearest, 0)"),
     *("int8(64, stochastic, 0)", "int8(64, stochastic, 1)", "int4(64, nearest, 0)"),
     *("svd(0.6, false)", "svd(0.6, true)"),
