@@ -90,8 +90,9 @@ def test_a_line_that_breaks_for_seconds_changes_no_number(runs, undisturbed):
         path = runs.folder / "cut" / cluster / "summary.json"
         outages = json.loads(path.read_text())["outages"]
         assert outages["count"] >= 1
-        # Of a window's eight steps, and the held-out text of three evaluations in it.
-        assert 1 <= outages["tensors"] <= 8 + 3 * 2
+        # Step t waits for the token of step t - 9, so nine steps may be in flight, and
+        # the held-out text, two tensors, of three evaluations among them.
+        assert 1 <= outages["tensors"] <= 9 + 3 * 2
         assert outages["seconds"] > 1
     assert "lost its line" in output
 
