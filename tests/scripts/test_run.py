@@ -10,6 +10,7 @@ import sys
 import pytest
 
 SCRIPT = pathlib.Path(__file__).parents[2] / "scripts" / "run"
+CHOICES = ("NEBULA_VENV", "PYTHON")
 
 
 @pytest.fixture
@@ -34,11 +35,13 @@ def make_ready(root, python):
 
 
 def run(root, *command, **environment):
+    # An environment that these tests run in must not be the one that they make.
+    inherited = {name: os.environ[name] for name in os.environ if name not in CHOICES}
     return subprocess.run(
         [root / "scripts" / "run", *command],
         capture_output=True,
         text=True,
-        env=os.environ | environment,
+        env=inherited | environment,
         cwd="/",
     )
 
@@ -157,6 +160,17 @@ def test_an_environment_whose_python_is_gone_or_another_is_made_anew(
     done = run(project, "true", PYTHON=str(python))
     assert done.returncode == 0, done.stderr
     assert not (project / ".venv" / "the user's own").exists()
+
+
+def test_a_folder_that_is_no_environment_is_left_as_it_is(project, tmp_path):
+    python = stand_in(tmp_path / "first" / "bin", "python3")
+    own = tmp_path / "papers" / "thesis"
+    own.parent.mkdir()
+    own.touch()
+    done = run(project, "true", PYTHON=str(python), NEBULA_VENV=str(own.parent))
+    assert done.returncode == 1
+    assert "papers is no environment of scripts/run" in done.stderr
+    assert own.exists()
 
 
 def test_an_unreachable_registry_is_said(project, tmp_path):
