@@ -33,12 +33,7 @@ RATIO = 0.6  # the best of Table 5
 
 ELEMENTWISE = (
     *("fp16", "bf16"),
-    *(
-        f"int{bits}({scale}{rounding})"
-        for bits in (8, 4)
-        for rounding in ("", ", stochastic")
-        for scale in ("tensor", "row", 64)
-    ),
+    *(f"int{bits}({scale})" for bits in (8, 4) for scale in ("tensor", "row", 64)),
     "e3m0",
 )
 OTHERS = (

@@ -37,6 +37,8 @@ def check_payload(payload: Any) -> None:
             elif node.dtype == np.bool_:
                 check_range(node.view(np.uint8), 0, 2)
         except ValueError as error:
+            # Without the wrapper of a codec's leaves (`codecs.leaves.Encoded`).
+            path = tuple(key for key in path if getattr(key, "name", "") != "tree")
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             raise ValueError(f"{name}: {error}" if name else str(error)) from None
 

@@ -136,7 +136,7 @@ def test_the_autoregressive_split_run_equals_the_whole_on_two_devices_each(runs)
     ("forward", "backward"),
     [
         # Others: abnet/test_resume.py.
-        ("int8(8,stochastic)", "pack_tokens|int8(8)"),
+        ("int8(8)", "pack_tokens|int8(8)"),
         ("pack_tokens|svd(0.6)|fp16", "zstd"),
     ],
 )

@@ -30,7 +30,7 @@ def test_every_codec_is_measured():
 def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys):
     out = tmp_path / "codecs.json"
     flags.FLAGS(["bench_codecs"])
-    monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16", "int4(row, stochastic)"))
+    monkeypatch.setattr(bench_codecs, "ELEMENTWISE", ("fp16", "int4(row)"))
     monkeypatch.setattr(bench_codecs, "OTHERS", ("pack_tokens", "error_feedback(fp16)"))
     monkeypatch.setattr(bench_codecs, "SHAPE", (4, 8, 32))
     with flagsaver.flagsaver(rounds=1, out=str(out)):

@@ -210,7 +210,7 @@ ERRORS = {  # codec of h, codec of the gradient: relative error of h, of the gra
     (PACKED, PACKED): (0.01, 0.01),
     ("from_step(2, fp16)", "from_step(2, fp16)"): (1e-3, 1e-3),
     ("identity", "error_feedback(int4(row)|fp16)"): (1e-6, 0.3),
-    ("error_feedback(int8(row, stochastic))", "identity|zstd"): (0.02, 1e-6),
+    ("error_feedback(int8(row))", "identity|zstd"): (0.02, 1e-6),
 }
 
 

@@ -7,8 +7,6 @@ smaller than the largest (Streaming DiLoCo, arXiv 2501.18512).
 n values of a leaf, g blocks.
 """
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -71,21 +69,20 @@ def e3m0(block: int = 256) -> codec.Codec:
     if type(block) is not int or block < 1:
         raise ValueError(f"block must be a positive integer, not {block!r}")
 
-    def encode_leaf(leaf: jax.Array) -> Levels:
+    def encode(leaf: jax.Array) -> Levels:
         flat = leaf.astype(jnp.float32).reshape(-1)
         blocks = integers.grouped(flat, leaf.shape, block)
         largest = jnp.max(jnp.abs(blocks), axis=-1, initial=0.0)
         scale = jnp.where(jnp.isfinite(largest), largest, jnp.nan)
         scale = jnp.where(scale < LEAST, 0.0, scale)
         nibbles = _nibbles(blocks, scale[:, None])
-        data = integers.pack_nibbles(nibbles, leaf.size)
-        return Levels(data, scale, leaf.shape, str(leaf.dtype))
+        return Levels(integers.pack_nibbles(nibbles, leaf.size), scale)
 
-    def decode_leaf(node: Levels) -> jax.Array:
-        q = integers.unpack_nibbles(node.data, math.prod(node.shape))
-        return integers.descaled(_powers(q), node, block)
+    def decode(node: Levels, like: jax.ShapeDtypeStruct) -> jax.Array:
+        q = integers.unpack_nibbles(node.data, like.size)
+        return integers.descaled(_powers(q), node.scale, like.shape, block)
 
-    return leaves.codec_of(Levels, encode_leaf, decode_leaf, f"e3m0({block})")
+    return leaves.per_leaf(encode, decode, f"e3m0({block})")
 
 
 def _nibbles(blocks: jax.Array, scale: jax.Array) -> jax.Array:

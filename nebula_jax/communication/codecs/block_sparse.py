@@ -4,7 +4,6 @@ n values of a leaf, K of them on the wire, k of each full block.
 """
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -26,15 +25,14 @@ class Kept:
     index: [ceil(K w / 8)] uint8, positions in their blocks at w bits each.
     codes: [ceil(K / 4)] uint8, the number of each value's level at 2 bits.
     levels: [4] float32.
-    shape, dtype: of the leaf; static.
+    size: n, values of the leaf; static.
     k, block: see `sparse_loco`; static.
     """
 
     index: jax.Array
     codes: jax.Array
     levels: jax.Array
-    shape: tuple[int, ...] = struct.field(pytree_node=False)
-    dtype: str = struct.field(pytree_node=False)
+    size: int = struct.field(pytree_node=False)
     k: int = struct.field(pytree_node=False)
     block: int = struct.field(pytree_node=False)
 
@@ -43,8 +41,7 @@ class Kept:
 
         Levels that another codec has encoded are its concern.
         """
-        size = math.prod(self.shape)
-        full, rest, last = layout(size, self.k, self.block)
+        full, rest, last = layout(self.size, self.k, self.block)
         count = full * self.k + last
         packed = np.asarray(self.index)
         index = bits.unpack_on_host(packed, count, bits.bits_for(self.block))
@@ -103,14 +100,11 @@ def sparse_loco(k: int = 32, block: int = 4096) -> codec.Codec:
         raise ValueError(f"block must be 1 to 2^24, not {block!r}")
     if type(k) is not int or not 1 <= k <= block:
         raise ValueError(f"k must be 1 to block, {block}, not {k!r}")
-    encode_leaf = functools.partial(_encode_leaf, k, block)
-    name = f"sparse_loco({k}, {block})"
-    return leaves.codec_of(Kept, encode_leaf, _decode_leaf, name)
+    encode = functools.partial(_encode, k, block)
+    return leaves.per_leaf(encode, _decode, f"sparse_loco({k}, {block})")
 
 
-def _encode_leaf(k: int, block: int, leaf: jax.Array) -> Kept | jax.Array:
-    if not leaf.size:
-        return leaf
+def _encode(k: int, block: int, leaf: jax.Array) -> Kept:
     flat = leaf.astype(jnp.float32).reshape(-1)
     full, rest, last = layout(flat.size, k, block)
     parts = []
@@ -126,23 +120,21 @@ def _encode_leaf(k: int, block: int, leaf: jax.Array) -> Kept | jax.Array:
         index=bits.pack(index, bits.bits_for(block)),
         codes=bits.pack(codes, CODE_BITS),
         levels=levels,
-        shape=leaf.shape,
-        dtype=str(leaf.dtype),
+        size=leaf.size,
         k=k,
         block=block,
     )
 
 
-def _decode_leaf(node: Kept) -> jax.Array:
-    size = math.prod(node.shape)
-    full, _, last = layout(size, node.k, node.block)
+def _decode(node: Kept, like: jax.ShapeDtypeStruct) -> jax.Array:
+    full, _, last = layout(node.size, node.k, node.block)
     count = full * node.k + last
     index = bits.unpack(node.index, count, bits.bits_for(node.block)).astype(jnp.int32)
     index = index + jnp.arange(count, dtype=jnp.int32) // node.k * node.block
     values = node.levels[bits.unpack(node.codes, count, CODE_BITS)]
-    places = jnp.zeros(size, jnp.float32).at[index]
+    places = jnp.zeros(node.size, jnp.float32).at[index]
     flat = places.set(values, mode="drop", indices_are_sorted=True, unique_indices=True)
-    return flat.reshape(node.shape).astype(node.dtype)
+    return flat.reshape(like.shape)
 
 
 def _largest(blocks: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:

@@ -65,7 +65,7 @@ def check(
 
     >>> from nebula_jax.communication import codecs
     >>> check(codecs.int8("row"), jax.ShapeDtypeStruct((8, 77), "float32"))
-    int8(row, nearest, 0): 0.263 of the bytes, error 0.0061; keeps all rules
+    int8(row): 0.263 of the bytes, error 0.0061; keeps all rules
 
     Args:
       codec: a Codec or a Selector.

@@ -2,22 +2,9 @@
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from nebula_jax.communication import codec
 from nebula_jax.communication.codecs import leaves
-
-
-@struct.dataclass
-class Cast:
-    """A leaf in a shorter type.
-
-    data: the leaf's shape.
-    dtype: of the leaf; static.
-    """
-
-    data: jax.Array
-    dtype: str = struct.field(pytree_node=False)
 
 
 def fp16() -> codec.Codec:
@@ -35,7 +22,7 @@ def fp16() -> codec.Codec:
     >>> codec.ratio(fp16(), spec)
     0.5
     >>> payload, _ = fp16().encode(jnp.array([1.0, 1e6, jnp.inf]), ())
-    >>> payload.data.tolist()
+    >>> payload.tree.tolist()
     [1.0, 65504.0, inf]
     """
     return _cast(jnp.dtype(jnp.float16), "fp16")
@@ -57,13 +44,9 @@ def bf16() -> codec.Codec:
 def _cast(dtype: jnp.dtype, name: str) -> codec.Codec:
     limit = float(jnp.finfo(dtype).max)
 
-    def encode_leaf(leaf: jax.Array) -> Cast:
+    def encode(leaf: jax.Array) -> jax.Array:
         full = leaf.astype(jnp.float32)
         clamped = jnp.clip(full, -limit, limit)
-        data = jnp.where(jnp.isinf(full), full, clamped).astype(dtype)
-        return Cast(data, str(leaf.dtype))
+        return jnp.where(jnp.isinf(full), full, clamped).astype(dtype)
 
-    def decode_leaf(cast: Cast) -> jax.Array:
-        return cast.data.astype(cast.dtype)
-
-    return leaves.codec_of(Cast, encode_leaf, decode_leaf, name)
+    return leaves.per_leaf(encode, lambda short, like: short, name)

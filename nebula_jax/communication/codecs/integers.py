@@ -20,7 +20,6 @@ from nebula_jax.communication.codecs import leaves
 
 TINY = 2.0**-126  # least normal float32
 ROUNDER = 1.5 * 2.0**23  # added to |x| < 2^22, leaves round(x) in the sum's low bits
-FRACTION = 15  # bits of the random number that decides stochastic rounding
 
 
 @struct.dataclass
@@ -30,13 +29,10 @@ class Scaled:
     data: uint8 or int8; in the groups' shape, [g, values in each], if all are full,
       else flat. A loop over a flat array would divide to find a value's group.
     scale: [g] float32; one for the tensor.
-    shape, dtype: of the leaf.
     """
 
     data: jax.Array
     scale: jax.Array
-    shape: tuple[int, ...] = struct.field(pytree_node=False)
-    dtype: str = struct.field(pytree_node=False)
 
     def check_values(self) -> None:
         """Checks, on the host, that scales are at least 0, or NaN: see above.
@@ -50,14 +46,13 @@ class Scaled:
                 raise ValueError(f"{scale[bad][0]} is no scale")
 
 
-def int8(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Codec:
+def int8(per: str | int) -> codec.Codec:
     """Quantizes to eight-bit integers: q = round(x / s), s = max|x| / 127 of a group.
 
-    Stochastic: q = floor(x / s + u) with u uniform in [0, 1), so that E[q s] = x (as
-    QSGD, Alistarh et al. 2017; u in steps of 2^-15).
     Payload: per leaf of n values data of n int8 and scale [groups] float32.
     Wire: n + 4 groups bytes; 1, the rows, or ceil(n / N) groups.
-    Error at most s / 2, stochastic s. A group that holds NaN or Inf decodes as NaN.
+    Error at most s / 2; halfway, q is even. A group that holds NaN or Inf decodes as
+    NaN.
 
     >>> codec.ratio(int8(64), jax.ShapeDtypeStruct((2, 128), jnp.float32))
     0.265625
@@ -65,40 +60,37 @@ def int8(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Code
     Args:
       per: a group is the "tensor", a "row" (last axis), or N consecutive values of the
         flattened leaf (the last block may be shorter).
-      rounding: "nearest" (even if halfway), or "stochastic", which counts its calls in
-        the sender's state, an uint32.
 
     Raises:
-      ValueError: if an argument is none of these.
+      ValueError: if it is none of these.
     """
 
     def pack(q: jax.Array, size: int) -> jax.Array:
         q = q.astype(jnp.int8)
         return q if q.size == size else q.reshape(-1)[:size]
 
-    return _integers("int8", 127, pack, lambda data, size: data, per, rounding, seed)
+    return _integers("int8", 127, pack, lambda data, size: data, per)
 
 
-def int4(per: str | int, rounding: str = "nearest", seed: int = 0) -> codec.Codec:
+def int4(per: str | int) -> codec.Codec:
     """Quantizes to four-bit integers, two a byte: as `int8` with s = max|x| / 7.
 
     Payload: per leaf of n values data of ceil(n / 2) uint8 and scale [groups] float32.
     Byte i holds value i in its low half and value ceil(n / 2) + i in its high one: two
     contiguous streams, faster than neighbors in one byte.
     Wire: ceil(n / 2) + 4 groups bytes.
-    Error at most s / 2, stochastic s. A group that holds NaN or Inf decodes as NaN.
+    Error at most s / 2. A group that holds NaN or Inf decodes as NaN.
 
     >>> codec.ratio(int4(64), jax.ShapeDtypeStruct((2, 128), jnp.float32))
     0.140625
 
     Args:
       per: see `int8`.
-      rounding, seed: see `int8`.
 
     Raises:
-      ValueError: if an argument is none of these.
+      ValueError: if it is none of these.
     """
-    return _integers("int4", 7, pack_nibbles, unpack_nibbles, per, rounding, seed)
+    return _integers("int4", 7, pack_nibbles, unpack_nibbles, per)
 
 
 def pack_nibbles(q: jax.Array, size: int) -> jax.Array:
@@ -135,46 +127,19 @@ def _integers(
     pack: Callable[[jax.Array, int], jax.Array],
     unpack: Callable[[jax.Array, int], jax.Array],
     per: str | int,
-    rounding: str,
-    seed: int,
 ) -> codec.Codec:
     if per not in ("tensor", "row") and not (type(per) is int and per >= 1):
         raise ValueError(f"per must be tensor, row or a block's size, not {per!r}")
-    if rounding not in ("nearest", "stochastic"):
-        raise ValueError(f"rounding must be nearest or stochastic, not {rounding!r}")
-    if type(seed) is not int or not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be an integer in [0, 2^32), not {seed!r}")
-    stochastic = rounding == "stochastic"
 
-    def init(spec: codec.Spec) -> codec.State:
-        return jnp.uint32(0) if stochastic else ()
+    def encode(leaf: jax.Array) -> Scaled:
+        groups, scale, inverse = scaled(leaf, per, limit)
+        return Scaled(pack(_round(groups * inverse), leaf.size), scale)
 
-    def encode(
-        arrays: codec.Arrays, count: codec.State
-    ) -> tuple[codec.Payload, codec.State]:
-        nodes, structure = jax.tree.flatten(arrays)
-        for i, leaf in enumerate(nodes):
-            if leaves.is_float(leaf):
-                groups, scale, inverse = scaled(leaf, per, limit)
-                if stochastic:
-                    key = _mix(_mix(jnp.uint32(seed) + count) + jnp.uint32(i))
-                    q = _stochastic(groups, inverse, limit, key)
-                else:
-                    q = _round(groups * inverse)
-                data = pack(q, leaf.size)
-                nodes[i] = Scaled(data, scale, leaf.shape, str(leaf.dtype))
-        return jax.tree.unflatten(structure, nodes), count + 1 if stochastic else ()
+    def decode(node: Scaled, like: jax.ShapeDtypeStruct) -> jax.Array:
+        q = unpack(node.data, like.size).astype(jnp.float32)
+        return descaled(q, node.scale, like.shape, per)
 
-    def decode_leaf(node: Scaled) -> jax.Array:
-        q = unpack(node.data, math.prod(node.shape))
-        return descaled(q.astype(jnp.float32), node, per)
-
-    def decode(
-        payload: codec.Payload, state: codec.State
-    ) -> tuple[codec.Arrays, codec.State]:
-        return leaves.decode(Scaled, decode_leaf, payload), state
-
-    return codec.Codec(init, encode, decode, f"{name}({per}, {rounding}, {seed})")
+    return leaves.per_leaf(encode, decode, f"{name}({per})")
 
 
 def _round(x: jax.Array) -> jax.Array:
@@ -193,40 +158,13 @@ def _round_by_adding(x: jax.Array) -> jax.Array:
     return bits - jnp.float32(ROUNDER).view(jnp.int32)
 
 
-def _stochastic(
-    groups: jax.Array, inverse: jax.Array, limit: int, key: jax.Array
-) -> jax.Array:
-    """Returns floor(x / s + u), in fixed point: 127 * 2^15 is just below 2^22.
-
-    The numbers u also depend on the scales: clusters that send deltas of the same shape
-    round each their own way, so that their mean has a smaller error.
-    """
-    number = jax.lax.iota(jnp.uint32, groups.size).reshape(groups.shape)
-    own = _mix(jax.lax.bitcast_convert_type(inverse, jnp.uint32))
-    random = _mix(number + key + own)
-    fixed = _round(groups * inverse * 2.0**FRACTION)
-    # x / s may exceed the limit by a rounding error.
-    fixed = jnp.clip(fixed, -limit << FRACTION, limit << FRACTION)
-    return (fixed + (random >> (32 - FRACTION)).astype(jnp.int32)) >> FRACTION
-
-
-def _mix(x: jax.Array) -> jax.Array:
-    """Hashes uint32 by a few shifts (the finalizer lowbias32, C. Wellons).
-
-    Enough for rounding, and several times cheaper than `jax.random.bits`.
-    """
-    x = (x ^ (x >> 16)) * jnp.uint32(0x7FEB352D)
-    x = (x ^ (x >> 15)) * jnp.uint32(0x846CA68B)
-    return x ^ (x >> 16)
-
-
 def grouped(flat: jax.Array, shape: tuple[int, ...], per: str | int) -> jax.Array:
     """Groups [n] values of a leaf of `shape`: [g, values in each], zeros at the end.
 
     Per-tensor scaling also uses rows: XLA does not parallelize over one long row.
     """
     if isinstance(per, str):  # tensor or row
-        return flat.reshape(math.prod(shape[:-1]), shape[-1] if shape else 1)
+        return flat.reshape(math.prod(shape[:-1]), shape[-1])
     size = max(1, min(per, flat.size))
     return jnp.pad(flat, (0, -flat.size % size)).reshape(-1, size)
 
@@ -249,9 +187,10 @@ def scaled(
     return groups, jnp.where(scale < TINY, 0.0, scale), inverse[:, None]
 
 
-def descaled(values: jax.Array, node: Scaled, per: str | int) -> jax.Array:
-    """Returns the leaf of `node` from its values in units of their scales, float32."""
-    if values.shape[:-1] != node.scale.shape:
-        values = grouped(values.reshape(-1), node.shape, per)
-    flat = (values * node.scale[:, None]).reshape(-1)[: math.prod(node.shape)]
-    return flat.reshape(node.shape).astype(node.dtype)
+def descaled(
+    values: jax.Array, scale: jax.Array, shape: tuple[int, ...], per: str | int
+) -> jax.Array:
+    """Returns a leaf of `shape`, float32, from its values in units of their scales."""
+    if values.shape[:-1] != scale.shape:
+        values = grouped(values.reshape(-1), shape, per)
+    return (values * scale[:, None]).reshape(-1)[: math.prod(shape)].reshape(shape)

@@ -22,46 +22,6 @@ def encode(encode_leaf: Callable[[Any], Any], arrays: codec.Arrays) -> codec.Pay
     )
 
 
-def decode(
-    kind: type, decode_leaf: Callable[[Any], Any], payload: codec.Payload
-) -> codec.Arrays:
-    """Puts `decode_leaf(node)` in the place of every innermost node of type `kind`.
-
-    Innermost, because the codec before in a chain may have been of the same kind: in
-    `int8(row)|int8(tensor)` the scales of the first are encoded by the second, and the
-    second must not take the first one's nodes for its own.
-    """
-
-    def is_node(node: Any) -> bool:
-        return isinstance(node, kind) and all(
-            jax.tree_util.treedef_is_leaf(child)
-            for child in jax.tree_util.treedef_children(jax.tree.structure(node))
-        )
-
-    return jax.tree.map(
-        lambda node: decode_leaf(node) if isinstance(node, kind) else node,
-        payload,
-        is_leaf=is_node,
-    )
-
-
-def codec_of(
-    kind: type,
-    encode_leaf: Callable[[jax.Array], Any],
-    decode_leaf: Callable[[Any], jax.Array],
-    name: str,
-) -> codec.Codec:
-    """Makes a stateless codec of all floating-point leaves; others pass untouched.
-
-    `encode_leaf` makes nodes of type `kind`, which `decode_leaf` makes arrays.
-    """
-    return codec.stateless(
-        lambda arrays: encode(encode_leaf, arrays),
-        lambda payload: decode(kind, decode_leaf, payload),
-        name,
-    )
-
-
 @struct.dataclass
 class Encoded:
     """A payload of `per_leaf`.

@@ -5,10 +5,10 @@ m rows, n columns of a matrix A; k its rank on the wire.
 
 import functools
 import math
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from nebula_jax.communication import codec
 from nebula_jax.communication.codecs import leaves
@@ -16,17 +16,11 @@ from nebula_jax.communication.codecs import leaves
 GROUP = 16  # enough for two cores; the compiled program grows with it
 
 
-@struct.dataclass
-class Factors:
-    """The two factors of a matrix: A ≈ left @ right.
-
-    left: [..., m, k], right: [..., k, n], of the leaf's dtype.
-    shape: of the leaf.
-    """
+class Factors(NamedTuple):
+    """The two factors of a matrix: A ≈ left @ right, [..., m, k] and [..., k, n]."""
 
     left: jax.Array
     right: jax.Array
-    shape: tuple[int, ...] = struct.field(pytree_node=False)
 
 
 def rank(ratio: float, m: int, n: int) -> int:
@@ -75,17 +69,23 @@ def svd(ratio: float, flatten: bool = False) -> codec.Codec:
     if type(flatten) is not bool:
         raise ValueError(f"flatten must be true or false, not {flatten!r}")
 
-    def encode_leaf(leaf: jax.Array) -> Factors | jax.Array:
-        if leaf.ndim < 2 or not leaf.size:
+    def encode(leaf: jax.Array) -> Factors | jax.Array:
+        if leaf.ndim < 2:
             return leaf
         matrix = leaf.astype(jnp.float32)
         if flatten:
             matrix = matrix.reshape(-1, leaf.shape[-1])
         left, right = truncated_svd(matrix, rank(ratio, *matrix.shape[-2:]))
-        return Factors(left.astype(leaf.dtype), right.astype(leaf.dtype), leaf.shape)
+        return Factors(left.astype(leaf.dtype), right.astype(leaf.dtype))
+
+    def decode(payload: Factors | jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        if not isinstance(payload, Factors):
+            return payload
+        left, right = (factor.astype(jnp.float32) for factor in payload)
+        return _product(left, right).reshape(like.shape)
 
     name = f"svd({ratio}, {str(flatten).lower()})"
-    return leaves.codec_of(Factors, encode_leaf, _multiply, name)
+    return leaves.per_leaf(encode, decode, name)
 
 
 def truncated_svd(matrix: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
@@ -154,13 +154,6 @@ def _leading(gram: jax.Array, k: int) -> tuple[jax.Array, jax.Array, jax.Array]:
     root = jnp.sqrt(jnp.maximum(singular, 1e-4 * singular[..., -1:]))
     inverse = jnp.where(root > 0, 1 / root, 0.0)
     return vectors[..., -k:], root, jnp.where(finite, inverse, jnp.nan)
-
-
-def _multiply(factors: Factors) -> jax.Array:
-    product = _product(
-        factors.left.astype(jnp.float32), factors.right.astype(jnp.float32)
-    )
-    return product.reshape(factors.shape).astype(factors.left.dtype)
 
 
 def _product(a: jax.Array, b: jax.Array) -> jax.Array:

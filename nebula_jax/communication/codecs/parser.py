@@ -1,4 +1,4 @@
-"""Codecs in a flag: `pack_tokens|svd(0.6)|fp16`, `int8(64, stochastic)|zstd(3)`.
+"""Codecs in a flag: `pack_tokens|svd(0.6)|fp16`, `error_feedback(int4(64))|zstd(3)`.
 
 The grammar is that of Python expressions: names and calls, chained by `|`. Arguments
 are numbers, words or codecs: `error_feedback(int4(64)|bf16)`. `true` and `false` are

@@ -10,21 +10,12 @@ import warnings
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
 
 from nebula_jax.communication import codec
 from nebula_jax.communication.codecs import leaves
 
 MAX_BLOCK = 4096  # its matrix takes 64 MB
 USEFUL = 8  # values in a block: an outlier among fewer hardly spreads
-
-
-@struct.dataclass
-class Rotated:
-    """A rotated leaf: data of its shape, float32, and its own dtype."""
-
-    data: jax.Array
-    dtype: str = struct.field(pytree_node=False)
 
 
 def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
@@ -42,7 +33,7 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
 
     >>> x = jnp.zeros((1, 4)).at[0, 0].set(2.0)
     >>> payload, _ = hadamard().encode(x, ())
-    >>> jnp.abs(payload.data).tolist()
+    >>> jnp.abs(payload.tree).tolist()
     [[1.0, 1.0, 1.0, 1.0]]
 
     Args:
@@ -58,26 +49,24 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
         raise ValueError(f"seed must be an integer in [0, 2^32), not {seed!r}")
 
     def matrix(leaf: jax.Array) -> np.ndarray:
-        width = leaf.shape[-1] if leaf.shape else 1
-        size = math.gcd(width, 1 << (block.bit_length() - 1))
+        size = math.gcd(leaf.shape[-1], 1 << (block.bit_length() - 1))
         return _rotation(size, seed)
 
-    def encode_leaf(leaf: jax.Array) -> Rotated:
+    def encode(leaf: jax.Array) -> jax.Array:
         _warn_if_useless(leaf, block)
-        return Rotated(_times(leaf.astype(jnp.float32), matrix(leaf)), str(leaf.dtype))
+        return _times(leaf.astype(jnp.float32), matrix(leaf))
 
-    def decode_leaf(node: Rotated) -> jax.Array:
-        back = _times(node.data, matrix(node.data).T)
+    def decode(rotated: jax.Array, like: jax.ShapeDtypeStruct) -> jax.Array:
+        back = _times(rotated, matrix(rotated).T)
         # All terms of Inf's own place have one sign, so that it alone would be Inf.
-        return jnp.where(jnp.isfinite(back), back, jnp.nan).astype(node.dtype)
+        return jnp.where(jnp.isfinite(back), back, jnp.nan)
 
-    name = f"hadamard({block}, {seed})"
-    return leaves.codec_of(Rotated, encode_leaf, decode_leaf, name)
+    return leaves.per_leaf(encode, decode, f"hadamard({block}, {seed})")
 
 
 def _warn_if_useless(leaf: jax.Array, block: int) -> None:
     useful = min(USEFUL, 1 << (block.bit_length() - 1))
-    if leaf.ndim and leaf.shape[-1] % useful and leaf.size >= codec.WORTH_SAVING:
+    if leaf.shape[-1] % useful and leaf.size >= codec.WORTH_SAVING:
         width = leaf.shape[-1]
         warnings.warn(
             f"hadamard does next to nothing to {width} columns: it rotates blocks of"

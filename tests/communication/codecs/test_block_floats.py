@@ -16,7 +16,7 @@ decode = {block: jax.jit(codecs.e3m0(block).decode) for block in (4, 8, 256)}
 
 def through(x, block=8):
     payload, _ = encode[block](x, ())
-    return np.asarray(decode[block](payload, ())[0]), payload
+    return np.asarray(decode[block](payload, ())[0]), payload.tree
 
 
 def by_hand(x, block):
@@ -51,9 +51,7 @@ def test_a_payload_is_these_bytes():
 
 
 @pytest.mark.parametrize("block", [4, 8, 256])
-@pytest.mark.parametrize(
-    "shape", [(6, 10), (2, 256), (3, 512), (7, 3), (1,), (), (0, 5), (0,)]
-)
+@pytest.mark.parametrize("shape", [(6, 10), (2, 256), (3, 512), (7, 3), (1,), ()])
 def test_it_is_rounding_to_the_nearest_power_by_hand(shape, block):
     random = np.random.RandomState(0)
     x = np.float32(random.randn(*shape) * 10.0 ** random.uniform(-4, 1, shape))
@@ -124,12 +122,12 @@ def test_leaves_of_short_types_come_back_in_them_and_integers_as_they_are(dtype)
     want, _, _ = by_hand(x["short"].astype(np.float32), 8)
     assert got["short"].dtype == dtype
     np.testing.assert_array_equal(got["short"], want.astype(dtype))
-    np.testing.assert_array_equal(payload["number"], x["number"])
+    np.testing.assert_array_equal(payload.tree["number"], x["number"])
 
 
 @pytest.mark.parametrize("scale", [-1.0, np.inf, 1e-40, 2.0**-120])
 def test_a_scale_that_no_encoder_makes_is_refused(scale):
-    payload = jax.device_get(encode[8](np.ones(16, np.float32), ())[0])
+    payload = jax.device_get(encode[8](np.ones(16, np.float32), ())[0].tree)
     for good in (0.0, 2.0**-119, 3e38, np.nan):
         arrivals.check_payload({"p": payload.replace(scale=np.float32([good, 1.0]))})
     with pytest.raises(ValueError, match=r"^p: .* is no scale"):

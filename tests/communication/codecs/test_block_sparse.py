@@ -25,7 +25,7 @@ def compiled(k, block):
 def through(x, k=4, block=64):
     encode, decode = compiled(k, block)
     payload, _ = encode(x, ())
-    return np.asarray(decode(payload, ())[0]), jax.device_get(payload)
+    return np.asarray(decode(payload, ())[0]), jax.device_get(payload.tree)
 
 
 def positions_by_hand(x, k, block):
@@ -206,7 +206,7 @@ def test_leaves_of_short_types_come_back_in_them(dtype):
 
 def tampered(payload, where, position, k=4, block=64):
     """Puts another position in the place of one kept value's."""
-    full, _, last = block_sparse.layout(int(np.prod(payload.shape)), k, block)
+    full, _, last = block_sparse.layout(payload.size, k, block)
     numbers = np.unpackbits(payload.index, bitorder="little")[: 6 * (full * k + last)]
     numbers = numbers.reshape(-1, 6) @ (1 << np.arange(6))
     numbers[where] = position

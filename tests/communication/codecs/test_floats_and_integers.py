@@ -9,9 +9,9 @@ from nebula_jax.communication.codecs import integers
 
 
 def through(codec, x):
-    """Returns the array received, and the payload."""
+    """Returns the array received, and the payload of its leaf."""
     payload, state = jax.jit(codec.encode)(x, codec.init(x))
-    return np.asarray(jax.jit(codec.decode)(payload, state)[0]), payload
+    return np.asarray(jax.jit(codec.decode)(payload, state)[0]), payload.tree
 
 
 def test_fp16_rounds_as_numpy_does_and_clamps_what_is_finite():
@@ -87,79 +87,7 @@ def test_four_bits_come_back_from_any_number_of_groups(shape):
     )
 
 
-@pytest.mark.parametrize("name", ["int8", "int4"])
-def test_stochastic_rounding_is_unbiased(name):
-    """The mean of many roundings is x within 5 standard errors; nearest's is not."""
-    x = np.random.RandomState(1).randn(1, 64).astype(np.float32)
-    codec = getattr(codecs, name)("row", "stochastic")
-    payload, _ = jax.jit(codec.encode)(x, codec.init(x))
-    step = float(payload.scale[0])
-
-    def one(state, _):
-        payload, state = codec.encode(x, state)
-        return state, codec.decode(payload, state)[0]
-
-    tensors = 4000
-    got = np.float64(jax.lax.scan(one, codec.init(x), None, tensors)[1])[:, 0]
-    low = np.floor(x[0] / step) * step
-    assert (np.abs(got - low) <= step * 1.001).all()
-    part = x[0] / step - np.floor(x[0] / step)
-    error = step * np.sqrt(part * (1 - part) / tensors)
-    assert (np.abs(got.mean(0) - x[0]) <= 5 * error + step * 2**-14).all()
-    np.testing.assert_allclose(
-        got.var(0), step**2 * part * (1 - part), atol=step**2 / 30
-    )
-    nearest = through(getattr(codecs, name)("row"), x)[0][0]
-    assert (np.abs(nearest - x[0]) > 5 * error + step * 2**-14).any()
-
-
-def test_stochastic_rounding_differs_by_tensor_leaf_and_seed_and_repeats():
-    x = {
-        "a": np.full((4, 256), 0.3, np.float32),
-        "b": np.full((4, 256), 0.3, np.float32),
-    }
-    x["a"][:, 0] = x["b"][:, 0] = 1.0
-
-    encoders = [
-        jax.jit(codecs.int4("row", "stochastic", seed).encode) for seed in (0, 1)
-    ]
-
-    def bits(seed, count):
-        payload, _ = encoders[seed](x, jnp.uint32(count))
-        return np.asarray(payload["a"].data), np.asarray(payload["b"].data)
-
-    first, other_leaf = bits(0, 0)
-    np.testing.assert_array_equal(first, bits(0, 0)[0])
-    for other in (other_leaf, bits(0, 1)[0], bits(1, 0)[0]):
-        assert 0.3 < (first != other).mean() < 0.95
-
-
-def test_clusters_round_each_their_own_way():
-    """So that the mean of their deltas has a smaller error than each."""
-    x = np.random.RandomState(0).randn(64, 64).astype(np.float32)
-    errors = []
-    for cluster in range(4):
-        own = x * np.float32(1 + 1e-3 * cluster)
-        got, _ = through(codecs.int4(64, "stochastic"), own)
-        errors.append(np.asarray(got) - own)
-    of_one = np.sqrt(np.mean(np.square(errors)))
-    of_mean = np.sqrt(np.mean(np.mean(errors, axis=0) ** 2))
-    assert 0.4 < of_mean / of_one < 0.6  # half, if they are independent
-
-
-def test_the_largest_value_is_never_rounded_past_the_limit():
-    """127 + u, in float32, would round up to 128, which an int8 takes for -128."""
-    random = np.random.RandomState(0)
-    x = np.repeat(
-        random.randn(64, 1) * 10.0 ** random.randint(-30, 30, (64, 1)), 512, 1
-    )
-    x = x.astype(np.float32)
-    for name in ("int8", "int4"):
-        got, _ = through(getattr(codecs, name)("row", "stochastic"), x)
-        np.testing.assert_allclose(got, x, rtol=1e-6)
-
-
-@pytest.mark.parametrize("string", ["int8(row)", "int4(row)", "int8(row, stochastic)"])
+@pytest.mark.parametrize("string", ["int8(row)", "int4(row)"])
 def test_very_large_and_very_small_rows(string):
     x = np.array(
         [[3e38, -3e38, 0], [1e-30, -1e-30, 0], [3e-36, 3e-36, 0], [1e-40, 0, 0]],

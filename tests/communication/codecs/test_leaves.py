@@ -7,7 +7,7 @@ import pytest
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, loopback, selector
+from nebula_jax.communication import codecs, loopback
 from nebula_jax.training import cut, partition
 
 SPEC = jax.ShapeDtypeStruct((16, 77), jnp.float32)
@@ -82,15 +82,6 @@ def test_a_leaf_that_is_no_array_is_named(leaf, words):
     ):
         with pytest.raises(errors.SettingsError, match=re.escape(words)):
             refused()
-
-
-def test_a_loss_with_anything_but_a_dict_of_metrics_is_refused():
-    back = cut.back(lambda params, h, x, rng: (h.sum(), 3.0), *[codecs.fp16()] * 2)
-    words = re.escape("the loss, or (loss, dict of metrics) as loss,")
-    payload, _ = codecs.fp16().encode(jnp.ones(SPEC.shape), ())
-    selected = selector.Selected(payload)
-    with pytest.raises(TypeError, match=words):
-        back.step({}, None, None, selected, back.init_states(SPEC), {}, 1)
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def folder(tmp_path, monkeypatch):
         ("my_codecs:scaled(4)", "my_codecs:scaled(4, fp16, false, row)"),
         (
             "my_codecs:scaled(0.5, loud=true, inner=int8(64)|bf16) | fp16|zstd(3)",
-            "my_codecs:scaled(0.5, int8(64, nearest, 0)|bf16, true, row)|fp16",
+            "my_codecs:scaled(0.5, int8(64)|bf16, true, row)|fp16",
         ),
         ("my_codecs:HALF", "my_codecs:HALF"),
         ("my_codecs:Kinds.half|fp16", "my_codecs:Kinds.half|fp16"),

@@ -25,8 +25,7 @@ def same(string, codec, zstd=None):
 NAMED = [
     *("identity", "fp16", "bf16"),
     *("private(1, 0)", "private(1.0000001, 0)", "private(1, 0.25)"),
-    *("int8(64, nearest, 0)", "int8(32, nearest, 0)", "int8(row, nearest, 0)"),
-    *("int8(64, stochastic, 0)", "int8(64, stochastic, 1)", "int4(64, nearest, 0)"),
+    *("int8(64)", "int8(32)", "int8(row)", "int4(64)"),
     *("svd(0.6, false)", "svd(0.6, true)"),
     "svd(0.5, false)",
     *("pack_ids(100)", "pack_ids(101)", "pack_tokens(mask, 8)", "pack_tokens(mask, 4)"),
@@ -46,7 +45,7 @@ NAMED = [
     "pack_tokens(mask, 8)|svd(0.6, false)|fp16",
     "error_feedback(svd(0.1, false)|fp16)",
     "error_feedback(from_step(2, fp16))",
-    "error_feedback(from_step(2, int8(64, stochastic, 1)|bf16), 0.9)",
+    "error_feedback(from_step(2, int8(64)|bf16), 0.9)",
 ]
 
 
@@ -93,12 +92,7 @@ def test_a_string_means_what_the_calls_mean():
     same("svd(0.6, flatten=true)", codecs.svd(0.6, flatten=True))
     same("svd(flatten=true, ratio=6e-1)", codecs.svd(0.6, True))
     same("int8(row)", codecs.int8("row"))
-    same("int8(64, stochastic)", codecs.int8(64, "stochastic"))
-    same(
-        "int8(64, stochastic, seed=3)|zstd(3)",
-        codecs.int8(64, "stochastic", 3),
-        zstd=3,
-    )
+    same("int8(per=64)|zstd(3)", codecs.int8(64), zstd=3)
     same(
         "error_feedback(svd(.01)|fp16)",
         codecs.error_feedback(codecs.chain(codecs.svd(0.01), codecs.fp16())),
@@ -114,8 +108,8 @@ def test_a_string_means_what_the_calls_mean():
         codecs.from_step(2, codecs.chain(codecs.svd(0.6), codecs.fp16())),
         zstd=1,
     )
-    three = codecs.int8("row", "stochastic"), codecs.bf16(), codecs.int4(64)
-    same("int8(row, stochastic)|bf16|int4(64)", codecs.chain(*three))
+    three = codecs.int8("row"), codecs.bf16(), codecs.int4(64)
+    same("int8(row)|bf16|int4(64)", codecs.chain(*three))
     same("zstd(3)", codecs.identity(), zstd=3)
     same("zstd(level=19)", codecs.identity(), zstd=19)
     same("identity|fp16|zstd", codecs.fp16(), zstd=1)
@@ -167,8 +161,6 @@ NO_BETA = (0, -0.5, 1.5, math.nan, True, "half")
         *((codecs.sparse_loco, (1, n), "block must be") for n in (2**24 + 1, "row")),
         (codecs.int8, ("column",), "per must be tensor, row or a block's size"),
         *((codecs.int8, (per,), "per must be") for per in (0, True)),
-        (codecs.int4, (64, "up"), "rounding must be nearest or stochastic"),
-        (codecs.int4, (64, "stochastic", -1), "seed must be"),
         *((codecs.pack_ids, (n,), "vocab_size must be 1 to 2")
           for n in (0, 2**31 + 1, 3.5, True)),
         (codecs.hadamard, (0,), "block must be 1 to 4096, not 0"),

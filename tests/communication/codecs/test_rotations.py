@@ -10,7 +10,7 @@ from nebula_jax.communication import codecs
 def rotation(size, seed=0, block=256):
     """The matrix that `hadamard` multiplies a row with, by columns of the identity."""
     codec = codecs.hadamard(block, seed)
-    return np.asarray(jax.jit(codec.encode)(jnp.eye(size), ())[0].data)
+    return np.asarray(jax.jit(codec.encode)(jnp.eye(size), ())[0].tree)
 
 
 @pytest.mark.parametrize("size", [1, 2, 16, 256])
@@ -64,7 +64,7 @@ def test_devices_that_add_in_another_order_decode_the_same(width):
     got = np.asarray(codec.decode(payload, codec.init(x))[0])
     inner = codecs.chain(codecs.int4(64), codecs.bf16())
     rotated, _ = codecs.hadamard().encode(x, ())
-    payload, _ = inner.encode(rotated.data, inner.init(x))
+    payload, _ = inner.encode(rotated.tree, inner.init(x))
     rows = np.asarray(inner.decode(payload, inner.init(x))[0], np.float64)
     block = width & -width
     signs = np.sign(rotation(width)[:block, :block].T)

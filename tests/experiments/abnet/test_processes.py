@@ -23,7 +23,7 @@ RUN = {
     ("forward", "backward"),
     [
         ("pack_tokens|int8(8)", "zstd"),
-        ("int8(8, stochastic)", "error_feedback(int8(8))"),
+        ("int8(8)", "error_feedback(int8(8))"),
     ],
 )
 def test_two_processes_a_cluster_train_what_one_does(runs, forward, backward):

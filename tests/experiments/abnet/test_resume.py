@@ -23,7 +23,7 @@ RUN = {
     "steps": STEPS,
     "checkpoint_every": EVERY,
     "forward_codec": "from_step(3,error_feedback(int8(8)))",
-    "backward_codec": "error_feedback(int8(8,stochastic))",
+    "backward_codec": "error_feedback(int8(8))",
 }
 
 
@@ -226,7 +226,7 @@ def test_a_side_that_lost_its_files_is_told_so(runs, undisturbed):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("backward", ["identity", "error_feedback(int8(8,stochastic))"])
+@pytest.mark.parametrize("backward", ["identity", "error_feedback(int8(8))"])
 def test_the_whole_goes_on_bit_for_bit_too(runs, backward):
     codecs = {"forward_codec": "identity", "backward_codec": backward}
     name = f"whole-{backward[:5]}"

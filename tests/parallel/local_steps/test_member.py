@@ -292,7 +292,6 @@ def test_a_divergence_shows(whose, after, where):
 
 
 def test_a_codec_whose_receiver_remembers_is_refused():
-    messages.check_codec(codecs.int8("row", "stochastic"))
     messages.check_codec(codecs.from_string("error_feedback(int4(8)|fp16)"))
     with pytest.raises(
         errors.SettingsError, match="its receiver remembers what came before"
