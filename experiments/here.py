@@ -2,17 +2,16 @@
 
 import contextlib
 import dataclasses
-import pathlib
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from experiments import configuration
+from nebula_jax.face import report as face_report
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import launcher, restarts
+from nebula_jax.runtime.life import launcher
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.runtime.records import run_folder, traces
-from nebula_jax.training import metrics
 
 
 class Prepared(NamedTuple):
@@ -85,7 +84,15 @@ def run_here(
         flags = dataclasses.asdict(prepared.run.agreed) | own
         seconds = time.monotonic() - begin
         more = {**prepared.figures, "flags": flags}
-        report(experiment, workdir, folders, more, seconds)
+        face_report.report(
+            workdir,
+            folders,
+            more,
+            seconds,
+            curves=experiment.curves,
+            figures=experiment.figures,
+            markdown=experiment.markdown,
+        )
     return status
 
 
@@ -95,43 +102,3 @@ def arguments(
     """Returns the flags of one cluster's process."""
     local = run.local.reaching(cluster, reach)
     return configuration.arguments(configuration.Run(run.agreed, local))
-
-
-def report(
-    experiment: Experiment,
-    folder: pathlib.Path,
-    clusters: Mapping[str, pathlib.Path],
-    more: Mapping[str, Any],
-    seconds: float,
-) -> None:
-    """Writes summary.json and plot unless they are up to date; prints the Markdown.
-
-    Args:
-      clusters: name -> folder.
-      more: what the summary has of the run, its flags among it.
-      seconds: wall time of this command.
-    """
-    path, picture = folder / "summary.json", folder / "losses.png"
-    found = {name: run_report.read_summary(each) for name, each in clusters.items()}
-    there = [each for each in found.values() if each]
-    # One process and clusters may have run here: each is a training of its own.
-    before = run_report.read_summary(folder).get("clusters", [])
-    is_other = [each["cluster"] for each in before] != [
-        each["cluster"] for each in there
-    ]
-    if is_other or run_report.is_stale(path, clusters.values()):
-        records = {name: metrics.read(each) for name, each in clusters.items()}
-        run_report.draw(experiment.curves(found, records), picture)
-        summary = {
-            **run_report.provenance(run_report.wall_seconds(seconds, there)),
-            **more,
-            "clusters": there,
-            "restarts": restarts.read(folder, clusters.values()),
-            "losses": {
-                name: run_report.first_and_last(each) for name, each in records.items()
-            },
-        }
-        summary |= experiment.figures(found, records, summary, folder)
-        run_report.write(path, summary)
-    run_report.show(experiment.markdown(run_report.read_summary(folder)))
-    run_report.print_paths(path, picture)

@@ -27,7 +27,7 @@ from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import launcher
 from nebula_jax.runtime.ranks import cluster as cluster_lib
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import run_folder
+from nebula_jax.runtime.records import run_folder, traces
 from nebula_jax.security import names as names_lib
 
 Role = Callable[[run_lib.Run], object]
@@ -132,7 +132,11 @@ def _all(given: Flags, names: Sequence[str]) -> int:
         arguments = functools.partial(_arguments, given.workdir, dials)
         status = launch(_script(), arguments)
     if status == 0:
-        report.report(given.workdir, names, given, time.monotonic() - begin)
+        folders = {name: run_folder.of_cluster(given.workdir, name) for name in names}
+        traces.gather(given.workdir, folders.values(), given.traced)
+        flags = dataclasses.asdict(given) | {"workdir": str(given.workdir)}
+        seconds = time.monotonic() - begin
+        report.report(given.workdir, folders, {"flags": flags}, seconds)
     return status
 
 

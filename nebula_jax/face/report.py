@@ -1,71 +1,78 @@
 """The report of a run whose clusters were all on this machine."""
 
-import dataclasses
 import pathlib
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from nebula_jax.runtime.life import process, restarts
-from nebula_jax.runtime.records import report as records
-from nebula_jax.runtime.records import run_folder, traces
+from nebula_jax.runtime.life import restarts
+from nebula_jax.runtime.records import report as records_lib
 from nebula_jax.training import metrics
+
+Records = Mapping[str, Sequence[Mapping[str, Any]]]
+"""Name of a cluster -> the records of its metrics.jsonl."""
+
+
+def losses(
+    summaries: Mapping[str, Any], records: Records
+) -> Sequence[records_lib.Panel]:
+    """Returns the curves of the clusters' losses; none if no loss was logged."""
+    del summaries
+    found = {
+        name: [(each["step"], each["loss"]) for each in of_cluster if "loss" in each]
+        for name, of_cluster in records.items()
+    }
+    return [records_lib.Panel("loss", "loss", found)] if any(found.values()) else []
+
+
+def table(summary: Mapping[str, Any]) -> str:
+    """Renders a run's clusters."""
+    return records_lib.join(records_lib.clusters(summary), records_lib.missing(summary))
 
 
 def report(
-    workdir: pathlib.Path, names: Sequence[str], settings: Any, seconds: float
+    workdir: pathlib.Path,
+    clusters: Mapping[str, pathlib.Path],
+    more: Mapping[str, Any],
+    seconds: float,
+    *,
+    curves: Callable[..., Sequence[records_lib.Panel]] = losses,
+    figures: Callable[..., Mapping[str, Any]] = lambda *_: {},
+    markdown: Callable[..., str] = table,
 ) -> None:
-    """Writes summary.json and the curves of a run, and prints a table.
+    """Writes summary.json and the curves unless they are up to date; prints a table.
 
     Args:
       workdir: of the run.
-      names: of its clusters.
-      settings: a dataclass, its flags.
-      seconds: that the command took.
+      clusters: name -> folder.
+      more: what the summary has of the run, its flags among it.
+      seconds: wall time of this command.
+      curves: (summaries, records) -> the curves, both by cluster.
+      figures: (summaries, records, the run's entries so far, its folder) -> more
+        entries.
+      markdown: summary -> Markdown.
     """
-    folders = {name: run_folder.of_cluster(workdir, name) for name in names}
-    traces.gather(workdir, folders.values(), len(names) if settings.trace else 0)
     path, picture = workdir / "summary.json", workdir / "losses.png"
-    curves = {name: metrics.read(each) for name, each in folders.items()}
-    if records.is_stale(path, folders.values()):
-        found = {name: records.read_summary(each) for name, each in folders.items()}
-        flags = {
-            name: str(value) if isinstance(value, pathlib.Path) else value
-            for name, value in dataclasses.asdict(settings).items()
-        }
+    found = {name: records_lib.read_summary(each) for name, each in clusters.items()}
+    there = [each for each in found.values() if each]
+    # One process and clusters may have run here: each is a training of its own.
+    before = records_lib.read_summary(workdir).get("clusters", [])
+    is_other = [each["cluster"] for each in before] != [
+        each["cluster"] for each in there
+    ]
+    if is_other or records_lib.is_stale(path, clusters.values()):
+        records = {name: metrics.read(each) for name, each in clusters.items()}
+        if panels := curves(found, records):
+            records_lib.draw(panels, picture)
         summary = {
-            **records.provenance(records.wall_seconds(seconds, found.values())),
-            "flags": flags,
-            "clusters": [each for each in found.values() if each],
-            "restarts": restarts.read(workdir, folders.values()),
+            **records_lib.provenance(records_lib.wall_seconds(seconds, there)),
+            **more,
+            "clusters": there,
+            "restarts": restarts.read(workdir, clusters.values()),
             "losses": {
-                name: records.first_and_last(each) for name, each in curves.items()
+                name: records_lib.first_and_last(each) for name, each in records.items()
             },
         }
-        records.write(path, summary)
-    summary = records.read_summary(workdir)
-    records.show(records.join(records.clusters(summary), records.missing(summary)))
-    drawn = f", {picture}" if _plot(curves, picture) else ""
-    process.progress(f"report: {path}{drawn}")
-
-
-def _plot(curves: dict[str, Any], path: pathlib.Path) -> bool:
-    """Draws the losses; returns False if there are none, or nothing to draw with."""
-    lines = {
-        name: [(each["step"], each["loss"]) for each in found if "loss" in each]
-        for name, found in curves.items()
-    }
-    lines = {name: found for name, found in lines.items() if found}
-    try:
-        from matplotlib import figure
-    except ImportError:  # pip install "nebula_jax[plots]"
-        return False
-    if not lines:
-        return False
-    drawn = figure.Figure(figsize=(7, 4), layout="constrained")
-    axes = drawn.subplots()
-    for name, found in lines.items():
-        axes.plot(*zip(*found, strict=True), label=name)
-    axes.set(xlabel="step", ylabel="loss")
-    axes.legend()
-    drawn.savefig(path, dpi=110)
-    return True
+        summary |= figures(found, records, summary, workdir)
+        records_lib.write(path, summary)
+    records_lib.show(markdown(records_lib.read_summary(workdir)))
+    records_lib.print_paths(path, picture)

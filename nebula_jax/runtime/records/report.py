@@ -134,9 +134,11 @@ def draw(panels: Sequence[Panel], picture: pathlib.Path) -> None:
     except installed.MissingExtra as error:
         process.message(f"no curves were drawn: {error}")
         return
-    rows = math.ceil(len(panels) / 2)
-    drawn = matplotlib.figure.Figure(figsize=(11, 4.1 * rows), layout="constrained")
-    places = drawn.subplots(rows, 2, squeeze=False).flat
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    size = 5.5 * columns, 4.1 * rows
+    drawn = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    places = drawn.subplots(rows, columns, squeeze=False).flat
     for axes, panel in zip(places, panels, strict=False):
         axes.set_prop_cycle(color=matplotlib.colormaps["tab20"](range(20)))
         colors = {}

@@ -3,7 +3,8 @@
 import json
 import os
 
-from experiments import here, train_abnet
+from experiments import train_abnet
+from nebula_jax.face import report as face_report
 
 SETTINGS = {
     **{"batch_size": 8, "objective": "ar", "length_buckets": (8,)},
@@ -31,8 +32,15 @@ def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
 
     def shown(name):
         clusters = {name: tmp_path / name}
-        here.report(
-            train_abnet.EXPERIMENT, tmp_path, clusters, {"flags": SETTINGS}, 2.0
+        of = train_abnet.EXPERIMENT
+        face_report.report(
+            tmp_path,
+            clusters,
+            {"flags": SETTINGS},
+            2.0,
+            curves=of.curves,
+            figures=of.figures,
+            markdown=of.markdown,
         )
         return capsys.readouterr().out
 
