@@ -27,7 +27,7 @@ from experiments import shared_flags
 from nebula_jax import files
 from nebula_jax.data import parallel_side, split_parallel, tokenizers
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import packages
+from nebula_jax.models.pretrained import packages, trimming
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from scripts.tables import abnet as abnet_runs
@@ -125,11 +125,11 @@ def random_models(
         keep = tokenizers.kept_ids(
             tokenizer, np.flatnonzero(tokenizers.count_pieces(tokenizer, train))
         )
-        model = pretrained.first_layers(
+        model = trimming.first_layers(
             pretrained.load(whole), int(settings[f"{side}_layers"])
         )
         tokenizers.save(out, tokenizers.trim(tokenizer, keep))
-        pretrained.save(out, random_like(pretrained.trim(model, keep)))
+        pretrained.save(out, random_like(trimming.trim(model, keep)))
         made.append(str(out))
     return made[0], made[1]
 

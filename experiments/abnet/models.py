@@ -26,7 +26,7 @@ from nebula_jax.models import (
     transformer,
 )
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import packages
+from nebula_jax.models.pretrained import packages, trimming
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.runtime.life import process
@@ -112,7 +112,7 @@ def load(
     )
     checkpoint = checkpoint_folder.digest(folder)
     if layers:
-        model = pretrained.first_layers(model, layers)
+        model = trimming.first_layers(model, layers)
     digest = files.digest_of([tokenizer.digest, checkpoint, layers])
     is_trained = functools.partial(abnet_params.is_trained, mlm_head=new_head)
     if local.train_all:

@@ -16,6 +16,7 @@ from experiments.abnet import config, data, models
 from nebula_jax import files
 from nebula_jax.data import length_buckets, parallel_side, tokenizers
 from nebula_jax.models import mixed_precision, pretrained
+from nebula_jax.models.pretrained import trimming
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints, progress, run_folder
 from nebula_jax.training import mlm_head, optimizers
@@ -62,7 +63,7 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
         checkpoints.check_same_run(local.workdir, cluster, settings, fingerprints)
     texts = parallel_side.read(train_file).texts
     counts = tokenizers.count_pieces(whole.tokenizer, texts)
-    model, tokenizer, _ = pretrained.trim_to(whole.model, whole.tokenizer, counts)
+    model, tokenizer, _ = trimming.trim_to(whole.model, whole.tokenizer, counts)
     for part in ("pooler", "rtd_head"):
         model.params.pop(part, None)
     process.message(

@@ -11,7 +11,7 @@ from experiments.pretraining import hot_start
 from nebula_jax import errors
 from nebula_jax.communication import ranks
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import pretrained
+from nebula_jax.models.pretrained import trimming
 from nebula_jax.parallel import rules
 from nebula_jax.runtime.life import process
 from nebula_jax.training import bert
@@ -41,7 +41,7 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
         params = None
     else:
         layers = agreed.layers or trimmed.config.layers
-        first = pretrained.first_layers(trimmed, layers)
+        first = trimming.first_layers(trimmed, layers)
         shape, params = first.config, first.params
     if agreed.sync != "allreduce" and shape.layers % agreed.fragments:
         nearest = rules.nearest_divisor(shape.layers, agreed.fragments)

@@ -17,7 +17,8 @@ from experiments.m3 import config
 from experiments.pretraining import hot_start
 from nebula_jax.communication import ranks
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import pretrained, transformer
+from nebula_jax.models import transformer
+from nebula_jax.models.pretrained import trimming
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import RULES
 from nebula_jax.training import m3, m3_steps
@@ -54,8 +55,8 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
         )
         return Models(config.model(agreed, generator, discriminator), None, None)
     of_generator, of_discriminator = layers(run, small.config, large.config)
-    small = pretrained.first_layers(small, of_generator)
-    large = pretrained.first_layers(large, of_discriminator)
+    small = trimming.first_layers(small, of_generator)
+    large = trimming.first_layers(large, of_discriminator)
     return Models(
         config.model(agreed, small.config, large.config), small.params, large.params
     )

@@ -24,7 +24,7 @@ from nebula_jax.communication import ranks
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import config_json, packages
+from nebula_jax.models.pretrained import config_json, packages, trimming
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime.life import process
 
@@ -98,7 +98,7 @@ def load(
             )
         return None
     whole = read(agreed, local, max_length=agreed.max_length)
-    return pretrained.select_rows(whole, rows_of(local, vocabulary, whole))
+    return trimming.select_rows(whole, rows_of(local, vocabulary, whole))
 
 
 def shape_of_size(
@@ -207,7 +207,7 @@ def _grafted(
     whole: pretrained.Pretrained, rows: Any, layers: int, params: Any
 ) -> pretrained.Pretrained:
     """Returns --hot_start, all pieces and positions, with what was trained of it."""
-    embeddings = pretrained.with_rows(whole, params["embeddings"], rows).params
+    embeddings = trimming.with_rows(whole, params["embeddings"], rows).params
     left = {"embeddings": embeddings["embeddings"], "encoder": params["encoder"]}
     if "pooler" in whole.params and layers == whole.config.layers:
         left["pooler"] = whole.params["pooler"]  # not trained, but still its top

@@ -18,6 +18,7 @@ from nebula_jax.data import (
     tokenizers,
 )
 from nebula_jax.models import pretrained
+from nebula_jax.models.pretrained import trimming
 from nebula_jax.runtime.life import process
 
 
@@ -87,7 +88,7 @@ def read(
     if agreed.trim_vocabulary:
         every = [part.rows for each in parts.values() for part in each.values()]
         whole, counts = tokenizer.size, ragged_rows.count_pieces(every, tokenizer.size)
-        model, tokenizer, keep = pretrained.trim_to(model, tokenizer, counts)
+        model, tokenizer, keep = trimming.trim_to(model, tokenizer, counts)
         process.message(f"{len(keep):,} of {whole:,} pieces are kept")
         parts = {
             split: {

@@ -17,7 +17,7 @@ from nebula_jax import errors
 from nebula_jax.data import tokenizers
 from nebula_jax.models import classifier, pretrained
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import packages
+from nebula_jax.models.pretrained import packages, trimming
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.runtime.life import process
@@ -56,7 +56,7 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
         log=process.message,
     )
     if agreed.encoder_layers:
-        model = pretrained.first_layers(model, agreed.encoder_layers)
+        model = trimming.first_layers(model, agreed.encoder_layers)
     return model, tokenizer
 
 

@@ -12,6 +12,7 @@ from experiments.xnli import config, models
 from nebula_jax import errors, files
 from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained
+from nebula_jax.models.pretrained import trimming
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import checkpoint, checkpoint_files, partition
@@ -37,7 +38,7 @@ class Trained(NamedTuple):
         """
         if "embeddings" not in self.params:
             return model
-        return pretrained.with_rows(model, self.params["embeddings"], self.keep)
+        return trimming.with_rows(model, self.params["embeddings"], self.keep)
 
     def as_encoder(
         self,

@@ -18,6 +18,7 @@ from experiments.abnet import data, whole
 from nebula_jax import files
 from nebula_jax.data import length_buckets
 from nebula_jax.models import abnet, pretrained, transformer
+from nebula_jax.models.pretrained import trimming
 from nebula_jax.training import partition
 from scripts.tables import abnet as abnet_runs
 from scripts.tables import config
@@ -112,7 +113,7 @@ def assemble(
     text, special = both.texts[0].train, both.plms[0].tokenizer.special
     longest = run.agreed.length_buckets[-1]
     rows = rows_of(text.rows(np.arange(len(text)), longest, special.pad), special)
-    model = pretrained.select_rows(both.plms[0].model, rows.kept)
+    model = trimming.select_rows(both.plms[0].model, rows.kept)
     embeddings = source["embeddings"]
     table = {"embedding": embeddings["word_embeddings"]["embedding"][rows.kept]}
     source |= {"embeddings": embeddings | {"word_embeddings": table}}

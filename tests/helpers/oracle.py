@@ -72,13 +72,20 @@ def weights(name: str, shape: tuple[int, ...]) -> np.ndarray:
     return (noise + is_scale).astype(np.float32)
 
 
-def write_checkpoint(folder: pathlib.Path, about: dict) -> pathlib.Path:
-    """The checkpoint of a golden file."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(about["config"]), "utf-8")
+def write(parent: pathlib.Path, name: str = "bert", **changes) -> pathlib.Path:
+    """The checkpoint of a golden file; `changes` go into its config."""
+    about = golden(name)
+    folder = parent / "checkpoint"
+    folder.mkdir(parents=True)
+    config = json.dumps(about["config"] | changes)
+    (folder / "config.json").write_text(config, "utf-8")
     tensors = {name: weights(name, shape) for name, shape in about["tensors"].items()}
     safetensors.numpy.save_file(tensors, folder / "model.safetensors")
     return folder
+
+
+def assert_same(ours, theirs):
+    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
 
 
 def input_ids(pad: int) -> np.ndarray:

@@ -11,7 +11,7 @@ from flax import traverse_util
 from experiments.xnli import config
 from nebula_jax.data import nli
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import names
+from nebula_jax.models.pretrained import names, tree
 
 HEADER = "\t".join(nli.COLUMNS)
 COLORS = {
@@ -115,7 +115,7 @@ def write_model(
     parts = ("embeddings", "encoder", *(["pooler"] if has_pooler else []))
     flat = {
         path: np.float32(path.endswith("scale") + 0.3 * random.randn(*shape))
-        for path, shape in pretrained.shapes(config).items()
+        for path, shape in tree.shapes(config).items()
         if path.startswith(parts)
     }
     params = traverse_util.unflatten_dict(flat, sep="/")

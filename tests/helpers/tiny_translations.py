@@ -11,6 +11,7 @@ from flax import traverse_util
 from experiments.abnet import config
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import names as state_names
+from nebula_jax.models.pretrained import tree
 
 # English, Spanish. A long sentence of one language may be a short one of the other.
 SHORT = ("the {} has {} doors", "la {} tiene {} puertas")
@@ -123,7 +124,7 @@ def write_model(
     random = np.random.RandomState(seed)
     flat = {
         path: np.float32(path.endswith("scale") + 0.3 * random.randn(*shape))
-        for path, shape in pretrained.shapes(config).items()
+        for path, shape in tree.shapes(config).items()
         if path.startswith(("embeddings", "encoder"))
         or (has_head and path.startswith("mlm_head"))
     }

@@ -101,9 +101,7 @@ def test_the_pretrained_pooler_is_where_it_was(folder):
 @pytest.mark.parametrize("name", oracle.MODELS)
 def test_every_family_can_be_a_classifier(name, tmp_path):
     """Of each golden checkpoint, whatever its parts; gradients reach all of them."""
-    model = pretrained.load(
-        oracle.write_checkpoint(tmp_path / name, oracle.golden(name))
-    )
+    model = pretrained.load(oracle.write(tmp_path / name, name))
     config = classifier.Config(
         model.config,
         tokenizers.SpecialTokens(0, 1, 2, SEP, 4, size=60),

@@ -5,7 +5,7 @@ from absl.testing import flagsaver
 
 from nebula_jax import errors
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import packages
+from nebula_jax.models.pretrained import packages, tree
 from scripts import prepare_pretrained
 
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "a", "b"]
@@ -24,7 +24,7 @@ def checkpoint(tmp_path):
         token_types=2,
     )
     params: dict = {}
-    for path, shape in pretrained.shapes(config).items():
+    for path, shape in tree.shapes(config).items():
         *parents, leaf = path.split("/")
         if parents[0] in ("embeddings", "encoder"):
             node = params

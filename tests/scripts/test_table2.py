@@ -11,6 +11,7 @@ from experiments.abnet import config as abnet_config
 from experiments.abnet import models as abnet_models
 from nebula_jax.evaluation import sentence_scores
 from nebula_jax.models import pretrained, transformer
+from nebula_jax.models.pretrained import tree
 from scripts import table2_bleu
 from scripts.tables import runs as table_runs
 
@@ -148,7 +149,7 @@ def test_a_random_model_has_the_shapes_and_nothing_of_the_weights():
     )
     flat = {
         path: np.full(shape, 7.0, np.float32)
-        for path, shape in pretrained.shapes(config).items()
+        for path, shape in tree.shapes(config).items()
         if path.startswith(("embeddings", "encoder"))
     }
     params = traverse_util.unflatten_dict(flat, sep="/")

@@ -5,7 +5,8 @@ import numpy as np
 import pytest
 
 from nebula_jax.data import tokenizers
-from nebula_jax.models import abnet, pretrained, transformer
+from nebula_jax.models import abnet, transformer
+from nebula_jax.models.pretrained import tree
 from nebula_jax.training import mlm_head, optimizers
 from nebula_jax.training import state as train_state
 
@@ -55,7 +56,7 @@ def step(state, objective, ids, slots=48):
 
 
 def test_the_head_is_one_that_a_checkpoint_has():
-    shapes = pretrained.shapes(CONFIG)
+    shapes = tree.shapes(CONFIG)
     head = begin().params
     for path, leaf in jax.tree_util.tree_leaves_with_path(head):
         name = "/".join(key.key for key in path)

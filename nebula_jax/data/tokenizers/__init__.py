@@ -77,7 +77,7 @@ class Tokenizer(NamedTuple):
     new_ids: np.ndarray
     """[V] int32: id of each of the library's; unk's for special and dropped pieces."""
     old_ids: np.ndarray
-    """[N] int32: the inverse, and what `pretrained.trim` keeps."""
+    """[N] int32: the inverse, and what `trimming.trim` keeps."""
     digest: str
     """SHA-256 of the files and of what is kept. Clusters compare it when they meet."""
     special: SpecialTokens
@@ -166,8 +166,8 @@ def count_pieces(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
 def kept_ids(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> np.ndarray:
     """Adds the special tokens to ids to keep.
 
-    Give the result to `trim` and to `pretrained.trim`, so that tokenizer and model
-    agree (`pretrained.trim_to` does both).
+    Give the result to `trim` and to `trimming.trim`, so that tokenizer and model
+    agree (`trimming.trim_to` does both).
 
     Returns:
       [N] int64, ascending, each once.

@@ -17,6 +17,7 @@ from nebula_jax import errors
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained
+from nebula_jax.models.pretrained import trimming
 from scripts import train_vocabulary
 
 CLUSTERS = ("generator-0", "generator-1", "discriminator")
@@ -34,7 +35,7 @@ def checkpoint(runs):
     ]
     keep = tokenizers.kept_ids(words, used)
     folder = runs.folder / "models" / "bert"
-    pretrained.save(folder, pretrained.trim(pretrained.load(whole), keep))
+    pretrained.save(folder, trimming.trim(pretrained.load(whole), keep))
     tokenizers.save(folder, tokenizers.trim(words, keep))
     return folder
 

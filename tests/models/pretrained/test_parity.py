@@ -17,7 +17,7 @@ from experiments.pretraining import hot_start
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import packages
+from nebula_jax.models.pretrained import packages, tree, trimming
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="4.57")
@@ -78,8 +78,8 @@ def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
     )
     shapes = {
         path: shape
-        for path, shape in pretrained.shapes(config).items()
-        if pretrained.part_of(path) in ("embeddings", "encoder")
+        for path, shape in tree.shapes(config).items()
+        if tree.part_of(path) in ("embeddings", "encoder")
     }
     params = traverse_util.unflatten_dict(
         {path: oracle.weights(path, shape) for path, shape in shapes.items()}, sep="/"
@@ -103,7 +103,7 @@ def test_transformers_finds_no_tokenizer_beside_a_trimmed_model(tmp_path):
     whole = tiny_nli.write_model(tmp_path / "whole")
     tokenizer = tokenizers.load(whole)
     keep = tokenizers.kept_ids(tokenizer, range(9))
-    pretrained.save(tmp_path / "less", pretrained.trim(pretrained.load(whole), keep))
+    pretrained.save(tmp_path / "less", trimming.trim(pretrained.load(whole), keep))
     tokenizers.save(tmp_path / "less", tokenizers.trim(tokenizer, keep))
     assert transformers.AutoModel.from_pretrained(tmp_path / "less")
     assert transformers.AutoTokenizer.from_pretrained(whole)

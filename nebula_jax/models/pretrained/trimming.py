@@ -1,0 +1,139 @@
+"""A model of fewer rows or layers, and trained rows put back into the whole one."""
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import jax
+import numpy as np
+from flax import traverse_util
+
+from nebula_jax.data import tokenizers
+from nebula_jax.models import pretrained
+
+SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+"""Keys of config.json that are numbers of rows."""
+
+
+def first_layers(model: pretrained.Pretrained, layers: int) -> pretrained.Pretrained:
+    """Takes a model's embeddings and first layers (section 4.1's hot start), no heads.
+
+    Raises:
+      PretrainedError: if there are fewer layers.
+    """
+    if not 1 <= layers <= model.config.layers:
+        raise pretrained.PretrainedError(
+            f"{layers} layers of a model that has {model.config.layers}"
+        )
+    params = {
+        "embeddings": model.params["embeddings"],
+        "encoder": {
+            name: model.params["encoder"][name]
+            for name in (f"layer_{number}" for number in range(layers))
+        },
+    }
+    config = dataclasses.replace(model.config, layers=layers)
+    return model._replace(config=config, params=params)
+
+
+def trim_to(
+    model: pretrained.Pretrained, tokenizer: tokenizers.Tokenizer, counts: np.ndarray
+) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer, np.ndarray]:
+    """Trims a model and its tokenizer to the pieces of a text.
+
+    Args:
+      model: whole, or trimmed before.
+      counts: [N] integers, how often each piece occurs (`tokenizers.count_pieces` of
+        texts, `ragged_rows.count_pieces` of tokenized rows).
+
+    Returns:
+      The smaller model, its tokenizer, and the ids kept, [N'] int32, ascending:
+      pieces that occur, and special tokens.
+    """
+    keep = tokenizers.kept_ids(tokenizer, np.flatnonzero(counts))
+    return trim(model, keep), tokenizers.trim(tokenizer, keep), keep.astype(np.int32)
+
+
+def trim(
+    model: pretrained.Pretrained, keep_ids: Iterable[int]
+) -> pretrained.Pretrained:
+    """Keeps only some rows of the vocabulary; outputs on kept pieces are the same.
+
+    Args:
+      keep_ids: rows to keep, as `tokenizers.kept_ids` gives them. The i-th smallest
+        becomes id i, as in `tokenizers.trim`.
+
+    Raises:
+      PretrainedError: if a row is not there, or the padding piece is not kept.
+    """
+    keep = np.unique(np.fromiter(keep_ids, np.int64))
+    size = model.config.vocab_size
+    if not keep.size or keep[0] < 0 or keep[-1] >= size:
+        raise pretrained.PretrainedError(f"rows to keep must be in 0...{size - 1}")
+    new_ids = {int(old): new for new, old in enumerate(keep)}
+    metadata = dict(model.metadata)
+    for key in SPECIAL_IDS:
+        if metadata.get(key) is not None:
+            if metadata[key] not in new_ids:
+                raise pretrained.PretrainedError(
+                    f"{key} {metadata[key]} is not among the rows kept"
+                )
+            metadata[key] = new_ids[metadata[key]]
+    flat = traverse_util.flatten_dict(model.params, sep="/")
+    for path in ("embeddings/word_embeddings/embedding", "mlm_head/bias"):
+        if path in flat:
+            flat[path] = np.asarray(flat[path])[keep]
+    config = dataclasses.replace(model.config, vocab_size=len(keep))
+    params = traverse_util.unflatten_dict(flat, sep="/")
+    return model._replace(config=config, params=params, metadata=metadata)
+
+
+def select_rows(
+    model: pretrained.Pretrained, rows: np.ndarray
+) -> pretrained.Pretrained:
+    """Selects rows of the embedding table, in any order; no head follows.
+
+    Args:
+      model: without a head that is tied to the table.
+      rows: [N] integers, numbers of rows; row `rows[i]` becomes id i.
+    """
+    embeddings = dict(model.params["embeddings"])
+    table = embeddings["word_embeddings"]["embedding"]
+    embeddings["word_embeddings"] = {"embedding": table[rows]}
+    config = dataclasses.replace(model.config, vocab_size=len(rows))
+    params = model.params | {"embeddings": embeddings}
+    return model._replace(config=config, params=params)
+
+
+def with_rows(
+    model: pretrained.Pretrained, embeddings: Mapping[str, Any], rows: np.ndarray
+) -> pretrained.Pretrained:
+    """Puts embeddings that were trained with fewer rows back into the whole model.
+
+    Pieces and positions that were not trained keep the rows that they have.
+
+    Args:
+      embeddings: parameters of `transformer.Embeddings`, trained; their N rows of
+        `word_embeddings` are some of the model's, their rows of `position_embeddings`
+        are the model's first.
+      rows: [N] integers, the row of the model's table that each of the N is.
+
+    Raises:
+      PretrainedError: if the tables are not of this model.
+    """
+    positions = len(embeddings["position_embeddings"]["embedding"])
+    trained = jax.tree.map(np.asarray, dict(embeddings))
+    for name, places in (
+        ("word_embeddings", np.asarray(rows)),
+        ("position_embeddings", np.arange(positions)),
+    ):
+        table = np.array(model.params["embeddings"][name]["embedding"])
+        new = trained[name]["embedding"]
+        fits = len(places) == len(new) and table.shape[1:] == new.shape[1:]
+        if not fits or (len(places) and places.max() >= len(table)):
+            raise pretrained.PretrainedError(
+                f"{name}: the table that was trained is another one's"
+            )
+        table[places] = new
+        trained[name] = {"embedding": table}
+    return model._replace(params=model.params | {"embeddings": trained})
