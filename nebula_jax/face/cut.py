@@ -374,7 +374,7 @@ def spec(
       A tree of jax.ShapeDtypeStruct.
     """
 
-    def made(inputs: Any) -> Any:
+    def made(aux: Any, inputs: Any) -> Any:
         key = jax.random.key(0)
         # A module of Equinox is a pytree of parameters that can be called.
         is_function = callable(init) and jax.tree_util.all_leaves([init])
@@ -385,7 +385,8 @@ def spec(
             out, _ = fn(params, aux, *inputs, key)
         return out[0] if has_loss else out
 
-    return jax.eval_shape(made, inputs)
+    # Traced, as in a step: NNX refuses to change statistics of outside.
+    return jax.eval_shape(made, aux, inputs)
 
 
 def _loss_of(out: Any, weight: jax.Array | None) -> Any:

@@ -1,4 +1,4 @@
-"""Auxiliary state of halves: a BatchNorm on both sides is that of the uncut model."""
+"""Auxiliary state of parts: a BatchNorm on both sides is that of the uncut model."""
 
 import jax
 import jax.numpy as jnp
@@ -8,8 +8,8 @@ import two_halves
 from flax import linen as nn
 from flax import nnx
 
-from nebula_jax.communication import codec
-from nebula_jax.parallel import pipeline
+from nebula_jax.communication import codec, loopback
+from nebula_jax.face import cut as face_cut
 from nebula_jax.training import cut
 
 IDENTITY = codec.identity()
@@ -75,14 +75,14 @@ def functions(model):
 
     def back(params, stats, hidden, y, rng):
         out, stats = model.apply(1, params, stats, hidden)
-        loss = jnp.sum((out[:, 0] - y) ** 2) / (COUNT * B)
+        loss = jnp.mean((out[:, 0] - y) ** 2)
         return (loss, {"positive": jnp.sum(out > 0)}), stats
 
     return front, back
 
 
 def uncut(model, params, stats):
-    """Gradients, metrics and statistics of the whole model, in one differentiation."""
+    """The whole model's gradients, metrics and statistics: means of micro-batches."""
     front, back = functions(model)
 
     @jax.jit
@@ -91,8 +91,8 @@ def uncut(model, params, stats):
         for x, y in zip(X, Y, strict=True):
             hidden, first = front(params[0], stats[0], x, None)
             (loss, metrics), last = back(params[1], stats[1], hidden, y, None)
-            total, stats = total + loss, (first, last)
-            positive += metrics["positive"]
+            total, stats = total + loss / COUNT, (first, last)
+            positive += metrics["positive"] / COUNT
         return total, (positive, stats)
 
     gradient = jax.value_and_grad(loss_of, has_aux=True)
@@ -105,44 +105,22 @@ def test_statistics_after_a_split_step_are_the_uncut_models(model, ahead):
     fresh = model.init(0, X[0]), model.init(1, np.zeros((B, D), np.float32))
     params, stats = zip(*fresh, strict=True)
     grads, metrics, new_stats = uncut(model, params, stats)
-    functions_ = functions(model)
-    with two_halves.met() as (there, here):
-
-        def run_front():
-            with there:
-                half = cut.front(functions_[0], IDENTITY, IDENTITY, has_aux=True)
-                assert half.spec(params[0], X[0], None, stats[0]) == HIDDEN
-                hidden = there.sender("hidden", HIDDEN, IDENTITY)
-                gradient = there.receiver("gradient", HIDDEN, IDENTITY)
-                there.wait_for_welcome(10.0)
-                states = half.init_states(HIDDEN, aux=stats[0])
-                return pipeline.front_step(
-                    half,
-                    params[0],
-                    X,
-                    None,
-                    1,
-                    hidden,
-                    gradient,
-                    states,
-                    ahead=ahead,
-                )
-
-        def run_back():
-            with here:
-                half = cut.back(functions_[1], IDENTITY, IDENTITY, has_aux=True)
-                hidden = here.receiver("hidden", HIDDEN, IDENTITY)
-                gradient = here.sender("gradient", HIDDEN, IDENTITY)
-                here.welcome(0)
-                states = half.init_states(HIDDEN, aux=stats[1])
-                return pipeline.back_step(
-                    half, params[1], Y, None, 1, hidden, gradient, states
-                )
-
-        back, front = two_halves.both(run_front, run_back)
-    two_halves.assert_close((front[0], back[0]), grads)
-    two_halves.assert_close((front[1].aux, back[1].aux), new_stats)
-    two_halves.assert_close(back[2], metrics)
+    front, back = functions(model)
+    assert face_cut.spec(front, params[0], X[0], aux=stats[0]) == HIDDEN
+    settings = {"has_aux": True, "ahead": ahead}
+    parts = face_cut.front(front, **settings), face_cut.back(back, **settings)
+    ends = loopback.ends(seconds=60.0)
+    lines = [
+        part.open(end, HIDDEN, aux=aux)
+        for part, end, aux in zip(parts, ends, stats, strict=True)
+    ]
+    last, first = two_halves.both(
+        lambda: parts[0].step(params[0], list(X), None, 1, lines[0]),
+        lambda: parts[1].step(params[1], list(Y), None, 1, lines[1]),
+    )
+    two_halves.assert_close((first[0], last[0]), grads)
+    two_halves.assert_close((first[1].aux, last[1].aux), new_stats)
+    two_halves.assert_close(last[2], metrics)
     apart = jax.tree.map(lambda a, b: abs(a - b).max(), new_stats, stats)
     assert min(jax.tree.leaves(apart)) > 1e-3  # every statistic has moved
 
