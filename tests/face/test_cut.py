@@ -177,6 +177,7 @@ def test_a_sum_is_as_many_times_the_mean_as_there_are_micro_batches():
         ((3, 3, 3), (1, 2, 2), "has another batch in step 1 than this side"),
         ((3, 3, 3), (1, 1, 2), "has another batch in step 1 than this side"),
         ((3, 3, 3), ([1, 7], None, 2), ""),
+        ((3, 3, 3), ([7, 8], np.int32([7, 8]), [7, 8]), ""),
     ],
 )
 def test_parts_that_are_not_at_the_same_batch_say_so(counts, identities, words):
@@ -201,19 +202,20 @@ def test_parts_that_are_not_at_the_same_batch_say_so(counts, identities, words):
 
 
 @pytest.mark.parametrize(
-    ("other", "words"),
+    ("here", "there", "words"),
     [
-        ({"ahead": 1}, "hidden, 1 ahead"),
-        ({"reduce": "sum"}, "hidden, sum"),
-        ({"codec": "fp16"}, "fp16"),
+        ({"ahead": 1}, {}, "hidden, 1 ahead"),
+        ({"reduce": "sum"}, {}, "hidden, sum"),
+        ({"codec": "fp16"}, {}, "fp16"),
+        ({"clip_norm": 1.0}, {"clip_norm": 2.0}, "clipped at 1"),
     ],
 )
-def test_parts_with_other_settings_are_refused(other, words):
+def test_parts_with_other_settings_are_refused(here, there, words):
     ends = loopback.ends()
     spec = cut.spec(front, init(0), batches(1)[0])
-    cut.front(front, **other).open(ends[0], spec)
+    cut.front(front, **here).open(ends[0], spec)
     with pytest.raises(nebula.errors.NebulaError, match=words):
-        cut.back(back).open(ends[1], spec)
+        cut.back(back, **there).open(ends[1], spec)
 
 
 def test_the_last_part_has_no_loss_beside_its_own():
@@ -221,38 +223,27 @@ def test_the_last_part_has_no_loss_beside_its_own():
         cut.back(back, has_loss=True)
 
 
-def test_parts_that_clip_at_another_norm_are_refused():
-    ends = loopback.ends()
-    spec = cut.spec(front, init(0), batches(1)[0])
-    cut.front(front, clip_norm=1.0).open(ends[0], spec)
-    with pytest.raises(nebula.errors.NebulaError, match="clipped at 1"):
-        cut.back(back, clip_norm=2.0).open(ends[1], spec)
-
-
-def test_what_is_no_dict_beside_the_loss_is_named():
-    half = cut.back(lambda params, h, batch, rng: (jnp.sum(h), 3.0))
-    ends = loopback.ends()
-    spec = jax.ShapeDtypeStruct((2,), jnp.float32)
-    line = half.open(ends[0], spec)
-    sender = ends[1].sender("hidden", spec, nebula.codecs.identity())
-    ends[1].receiver("gradient", spec, nebula.codecs.identity())
-    sender.send(1, jnp.ones(2))
-    with pytest.raises(TypeError, match="dict of metrics"):
-        half.step({"w": jnp.ones(2)}, [0], None, 1, line)
-
-
-def test_a_loss_for_each_example_is_refused_in_words():
-    half = cut.back(lambda params, h, batch, rng: h @ params["w"])
+@pytest.mark.parametrize(
+    ("fn", "words"),
+    [
+        (
+            lambda params, h, *_: h @ params["w"],
+            r"one number, not of shape \[3",
+        ),
+        (lambda params, h, *_: (jnp.sum(h), 3.0), "dict of metrics"),
+    ],
+)
+def test_what_the_last_part_must_not_return_is_named(fn, words):
+    half = cut.back(fn)
     ends = loopback.ends()
     spec = jax.ShapeDtypeStruct((3, 2), jnp.float32)
     line = half.open(ends[0], spec)
     sender = ends[1].sender("hidden", spec, nebula.codecs.identity())
     ends[1].receiver("gradient", spec, nebula.codecs.identity())
     sender.send(1, jnp.ones((3, 2)))
-    with pytest.raises(
-        nebula.errors.NebulaError, match=r"one number, not of shape \[3"
-    ):
+    with pytest.raises(nebula.errors.SettingsError, match=words) as caught:
         half.step({"w": jnp.ones(2)}, [0], None, 1, line)
+    assert isinstance(caught.value, TypeError)
 
 
 @pytest.mark.parametrize("codec", ["fp16", "error_feedback(int8(4))"])

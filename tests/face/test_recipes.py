@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import linen as nn
 from flax import nnx
 
 import nebula_jax as nebula
@@ -44,53 +43,6 @@ def trained(half, params, batch, h, end, aux=None, steps=3):
         grads, line, _ = half.step(state.params, batch, None, step, line)
         state = state.apply(grads)
     return state, line
-
-
-def test_statistics_travel_in_the_line():
-    class Stem(nn.Module):
-        @nn.compact
-        def __call__(self, x):
-            return nn.BatchNorm(use_running_average=False)(nn.Dense(4)(x))
-
-    def front(params, stats, x, rng):
-        variables = {"params": params, "batch_stats": stats}
-        hidden, new = Stem().apply(variables, x, mutable=["batch_stats"])
-        return hidden, new["batch_stats"]
-
-    def back(params, h, nothing, rng):
-        return jnp.mean((h @ params["w"]) ** 2)
-
-    begin = Stem().init(jax.random.key(0), X[0])
-    h = nebula.cut.spec(front, begin["params"], X[0], aux=begin["batch_stats"])
-    head = {"w": jnp.ones((4, 1))}
-    (state, line), _ = both(
-        lambda end: trained(
-            nebula.cut.front(front, has_aux=True),
-            begin["params"],
-            list(X),
-            h,
-            end,
-            begin["batch_stats"],
-        ),
-        lambda end: trained(nebula.cut.back(back), head, [None, None], h, end),
-    )
-
-    # As the uncut model has them: its parameters change once a step.
-    def loss(params, stats):
-        found = 0.0
-        for x in X:
-            hidden, stats = front(params[0], stats, x, None)
-            found += back(params[1], hidden, None, None) / 2
-        return found, stats
-
-    params, stats = (begin["params"], head), begin["batch_stats"]
-    for _ in range(3):
-        grads, stats = jax.grad(loss, has_aux=True)(params, stats)
-        params = jax.tree.map(lambda p, g: p - 0.2 * g, params, grads)
-    for one, two in zip(jax.tree.leaves(line.aux), jax.tree.leaves(stats), strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-5)
-    kernel = params[0]["Dense_0"]["kernel"]
-    np.testing.assert_allclose(state.params["Dense_0"]["kernel"], kernel, atol=1e-5)
 
 
 def test_a_table_that_both_parts_share_gets_both_gradients():

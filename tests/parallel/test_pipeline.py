@@ -12,7 +12,7 @@ import two_halves
 
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import codec, codecs, loopback, selector
-from nebula_jax.communication.wire import frames, session
+from nebula_jax.communication.wire import frames
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut
 
@@ -88,24 +88,22 @@ def trained_in_process(forward, backward, steps):
     return trained(two_halves.init(), states, step_of, steps)
 
 
-def front_step_of(front, ends, ahead=3, count=COUNT, **more):
+def front_step_of(front, ends, ahead):
     def step_of(params, states, step):
-        pieces = two_halves.pieces(two_halves.batch(step), COUNT)[:count]
+        pieces = two_halves.pieces(two_halves.batch(step), COUNT)
         batches, rng = (piece[0] for piece in pieces), two_halves.rngs()[0]
         return pipeline.front_step(
-            front, params, batches, rng, step, *ends, states, ahead=ahead, **more
+            front, params, batches, rng, step, *ends, states, ahead=ahead
         )
 
     return step_of
 
 
-def back_step_of(back, ends, offset=0, count=COUNT, **more):
+def back_step_of(back, ends):
     def step_of(params, states, step):
-        pieces = two_halves.pieces(two_halves.batch(step), COUNT)[:count]
+        pieces = two_halves.pieces(two_halves.batch(step), COUNT)
         batches, rng = [piece[1] for piece in pieces], two_halves.rngs()[1]
-        return pipeline.back_step(
-            back, params, batches, rng, step + offset, *ends, states, **more
-        )
+        return pipeline.back_step(back, params, batches, rng, step, *ends, states)
 
     return step_of
 
@@ -157,7 +155,7 @@ def test_five_steps_of_the_split_model_are_five_of_the_whole():
     [
         ("identity", "identity", "", 4),
         (f"{PACKED}|zstd", PACKED, "100mbit,2ms", 2),
-        ("int8(row, stochastic)", "error_feedback(svd(0.5)|fp16)", "", 1),
+        ("error_feedback(int8(row))", "error_feedback(svd(0.5)|fp16)", "", 1),
     ],
 )
 def test_over_a_line_every_bit_is_as_in_one_process(forward, backward, line, ahead):
@@ -192,87 +190,6 @@ def test_the_ledger_counts_what_was_planned_and_nothing_else():
     assert tensors == kinds.keys()
 
 
-@pytest.mark.parametrize(
-    ("of_front", "of_back", "words"),
-    [
-        (
-            {},
-            {"offset": 1},
-            "front sent hidden for step 1, micro-batch 0; expected step 2,"
-            " micro-batch 0",
-        ),
-        (
-            {"count": 3},
-            {},
-            "front has 3 micro-batches in step 1, this side at least 4 in step 1",
-        ),
-        (
-            {},
-            {"count": 3},
-            "front has at least 4 micro-batches in step 1, this side 3 in step 1",
-        ),
-        (
-            {"identity": 7},
-            {"identity": 8},
-            "front has another batch in step 1 than this side .* same seed",
-        ),
-    ],
-)
-def test_halves_that_are_not_at_the_same_batch_stop_with_an_error(
-    of_front, of_back, words
-):
-    """At once, before any parameter changes: both wait for each other after that."""
-    front, back = halves(PLAIN, PLAIN)
-    spec, params = spec_of(front), two_halves.init()
-    with two_halves.met() as (front_link, back_link):
-
-        def run_front():
-            with front_link:
-                ends = front_ends(front_link, spec, PLAIN, PLAIN)
-                front_link.wait_for_welcome(10.0)
-                states = front.init_states(spec)
-                front_step_of(front, ends, **of_front)(params[0], states, 1)
-                front_link.wait_for_step(1)
-
-        def run_back():
-            with back_link:
-                ends = back_ends(back_link, spec, PLAIN, PLAIN)
-                back_link.welcome(0)
-                states = back.init_states(spec)
-                back_step_of(back, ends, **of_back)(params[1], states, 1)
-
-        two_halves.both(
-            lambda: fails(run_front, session.PeerAborted, words),
-            lambda: fails(run_back, session.RemoteProtocolError, words),
-        )
-
-
-@pytest.mark.parametrize(
-    ("ours", "theirs"), [(None, 7), (7, None), ([7, 8], np.int32([7, 8])), ("a", "a")]
-)
-def test_batches_of_the_same_identity_or_of_none_are_taken(ours, theirs):
-    def send(link):
-        hidden = link.sender("hidden", np.float32([0]), codecs.identity())
-        link.wait_for_welcome(10.0)
-        hidden.end_step(1, 0, theirs)
-        link.close()
-
-    with two_halves.met() as (there, here):
-        hidden = here.receiver("hidden", np.float32([0]), codecs.identity())
-
-        def receive():
-            here.welcome(0)
-            hidden.recv_end(1, 0, ours)
-            here.close()
-
-        two_halves.both(lambda: send(there), receive)
-
-
-def fails(function, kind, words):
-    with pytest.raises(kind, match=words):
-        function()
-
-
 class Residuals:
     """Nothing but a thing that lives."""
 
@@ -303,18 +220,25 @@ class Half:
 @pytest.mark.parametrize(
     ("ahead", "arrive", "calls"),
     [
-        (1, False, "F0 B0 F1 B1 F2 B2 F3 B3"),
-        (2, False, "F0 F1 B0 F2 B1 F3 B2 B3"),
-        (3, False, "F0 F1 F2 B0 F3 B1 B2 B3"),
-        (9, False, "F0 F1 F2 F3 B0 B1 B2 B3"),
-        (9, True, "F0 B0 F1 B1 F2 B2 F3 B3"),
+        (1, False, "M0 F0 M1 B0 F1 M2 B1 F2 M3 B2 F3 end B3"),
+        (2, False, "M0 F0 M1 F1 M2 B0 F2 M3 B1 F3 end B2 B3"),
+        (3, False, "M0 F0 M1 F1 M2 F2 M3 B0 F3 end B1 B2 B3"),
+        (9, False, "M0 F0 M1 F1 M2 F2 M3 F3 end B0 B1 B2 B3"),
+        (9, True, "M0 F0 M1 B0 F1 M2 B1 F2 M3 B2 F3 end B3"),
     ],
 )
 def test_no_more_than_ahead_micro_batches_are_in_flight(ahead, arrive, calls):
+    """Each is made (M) when it is due, goes forward (F) and back (B)."""
     half, sent = Half(), []
+
+    def batches():
+        for number in range(4):
+            half.calls.append(f"M{number}")
+            yield number
+
     hidden = types.SimpleNamespace(
         send_payload=lambda step, selected, *tag: sent.append(selected),
-        end_step=lambda *about: None,
+        end_step=lambda *about: half.calls.append("end"),
         trace=trace_lib.OFF,
     )
     gradient = types.SimpleNamespace(
@@ -323,7 +247,7 @@ def test_no_more_than_ahead_micro_batches_are_in_flight(ahead, arrive, calls):
         trace=trace_lib.OFF,
     )
     grads, states, _ = pipeline.front_step(
-        half, None, range(4), None, 1, hidden, gradient, "states", ahead=ahead
+        half, None, batches(), None, 1, hidden, gradient, "states", ahead=ahead
     )
     assert states == "states"
     assert " ".join(half.calls) == calls
@@ -362,42 +286,6 @@ def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
 def test_none_ahead_is_refused():
     with pytest.raises(ValueError, match="ahead must be at least 1, not 0"):
         pipeline.front_step(Half(), None, [], None, 1, None, None, None, ahead=0)
-
-
-def test_a_micro_batch_is_made_when_it_is_due():
-    log = []
-
-    class End:
-        has_arrived = False
-        trace = trace_lib.OFF
-
-        def send_payload(self, *message):
-            log.append("sent")
-
-        def end_step(self, *about):
-            log.append("end")
-
-        def recv_payload(self, *tag):
-            log.append("gradient")
-            return selector.Selected(())
-
-    def batches():
-        for number in range(3):
-            log.append("made")
-            yield number
-
-    half = cut.Front(
-        forward=lambda *given: (selector.Selected(()), None, 0.0, None),
-        backward=lambda *given: ({}, None, None),
-        spec=None,
-        init_states=None,
-        zero_grads=lambda params: {},
-    )
-    pipeline.front_step(half, {}, batches(), None, 1, End(), End(), None, ahead=1)
-    assert log == [
-        *("made", "sent", "made", "gradient", "sent"),
-        *("made", "gradient", "sent", "end", "gradient"),
-    ]
 
 
 def test_each_micro_batch_of_each_step_has_its_own_key():

@@ -128,13 +128,6 @@ def test_steps_of_more_digits_are_kept_and_superseded_alike(folder):
     assert names(folder) == ["2147483647"]
 
 
-def test_a_new_folder_has_no_checkpoints(folder):
-    saved = opened(folder)
-    saved.go_on_from(0)
-    assert saved.steps == []
-    assert checkpoint_files.newest_about(folder) == {}
-
-
 def test_all_of_a_checkpoint_is_durable_before_it_has_its_name(folder):
     disk = SyncedDisk()
     saved = opened(folder, disk=disk)

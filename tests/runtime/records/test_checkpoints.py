@@ -210,36 +210,6 @@ def files_of(folder):
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("damage", ["missing", "null", "half"])
-def test_a_run_whose_manifests_are_gone_or_damaged_does_not_begin_anew(
-    tmp_path, damage
-):
-    saved = opened(tmp_path, every=1)
-    for step in (1, 2):
-        saved.save(step, {"a": jnp.ones(3)})
-    for path in tmp_path.rglob("manifest.json"):
-        if damage == "missing":
-            path.unlink()
-        else:
-            path.write_text(path.read_text()[:-9] if damage == "half" else damage)
-    before = files_of(tmp_path)
-    words = "step 1: manifest.json .*; step 2: manifest.json .*workdir"
-    with pytest.raises(checkpoint.CheckpointError, match=words):
-        checkpoints.check_same_run(tmp_path, "source", SETTINGS)
-    with pytest.raises(checkpoint.CheckpointError, match=words):
-        opened(tmp_path)
-    assert files_of(tmp_path) == before
-
-
-def test_a_run_whose_every_checkpoint_is_damaged_does_not_begin_anew(tmp_path):
-    opened(tmp_path).save(1, {"a": jnp.ones(3)})
-    for path in tmp_path.rglob("_METADATA"):
-        path.write_text("")
-    checkpoints.check_same_run(tmp_path, "source", SETTINGS)
-    with pytest.raises(checkpoint.CheckpointError, match="_METADATA differs from what"):
-        opened(tmp_path)
-
-
 @pytest.mark.parametrize("about", [{"a": 1}, {"settings": [], "fingerprints": {}}])
 def test_a_checkpoint_without_settings_is_damaged(tmp_path, about):
     opened(tmp_path).save(1, {"a": jnp.ones(3)})
@@ -251,27 +221,6 @@ def test_a_checkpoint_without_settings_is_damaged(tmp_path, about):
     (folder / "manifest.json").write_bytes(data)
     with pytest.raises(checkpoint.CheckpointError, match="with no settings"):
         opened(tmp_path)
-
-
-def test_a_checkpoint_of_another_run_among_ones_own_is_not_used(tmp_path, capsys):
-    for workdir, steps in (("ours", (1, 3)), ("other", (2,))):
-        settings = SETTINGS | {"--seed": len(steps)}
-        saved = checkpoints.Checkpoints(tmp_path / workdir, "source", settings, 1)
-        for step in steps:
-            saved.save(step, {"a": jnp.ones(3)})
-    folder = tmp_path / "ours" / "source" / "checkpoints"
-    (tmp_path / "other" / "source" / "checkpoints" / "00000002").rename(
-        folder / "00000002"
-    )
-    saved = checkpoints.Checkpoints(
-        tmp_path / "ours", "source", SETTINGS | {"--seed": 2}, 1
-    )
-    assert saved.steps == [1, 3]
-    assert "damaged (of a run with --seed=1, this one has 2)" in capsys.readouterr().err
-    saved.restore(3, plan_of(1.0))
-    for step in range(4, 9):
-        saved.save(step, {"a": jnp.ones(3)})
-    assert (folder / "00000002.damaged" / "manifest.json").is_file()
 
 
 def test_a_cluster_does_not_give_up_its_checkpoints_because_a_peer_wants_it(tmp_path):
