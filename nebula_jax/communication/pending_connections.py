@@ -166,6 +166,28 @@ def group(host: str) -> str:
     return str(ipaddress.IPv6Address(int(address) >> free << free))
 
 
+class Allowance:
+    """A bound on what happens: a few times, then once in a while."""
+
+    def __init__(self, burst: int, period: float) -> None:
+        """Starts with all of the burst.
+
+        Args:
+          burst: times that need not wait.
+          period: seconds to wait for each of the others.
+        """
+        self._burst, self._period = burst, period
+        self._left, self._now = float(burst), 0.0
+
+    def take(self, now: float) -> bool:
+        """Returns True if it may happen now; then it counts."""
+        refilled = self._left + (now - self._now) / self._period
+        self._left, self._now = min(self._burst, refilled), now
+        may = self._left >= 1
+        self._left -= may
+        return may
+
+
 class RejectedLog:
     """The log of connections that came to nothing: a line each, or one for very many.
 
@@ -183,11 +205,9 @@ class RejectedLog:
 
         Args:
           log: called with a line.
-          burst: lines that need not wait.
-          period: seconds to wait for each of the others.
+          burst, period: of an `Allowance`.
         """
-        self._log, self._burst, self._period = log, burst, period
-        self._left, self._now, self._others = float(burst), 0.0, 0
+        self._log, self._allowed, self._others = log, Allowance(burst, period), 0
 
     def add(self, line: str, now: float) -> int | None:
         """Logs a line, or counts it.
@@ -195,12 +215,9 @@ class RejectedLog:
         Returns:
           The number of lines before it that it stands for; None if it was only counted.
         """
-        refilled = self._left + (now - self._now) / self._period
-        self._left, self._now = min(self._burst, refilled), now
-        if self._left < 1:
+        if not self._allowed.take(now):
             self._others += 1
             return None
-        self._left -= 1
         others, self._others = self._others, 0
         self._log(f"{line} (and {others} others before it)" if others else line)
         return others

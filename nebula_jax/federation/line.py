@@ -8,7 +8,7 @@ Its messages, in bytes:
          4      4  stream; 0 for the line itself
 
 A control message is a JSON object, data are bytes of a stream, a credit lets the other
-side send so many bytes more on a stream, and a close ends a stream with a reason.
+side send so many bytes more on a stream, and a close, without any, ends a stream.
 
 Control messages go before all data. Each stream may have WINDOW_BYTES in flight that
 the other switch has not passed on, so that one whose trainer is slow holds up no other.
@@ -18,7 +18,6 @@ The kernel keeps little that is unsent: what is urgent waits for few bytes.
 import asyncio
 import collections
 import contextlib
-import datetime
 import itertools
 import json
 import socket
@@ -27,16 +26,17 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, printable
+from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import shares
 from nebula_jax.security import tls
+from nebula_jax.security.tls import between_labs
 
 CONTROL, DATA, CREDIT, CLOSE = 1, 2, 3, 4
 HEAD = struct.Struct("!II")
 CHUNK_BYTES = 60 << 10
 """The most data in a message: others get their turn soon, even on a slow line."""
-MOST_BYTES = {CONTROL: 1 << 20, DATA: CHUNK_BYTES, CREDIT: 4, CLOSE: 1 << 12}
+MOST_BYTES = {CONTROL: 1 << 20, DATA: CHUNK_BYTES, CREDIT: 4, CLOSE: 0}
 _CREDIT = struct.Struct("!I")
 WINDOW_BYTES = 4 << 20  # 1 Gbit/s over a round trip of 30 ms
 UNSENT_BYTES = 128 << 10  # in the kernel, before a write waits
@@ -44,7 +44,6 @@ BUFFER_BYTES = 64 << 10  # in the process
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 10.0  # without a byte, after which a line counts as broken
 MOST_STREAMS = 1024
-REASON_CHARACTERS = 500
 MOST_URGENT = 4 << 20
 """Bytes of urgent messages that may wait: revocation lists, of 512 KiB at most, and
 heads of logs. A switch that reads none of them shall not fill this one's memory."""
@@ -59,13 +58,8 @@ class Connection(NamedTuple):
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    lab: str
-    """The other lab; empty if it has shown no certificate."""
-    serial: int
-    """The serial number of its certificate."""
-    begin: datetime.datetime
-    end: datetime.datetime
-    """Of its certificate's life."""
+    peer: between_labs.Peer | None
+    """Whose certificate it is; None if the other side has shown none."""
 
 
 def encode(kind: int, stream: int, data: bytes = b"") -> bytes:
@@ -99,16 +93,14 @@ class Stream:
     def __init__(self, line: "Line | _Loop", number: int) -> None:
         """Begins without credit to send beyond the window."""
         self.line, self.number = line, number
-        self.reason = ""
-        """The reason for its end, once it has ended."""
-        self._is_answered = False
-        self._refusal: errors.NebulaError | None = None
+        self.has_ended = False
+        loop = asyncio.get_running_loop()
+        self._answer: asyncio.Future[errors.NebulaError | None] = loop.create_future()
         self._credit = WINDOW_BYTES  # bytes that may still be sent
         self._taken = 0  # bytes passed on, not yet credited to the other side
         self._here = 0  # bytes received and not passed on
         self._received: collections.deque[bytes] = collections.deque()
         self._changed = asyncio.Event()
-        self._has_ended = False
 
     @property
     def is_held_up(self) -> bool:
@@ -121,17 +113,13 @@ class Stream:
         Raises:
           errors.NebulaError: the refusal, or LineEnded: there is no answer.
         """
-        while not self._is_answered and not self._has_ended:
-            await self._news()
-        if self._refusal is not None:
-            raise self._refusal
-        if not self._is_answered:
-            raise LineEnded(self.reason)
+        if (refusal := await self._answer) is not None:
+            raise refusal
 
     def answer(self, refusal: errors.NebulaError | None = None) -> None:
         """Takes the other lab's answer: that it refuses, or has opened the stream."""
-        self._is_answered, self._refusal = True, refusal
-        self._changed.set()
+        if not self._answer.done():
+            self._answer.set_result(refusal)
 
     async def send(self, data: bytes) -> None:
         """Queues data for the other side; waits while it has too much.
@@ -139,16 +127,16 @@ class Stream:
         Raises:
           LineEnded: if the stream has ended.
         """
-        while self._credit <= 0 and not self._has_ended:
+        while self._credit <= 0 and not self.has_ended:
             await self._news()
-        if self._has_ended:
-            raise LineEnded(self.reason)
+        if self.has_ended:
+            raise LineEnded(self.line.reason)
         self._credit -= len(data)
         self.line._put(self.number, data)
 
     async def receive(self) -> bytes:
         """Waits for data; returns none at the stream's end."""
-        while not self._received and not self._has_ended:
+        while not self._received and not self.has_ended:
             await self._news()
         return self._received.popleft() if self._received else b""
 
@@ -156,15 +144,18 @@ class Stream:
         """Lets the other side send as much again as was passed on."""
         self._here -= count
         self._taken += count
-        if self._taken >= WINDOW_BYTES // 4 and not self._has_ended:
+        if self._taken >= WINDOW_BYTES // 4 and not self.has_ended:
             self.line._credit(self.number, self._taken)
             self._taken = 0
 
-    def close(self, reason: str, at_once: bool = False) -> None:
-        """Ends the stream on both sides; drops what is queued if `at_once`."""
-        if not self._has_ended:
-            self._end(reason)
-            self.line._close(self.number, reason, at_once)
+    def close(self, at_once: bool = False) -> None:
+        """Ends the stream on both sides; drops what is queued if `at_once`.
+
+        Why is for this lab alone: it may name an account, or a path of this host.
+        """
+        if not self.has_ended:
+            self._end()
+            self.line._close(self.number, at_once)
 
     async def _news(self) -> None:
         self._changed.clear()
@@ -181,8 +172,9 @@ class Stream:
         self._credit = min(self._credit + count, WINDOW_BYTES)
         self._changed.set()
 
-    def _end(self, reason: str) -> None:
-        self._has_ended, self.reason = True, reason
+    def _end(self) -> None:
+        self.has_ended = True
+        self.answer(LineEnded(self.line.reason))
         self._changed.set()
 
 
@@ -203,8 +195,9 @@ class Line:
           beat: returns the fields of a heartbeat.
           receive: called with each control message.
         """
-        self._reader, self._writer, self.lab = connection[:3]
-        self.serial, self.begin, self.end = connection[3:]
+        self._reader, self._writer, peer = connection
+        assert peer is not None  # else it is no other lab's
+        self.lab, _, self.serial, self.begin, self.end = peer
         self.streams: dict[int, Stream] = {}
         self.bytes_sent = self.bytes_received = 0
         self.since = time.time()
@@ -220,7 +213,8 @@ class Line:
         self._first: collections.deque[bytes] = collections.deque()
         self._first_bytes = 0
         self._changed = asyncio.Event()
-        self._reason = ""
+        self.reason = ""
+        """The reason for its end, once it has ended."""
         self._writer.transport.set_write_buffer_limits(BUFFER_BYTES, BUFFER_BYTES // 4)
         sock = self._writer.get_extra_info("socket")
         with contextlib.suppress(OSError):
@@ -241,13 +235,13 @@ class Line:
             ends = await asyncio.gather(*tasks, return_exceptions=True)
             for error in ends:
                 if isinstance(error, Exception):
-                    self._reason = self._reason or _words(error)
+                    self.reason = self.reason or _words(error)
             self._end_all()
-        return self._reason
+        return self.reason
 
     def close(self, reason: str) -> None:
         """Ends the line at once, and all of its streams."""
-        self._reason = self._reason or reason
+        self.reason = self.reason or reason
         self._writer.transport.abort()
         self._end_all()
 
@@ -313,10 +307,9 @@ class Line:
             self.close("the other switch takes nothing that is urgent")
         self._changed.set()
 
-    def _close(self, number: int, reason: str, at_once: bool) -> None:
+    def _close(self, number: int, at_once: bool) -> None:
         self.streams.pop(number, None)
-        data = reason[:REASON_CHARACTERS].encode()
-        message = encode(CLOSE, number, data)
+        message = encode(CLOSE, number)
         if at_once or number not in self._shares:
             self._shares.remove(number)
             self._urgent(message)
@@ -329,7 +322,7 @@ class Line:
         self.ended.set()
         self._changed.set()
         for stream in list(self.streams.values()):
-            stream._end(self._reason)
+            stream._end()
         self.streams.clear()
         with contextlib.suppress(OSError, RuntimeError):
             self._writer.close()
@@ -353,8 +346,7 @@ class Line:
             else:
                 del self.streams[number]
                 self._shares.remove(number)
-                text = data.decode("utf-8", "replace")
-                stream._end(printable.line(text, REASON_CHARACTERS))
+                stream._end()
 
     async def _exactly(self, count: int) -> bytes:
         """Reads so many bytes; however slowly they come, they are no silence."""
@@ -392,6 +384,8 @@ class Line:
 class _Loop:
     """A line within a lab: what one of its two streams sends, the other receives."""
 
+    reason = ""
+
     def __init__(self) -> None:
         self.ends = Stream(self, 0), Stream(self, 1)
 
@@ -401,8 +395,8 @@ class _Loop:
     def _credit(self, number: int, count: int) -> None:
         self.ends[1 - number]._may_send(count)
 
-    def _close(self, number: int, reason: str, at_once: bool) -> None:
-        self.ends[1 - number]._end(reason)
+    def _close(self, number: int, at_once: bool) -> None:
+        self.ends[1 - number]._end()
 
 
 def local_pair() -> tuple[Stream, Stream]:

@@ -30,6 +30,7 @@ _LONGEST_CODEC = 500  # as a codec string's
 MOST_PAYLOAD = 1 << 40
 """Bytes of a tensor: more than any has, and so few that sums stay numbers that an entry
 of the audit log takes."""
+MOST_KINDS = 4096  # on one stream: each is an entry of the audit log
 MOST_SESSIONS = 1000  # whose names are kept
 MOST_NAMES = 1 << 24
 """Characters of all of them, to which a Welcome may add 6 MiB: they fit a `Store`."""
@@ -196,6 +197,8 @@ class Meter:
             kind, total = self._record(head)
         else:
             kind, total = self._frame(head)
+        if kind not in self.seen and len(self.seen) >= MOST_KINDS:
+            raise Unreadable(f"more than {MOST_KINDS} kinds of frames on one stream")
         self._admit(kind, total)
         count = self.seen.setdefault(kind, [0, 0])
         count[0] += 1

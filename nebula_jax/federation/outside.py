@@ -10,7 +10,6 @@ import asyncio
 import contextlib
 import socket
 import ssl
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any
 
@@ -30,8 +29,7 @@ BACKLOG = 128
 MOST_PENDING = 128  # each may cost 256 KiB of TLS
 PENDING_SECONDS = 15.0  # for handshake, request and end of one
 PAUSE = 0.1  # seconds, where the system has no more sockets
-REFUSAL_BURST = 20  # entries that need not wait
-REFUSAL_SECONDS = 60.0  # between the others: 80 MB a year, which nothing prunes
+STRANGERS = ""  # who together cause refusals, for the log
 
 
 async def accepted(
@@ -63,10 +61,7 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
     loop = asyncio.get_running_loop()
     try:
         await _client_hello(sock)
-        floor = policy.load(folder.path / policy.FILE).tls
-        context = between_labs.server_context(
-            folder, "switch", floor, allows_joining=True
-        )
+        context = await asyncio.to_thread(_server_context, folder)
         reader = asyncio.StreamReader(LIMIT_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(
@@ -80,7 +75,7 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
         sock.close()
         raise
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-    return _checked(folder, reader, writer, allows_none=True)
+    return await _checked(folder, reader, writer, allows_none=True)
 
 
 async def _client_hello(sock: socket.socket) -> None:
@@ -114,9 +109,7 @@ async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Con
       site_folder.Refusal: with the reason, if it must not be used.
       OSError: if nobody answers in time, or there was no handshake.
     """
-    floor = policy.load(folder.path / policy.FILE).tls
-    context = between_labs.client_context(folder, "switch", floor)
-    context.check_hostname = False  # the certificate has the lab's name, not the host's
+    context = await asyncio.to_thread(_client_context, folder)
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(
@@ -127,10 +120,22 @@ async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Con
             )
     except TimeoutError:
         raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s") from None
-    return _checked(folder, reader, writer)
+    return await _checked(folder, reader, writer)
 
 
-def _checked(
+def _server_context(folder: site_folder.Folder) -> ssl.SSLContext:
+    floor = policy.load(folder.path / policy.FILE).tls
+    return between_labs.server_context(folder, "switch", floor, allows_joining=True)
+
+
+def _client_context(folder: site_folder.Folder) -> ssl.SSLContext:
+    floor = policy.load(folder.path / policy.FILE).tls
+    made = between_labs.client_context(folder, "switch", floor)
+    made.check_hostname = False  # the certificate has the lab's name, not the host's
+    return made
+
+
+async def _checked(
     folder: site_folder.Folder,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
@@ -141,42 +146,22 @@ def _checked(
         tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
         der = tls.getpeercert(True)
         if der is None and allows_none:
-            now = site_folder.utc_now()
-            return line.Connection(reader, writer, "", 0, now, now)
-        peer = between_labs.check_peer(der, folder)
+            return line.Connection(reader, writer, None)
+        peer = await asyncio.to_thread(between_labs.check_peer, der, folder)
         if peer.role != "switch":
             raise between_labs.PeerRefused("wrong_name", f"a {peer.role}, not a switch")
         endpoints.keep_alive(writer.get_extra_info("socket"))
-        about = peer.lab, peer.serial, peer.begin, peer.end
-        return line.Connection(reader, writer, *about)
+        return line.Connection(reader, writer, peer)
     except BaseException:
         writer.transport.abort()
         raise
 
 
-class Refusals:
-    """The refusals of one switch: each an entry in its log, or one for very many."""
-
-    def __init__(self, made: state.State) -> None:
-        """Starts without any."""
-        self._state = made
-        self._lines = pending_connections.RejectedLog(
-            made.log, REFUSAL_BURST, REFUSAL_SECONDS
-        )
-
-    def add_error(self, host: str, error: BaseException) -> None:
-        """Takes the refusal of a host, or of its lab, that an error is."""
-        self.add(
-            host, between_labs.reason_of(error), tls.in_words(error), time.monotonic()
-        )
-
-    def add(self, host: str, reason: str, text: str, now: float) -> None:
-        """Takes a refusal: its reason in a word and in full, and the seconds by now."""
-        line = f"refused a connection from {host}: {reason}: {text}"
-        others = self._lines.add(line, now)
-        if others is not None:
-            about = {"others": others} if others else {}
-            self._state.record("refusal", host, reason=reason, **about)
+def refused(made: state.State, host: str, error: BaseException) -> None:
+    """Notes the refusal of a host, or of a lab, that an error is."""
+    reason = between_labs.reason_of(error)
+    text = f"refused a connection from {host}: {reason}: {tls.in_words(error)}"
+    made.note(STRANGERS, text, "refusal", host, reason=reason)
 
 
 class Entrance:
@@ -187,7 +172,6 @@ class Entrance:
     ) -> None:
         """Starts without any; `serve` is called with each connection of a lab."""
         self._state, self._serve = made, serve
-        self.refusals = Refusals(made)
         most = min(MOST_PENDING, pending_connections.most())
         self._pending = pending_connections.Pool(most)
         self._groups: dict[str, str] = {}  # lab -> group of the address it came from
@@ -210,8 +194,9 @@ class Entrance:
         pending = self._pending.to_go(self._groups.values())
         if pending is not None:
             self._pending.remove(pending)
-            text, now = "too many others had come", time.monotonic()
-            self.refusals.add(pending.host, "crowded_out", text, now)
+            text = f"refused a connection from {pending.host}: too many others had come"
+            about = "refusal", pending.host
+            self._state.note(STRANGERS, text, *about, reason="crowded_out")
             with contextlib.suppress(OSError):  # what waits for it finds its end
                 pending.sock.shutdown(socket.SHUT_RDWR)
 
@@ -220,7 +205,7 @@ class Entrance:
         try:
             async with asyncio.timeout_at(pending.deadline):
                 connection = await accept(self._state.folder, pending.sock)
-                if not connection.lab:
+                if connection.peer is None:
                     await self._join(connection, pending)
                     return
         except (errors.NebulaError, OSError, EOFError) as error:
@@ -233,7 +218,7 @@ class Entrance:
         if not has_place:  # it was ended to make room
             connection.writer.transport.abort()
             return
-        self._groups[connection.lab] = pending.group
+        self._groups[connection.peer.lab] = pending.group
         await self._serve(connection)
 
     async def _join(
@@ -260,4 +245,4 @@ class Entrance:
         self, pending: pending_connections.Pending, error: BaseException
     ) -> None:
         if pending in self._pending:  # else there is an entry, with the reason
-            self.refusals.add_error(pending.host, error)
+            refused(self._state, pending.host, error)

@@ -76,8 +76,8 @@ async def serve(
         case "status":
             made.answer(**status(switch, kept))
         case "list":
-            newest = kept.revocations.present().text
-            made.answer(list=newest if made.has_older(kept) else "")
+            older = json_lines.field(fields, "number", int) < kept.number
+            made.answer(list=kept.listed.text if older and kept.listed else "")
         case "certify":
             pem = await kept.certified(member.Renewal.parse(fields))
             made.answer(pem=pem.decode())
@@ -97,11 +97,6 @@ class _Request(NamedTuple):
     fields: Mapping[str, Any]
     account: accounts.Account
     asker: streams.Trainer
-
-    def has_older(self, kept: upkeep.Upkeep) -> bool:
-        """Returns True if who asks has an older revocation list than the switch."""
-        number = json_lines.field(self.fields, "number", int)
-        return bool(number < kept.revocations.number)
 
     def answer(self, **fields: Any) -> None:
         inner.answer(self.asker[1], **fields)
@@ -267,5 +262,5 @@ def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:
         ],
         "no_lines": dict(switch.no_line) | dict(switch.gone),
         "usage": dict(switch.used),
-        "revocations": kept.revocations.number,
+        "revocations": kept.number,
     }

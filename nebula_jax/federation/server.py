@@ -6,6 +6,7 @@ end to end (`security.seal`): it can count, refuse, drop or delay, not change.
 """
 
 import asyncio
+import collections
 import contextlib
 import os
 import pathlib
@@ -15,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from nebula_jax import errors, printable
-from nebula_jax.communication import endpoints
+from nebula_jax.communication import endpoints, pending_connections
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import (
     inner,
@@ -33,6 +34,8 @@ from nebula_jax.security.tls import between_labs
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 MOST_UNPROVEN = 256  # connections inside that have not sent a request yet
+STREAM_BURST = 2 * line.MOST_STREAMS  # that a lab may open, and need not wait
+STREAM_SECONDS = 2.0  # for each of the others: what one has carried is in the audit log
 REASON_CHARACTERS = 500  # of another switch's
 REVOKED = (
     "the certificate of this lab was revoked; `nebula join` with another invitation, in"
@@ -57,6 +60,11 @@ class Switch:
         """A Unix socket to make, for other users of the host, in the same group."""
         self._inside = inner.Address("", 0, inner.new_token(), os.getpid())
         self._unproven: dict[asyncio.StreamWriter, None] = {}  # from the oldest on
+        self._streams: dict[str, pending_connections.Allowance] = (
+            collections.defaultdict(
+                lambda: pending_connections.Allowance(STREAM_BURST, STREAM_SECONDS)
+            )
+        )
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -154,8 +162,9 @@ class Switch:
             except (errors.NebulaError, OSError, EOFError) as error:
                 reason = f"no line to {where}: {error}"
                 if reason != logged:  # the same reason again is no news
-                    self.state.log(f"{reason}; trying again")
-                    self._record("fault", event=between_labs.reason_of(error))
+                    about = {"event": between_labs.reason_of(error)}
+                    text = f"{reason}; trying again"
+                    self.state.note(where, text, "fault", self.state.lab, **about)
                     logged = reason
                 self.state.no_line[where] = str(error)
                 pause = _longer(pause)
@@ -176,7 +185,7 @@ class Switch:
                     self.state.no_line.pop(where, None)
                 elif await self._is_revoked():
                     self.state.no_line[where] = REVOKED
-                    while self._has_revoked_certificate():
+                    while await self._has_revoked_certificate():
                         await asyncio.sleep(LONGEST_PAUSE)
                     pause, self.state.is_revoked = 0.0, False
                 else:
@@ -195,7 +204,7 @@ class Switch:
         """
         with contextlib.suppress(errors.NebulaError):
             await self.upkeep.fetch_list()
-        if not self._has_revoked_certificate():
+        if not await self._has_revoked_certificate():
             return False
         if not self.state.is_revoked:
             self.state.is_revoked = True
@@ -203,9 +212,9 @@ class Switch:
             self.state.lost("", REVOKED)
         return True
 
-    def _has_revoked_certificate(self) -> bool:
+    async def _has_revoked_certificate(self) -> bool:
         with contextlib.suppress(errors.NebulaError):
-            return self.upkeep.is_revoked
+            return await self.upkeep.is_revoked()
         return False
 
     def _line(self, connection: line.Connection, is_dialer: bool) -> line.Line:
@@ -224,24 +233,28 @@ class Switch:
                 return
         try:
             self.state.lines[lab] = made
+            self.state.members.add(lab)
             self.state.gone.pop(lab, None)
             if former is not None:
                 former.close("another line took its place")
-            self.upkeep.met(made)
-            self.state.log(f"connected with {lab}")
+            await self.upkeep.met(made)
             about = {"event": "opened", "lab": lab, "serial": f"{made.serial:x}"}
-            self._record("session", **about)
+            self._note(lab, f"connected with {lab}", **about)
             reason = await made.run()
         except (errors.NebulaError, OSError) as error:  # what is here of the lab
             made.close(str(error))
-            self._entrance.refusals.add_error(lab, error)
+            outside.refused(self.state, lab, error)
             return
         finally:
             if self.state.lines.get(lab) is made:
                 del self.state.lines[lab]
-        self.state.log(f"the line to {lab} ended: {reason}")
         counts = {"sent": made.bytes_sent, "received": made.bytes_received}
-        self._record("session", event="closed", lab=lab, **counts)
+        text = f"the line to {lab} ended: {reason}"
+        self._note(lab, text, event="closed", lab=lab, **counts)
+
+    def _note(self, of: str, text: str, /, **what: Any) -> None:
+        """Notes a session, of which a lab can cause many."""
+        self.state.note(of, text, "session", self.state.lab, **what)
 
     def _receive(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Takes a control message of another switch."""
@@ -268,11 +281,8 @@ class Switch:
         """Takes up a stream that a trainer of another lab has dialed."""
         number = json_lines.field(fields, "stream", int)
         stream = made.accept(number)
-        texts = [
-            json_lines.field(fields, name, str)
-            for name in ("name", "job", "account", "from", "to")
-        ]
-        about = streams.About._make([*texts, made.lab])
+        texts = [json_lines.field(fields, name, str) for name in streams.About._fields]
+        about = streams.About._make(texts)._replace(lab=made.lab)
         self.state.begin(self._answer(made, stream, about))
 
     async def _answer(
@@ -295,6 +305,8 @@ class Switch:
                     f"{about.listener} of job {about.job} is barred: the quota of its"
                     " account is used up, or the account is suspended"
                 )
+            if not self._streams[made.lab].take(time.monotonic()):
+                raise inner.Absent(f"{made.lab} has opened very many streams")
             trainer = await requests.connect(served)
         except (errors.NebulaError, OSError) as error:
             made.send(
@@ -303,7 +315,7 @@ class Switch:
                 why=str(error),
                 absent=isinstance(error, inner.Absent | OSError),
             )
-            stream.close("refused", at_once=True)
+            stream.close(at_once=True)
             return
         made.send(op="opened", stream=stream.number, why="")
         account = served.account
@@ -335,7 +347,8 @@ class Switch:
             finally:
                 self._unproven.pop(writer, None)
             # Only the owner of the folder can read the token.
-            who = people.of_user(inner.user_of(sock)) if is_local else people.owner()
+            uid = inner.user_of(sock) if is_local else os.geteuid()
+            who = await asyncio.to_thread(people.of_user, uid)
             stream = reader, writer
             await requests.serve(self.state, self.upkeep, who, fields, stream)
         except handshake.Unproven:

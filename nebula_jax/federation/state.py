@@ -9,12 +9,15 @@ from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 from nebula_jax import errors
+from nebula_jax.communication import pending_connections
 from nebula_jax.federation import inner, joining, line, meter, streams
 from nebula_jax.security import accounts, audit, policy, store
 from nebula_jax.security.audit import entries
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import site_folder
 
+NOTED_BURST = 20  # entries of one cause that need not wait
+NOTED_SECONDS = 60.0  # between the others: 80 MB a year, which nothing prunes
 AWAY_SECONDS = 5.0  # between attempts to reach the authority at another lab
 OPEN_SECONDS = 10.0  # for the other switch to answer
 CARRIED = ("used", "sessions")
@@ -98,6 +101,10 @@ class State:
         self.rules = policy.load(folder.path / policy.FILE)
         self.audit = audit_log.Log(folder.audit, self.lab)
         """Open last: whoever has it open is the only switch of its lab."""
+        seen = audit.paths(folder.audit).peers.glob("*.json")
+        self.members = {each.name.partition(".")[0] for each in seen}
+        """Labs that were ever connected, by what was witnessed of their logs."""
+        self._noted: dict[str, pending_connections.RejectedLog] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def keep(self, used: Mapping[str, int], sessions: meter.Known) -> None:
@@ -157,6 +164,22 @@ class State:
         """Puts an entry into the audit log; upkeep brings it to the disk."""
         self.audit.append(kind, who, **what)
 
+    def note(self, cause: str, text: str, kind: str, who: str, /, **what: Any) -> None:
+        """Logs a line, and records the same: a few times, then once in a while.
+
+        Args:
+          cause: a peer, or what stands for all strangers, who can cause very many: an
+            entry tells how many others it stands for.
+          text: the line.
+        """
+        limit = self._noted.get(cause)
+        if limit is None:
+            made = self.log, NOTED_BURST, NOTED_SECONDS
+            limit = self._noted[cause] = pending_connections.RejectedLog(*made)
+        others = limit.add(text, time.monotonic())
+        if others is not None:
+            self.record(kind, who, **what, **({"others": others} if others else {}))
+
     def set_rules(self, rules: policy.Policy) -> None:
         """Takes a new policy: what the former one refused may be tried again."""
         self.rules = rules
@@ -178,8 +201,7 @@ class State:
         Raises:
           inner.Refused: if it is.
         """
-        seen = audit.paths(self.folder.audit).peers.glob("*.json")
-        others = sorted(({each.stem for each in seen} | set(self.lines)) - {self.lab})
+        others = sorted(self.members | set(self.lines))
         if len(others) > 1 and not self.rules.names_lab(job, cluster):
             raise inner.Refused(
                 f"{cluster or 'the others'} of job {job} could be at any of"
@@ -203,19 +225,17 @@ class State:
         if made.is_closed:
             raise inner.Absent(f"the line to {lab} has just ended")
         stream = made.open()
-        fields = {"name": about.name, "job": about.job, "account": about.account}
-        fields |= {"from": about.connector, "to": about.listener}
-        made.send(op="open", stream=stream.number, **fields)
+        made.send(op="open", stream=stream.number, **about._asdict())
         try:
             async with asyncio.timeout(OPEN_SECONDS):
                 await stream.opened()
         except TimeoutError:
-            stream.close("no answer", at_once=True)
+            stream.close(at_once=True)
             raise inner.Absent(f"the switch of {lab} does not answer") from None
         except line.LineEnded as error:
             raise inner.Absent(str(error)) from None
         except errors.NebulaError:
-            stream.close("refused", at_once=True)
+            stream.close(at_once=True)
             raise
         made.share(stream, about.account.partition("@")[0], weight)
         return stream

@@ -77,7 +77,7 @@ async def carry(
     try:
         done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         if tasks[0] in done and tasks[1] not in done:
-            end.close("the trainer of the other lab closed its connection")
+            end.close()
         try:
             next(iter(done)).result()
         except (OSError, line.LineEnded):
@@ -88,8 +88,7 @@ async def carry(
         for each in tasks:
             each.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        # Why is for this lab alone: it may name an account, or a path of this host.
-        end.close("the stream was ended", at_once=carried.refusal is not None)
+        end.close(at_once=carried.refusal is not None)
         await close(writer)
 
 

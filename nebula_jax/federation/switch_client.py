@@ -7,8 +7,8 @@ inside it (`wire.sealing`). It makes that key itself, and replaces it in time; t
 switch carries the request, as it carries newer revocation lists, which are signed.
 """
 
+import concurrent.futures
 import contextlib
-import queue
 import socket
 import threading
 import time
@@ -53,18 +53,12 @@ class Recorder:
         """
         self._folder, self._log = folder, log
         self._about = {"job": job, "cluster": cluster}
-        self._entries: queue.Queue[tuple[str, dict[str, Any]] | None] = queue.Queue()
-        self._thread: threading.Thread | None = None
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "audit")
 
     def record(self, kind: str, **what: Any) -> None:
         """Puts an entry on its way."""
-        if self._folder is None:
-            return
-        if self._thread is None:
-            run = threading.Thread(target=self._run, daemon=True, name="audit")
-            self._thread = run
-            run.start()
-        self._entries.put((kind, what))
+        if self._folder is not None:
+            self._thread.submit(self._send, self._folder, kind, self._about | what)
 
     def saved(self, step: int, digest: str) -> None:
         """Records that a checkpoint is on the disk; the peers cosign the log then."""
@@ -72,29 +66,21 @@ class Recorder:
 
     def close(self) -> None:
         """Waits until all entries are in the log, or have been given up."""
-        if self._thread is not None:
-            self._entries.put(None)
-            self._thread.join()
-            self._thread = None
+        self._thread.shutdown()
 
-    def _run(self) -> None:
-        while (entry := self._entries.get()) is not None:
-            kind, what = entry
-            deadline = time.monotonic() + RECORD_SECONDS
-            while True:
-                try:
-                    self._send(kind, what)
-                    break
-                except (errors.NebulaError, OSError) as error:
-                    if time.monotonic() > deadline or isinstance(error, inner.Refused):
-                        self._log(f"{kind} is not in the audit log: {error}")
-                        break
-                time.sleep(RETRY_SECONDS)
-
-    def _send(self, kind: str, what: dict[str, Any]) -> None:
-        assert self._folder is not None  # else there is nothing to send
-        fields = {"kind": kind, "what": self._about | what}
-        inner.ask(self._folder, ANSWER_SECONDS, "record", **fields)
+    def _send(
+        self, folder: site_folder.Folder, kind: str, what: Mapping[str, Any]
+    ) -> None:
+        deadline = time.monotonic() + RECORD_SECONDS
+        while True:
+            try:
+                inner.ask(folder, ANSWER_SECONDS, "record", kind=kind, what=what)
+                return
+            except (errors.NebulaError, OSError) as error:
+                if time.monotonic() > deadline or isinstance(error, inner.Refused):
+                    self._log(f"{kind} is not in the audit log: {error}")
+                    return
+            time.sleep(RETRY_SECONDS)
 
 
 class Trainer:

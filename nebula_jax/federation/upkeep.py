@@ -5,8 +5,9 @@ What is done here is done now and then, whatever crosses meanwhile.
 
 import asyncio
 import contextlib
+import datetime
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
 from nebula_jax import errors
@@ -24,20 +25,27 @@ RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
 
 
 class Upkeep:
-    """The upkeep of one switch."""
+    """The upkeep of one switch. Whatever takes the disk is done in threads."""
 
     def __init__(self, state: State) -> None:
         """Reads the revocation list of the lab."""
-        self.state, self.revocations = state, revocation.RevocationList(state.folder)
+        self.state = state
+        self._kept = revocation.RevocationList(state.folder)
+        self.number = 0
+        self.listed: revocation.Listed | None = None
+        """The epoch of revocation, and the newest list that served, if any did."""
+        self._read_list()
+        self._enforced = self.number
         self.cosigning = cosigning.Cosigning(state)
         """The cosignatures of heads of audit logs, this lab's and its peers'."""
         self._policy = state.folder.path / policy.FILE
         self._policy_seen = self._stamp()
         self._carried = state.used.copy(), dict(state.sessions)
-        self._enforced = self.revocations.number
         self._saved = self._listed = self._tried = 0.0
         self._failed: dict[str, tuple[str, float]] = {}
         """What went wrong last, by what was done, and when that was said."""
+        self._under_way: set[tuple[str, str]] = set()
+        """Each lab and kind of its messages of which one waits for the disk."""
 
     async def run(self) -> None:
         """Does what is due, again and again."""
@@ -47,7 +55,7 @@ class Upkeep:
                 self._renew_if_due,
                 self._end_expired,
                 self._save,
-                self.cosigning.send_again,
+                self.cosigning.turn,
             ):
                 try:
                     await turn()
@@ -62,20 +70,21 @@ class Upkeep:
             self._failed[what] = text, now
             self.state.log(text)
 
-    def met(self, made: line.Line) -> None:
+    async def met(self, made: line.Line) -> None:
         """Begins with a new line: both sides compare what they have."""
+        self._enforce()  # the list may be newer than the one it was admitted by
         self._push(made)
-        self.cosigning.begin(made)
+        await self.cosigning.begin(made)
 
     async def close(self) -> None:
         """Writes what is not on the disk yet."""
         await self.charge()
-        self.state.audit.sign_head()
+        await asyncio.to_thread(self.state.audit.sign_head)
         self.state.audit.close()
 
     def beat(self) -> Mapping[str, Any]:
         """Returns the fields of a heartbeat: the epoch of revocation."""
-        return {"revocations": self.revocations.number}
+        return {"revocations": self.number}
 
     def receive(self, made: line.Line, op: str, fields: Mapping[str, Any]) -> None:
         """Takes a control message of another switch.
@@ -86,37 +95,65 @@ class Upkeep:
         match op:
             case "beat":
                 theirs = json_lines.field(fields, "revocations", int)
-                if theirs < self.revocations.number:
+                if theirs < self.number:
                     self._push(made)
             case "list":
-                self._take_list(made, json_lines.field(fields, "list", str))
+                text = json_lines.field(fields, "list", str)
+                self._begin(made, op, self._take_list, made, text)
             case "renew":
                 made.wants_successor.set()
             case "witnessed":
                 size = json_lines.field(fields, "size", int)
                 self.cosigning.has_witnessed(made, size)
             case "cosign":
-                self.cosigning.cosign_for(made, fields)
+                self._begin(made, op, self.cosigning.cosign_for, made, fields)
             case "cosigned":
-                self.cosigning.cosigned(made, fields)
+                self._begin(made, op, self.cosigning.cosigned, made, fields)
             case _:
                 raise json_lines.Malformed(f"sent a control message {op!r}")
+
+    def _begin(
+        self,
+        made: line.Line,
+        op: str,
+        take: Callable[..., Awaitable[None]],
+        *given: Any,
+    ) -> None:
+        """Begins to take a message, which waits for the disk.
+
+        While one of the same kind is under way, another is dropped: a peer could send
+        very many, and sends again what it needs.
+        """
+        key = made.lab, op
+
+        async def work() -> None:
+            try:
+                await take(*given)
+            except (errors.NebulaError, OSError, ValueError) as error:
+                made.close(str(error))
+            finally:
+                self._under_way.discard(key)
+
+        if key not in self._under_way:
+            self._under_way.add(key)
+            self.state.begin(work())
 
     # Revocation.
 
     async def _look_at_files(self) -> None:
         """Takes in what commands have changed: the revocation list and the policy."""
         is_due = time.monotonic() > self._listed + LIST_SECONDS
-        if is_due and (self.state.is_issuer or not self._has_list()):
+        if is_due and (self.state.is_issuer or not await self._has_list()):
             self._listed = time.monotonic()
             await self.fetch_list()
-        if self.revocations.number > self._enforced:
+        await asyncio.to_thread(self._read_list)
+        if self.number > self._enforced:
             self._enforce()
             for each in list(self.state.lines.values()):
                 self._push(each)
-        if (seen := self._stamp()) != self._policy_seen:
+        if (seen := await asyncio.to_thread(self._stamp)) != self._policy_seen:
             self._policy_seen = seen
-            self.state.set_rules(policy.load(self._policy))
+            self.state.set_rules(await asyncio.to_thread(policy.load, self._policy))
             self.state.log("policy.json was read again")
 
     async def fetch_list(self) -> None:
@@ -125,16 +162,21 @@ class Upkeep:
         Raises:
           errors.NebulaError: if that cannot be reached, or sends none.
         """
-        known = self.revocations.number if self._has_list() else 0
+        known = self.number if await self._has_list() else 0
         found = await self.state.ask({"op": "list", "number": known})
         text = json_lines.field(found, "revocations", str)
-        if text and self.revocations.accept(text):
+        if text and await asyncio.to_thread(self._kept.accept, text):
             self.state.log("the revocation list is new")
 
-    def _has_list(self) -> bool:
+    def _read_list(self) -> None:
+        self.number = self._kept.number
+        with contextlib.suppress(revocation.ListRefused):
+            self.listed = self._kept.present()
+
+    async def _has_list(self) -> bool:
         """Returns True if there is a revocation list that serves."""
         try:
-            self.revocations.check()
+            await asyncio.to_thread(self._kept.check)
         except revocation.ListRefused:
             return False
         return True
@@ -147,19 +189,20 @@ class Upkeep:
         return 0, 0
 
     def _push(self, made: line.Line) -> None:
-        with contextlib.suppress(errors.NebulaError):
-            made.send(op="list", list=self.revocations.present().text)
+        if self.listed is not None:
+            made.send(op="list", list=self.listed.text)
 
-    def _take_list(self, made: line.Line, text: str) -> None:
-        if self.revocations.accept(text):
-            number = self.revocations.number
-            for each in list(self.state.lines.values()):
-                if each is not made:
-                    self._push(each)
-            self._enforce()
-            self.state.log(f"revocation list {number} is here")
-            about = {"event": "listed", "number": number}
-            self.state.record("certificate", self.state.lab, **about)
+    async def _take_list(self, made: line.Line, text: str) -> None:
+        if not await asyncio.to_thread(self._kept.accept, text):
+            return
+        await asyncio.to_thread(self._read_list)
+        for each in list(self.state.lines.values()):
+            if each is not made:
+                self._push(each)
+        self._enforce()
+        self.state.log(f"revocation list {self.number} is here")
+        about = {"event": "listed", "number": self.number}
+        self.state.record("certificate", self.state.lab, **about)
 
     def _enforce(self) -> None:
         """Ends the lines to labs whose certificate was revoked.
@@ -167,23 +210,27 @@ class Upkeep:
         That is recorded when all have ended: the log may take nothing, as when its disk
         has failed.
         """
-        number, ended = self.revocations.number, []
+        self._enforced, ended = self.number, []
         for lab, each in list(self.state.lines.items()):
-            if self.revocations.is_revoked(lab, each.begin):
+            if self._is_revoked(lab, each.begin):
                 self.state.gone[lab] = f"the certificate of {lab} was revoked"
                 each.close(self.state.gone[lab])
                 self.state.lost(lab, self.state.gone[lab])
                 ended.append(lab)
-        self._enforced = number
         for lab in ended:
             self.state.log(self.state.gone[lab])
             self.state.record("certificate", self.state.lab, event="revoked", lab=lab)
 
-    @property
-    def is_revoked(self) -> bool:
-        """True if the certificate of this switch is revoked."""
-        own = member.own_certificate(self.state.folder, "switch")
-        return self.revocations.is_revoked(self.state.lab, own.not_valid_before_utc)
+    def _is_revoked(self, lab: str, begin: datetime.datetime) -> bool:
+        revoked = self.listed.revoked if self.listed is not None else {}
+        return begin.timestamp() < revoked.get(lab, 0)
+
+    async def is_revoked(self) -> bool:
+        """Returns True if the certificate of this switch is revoked."""
+        folder = self.state.folder
+        own = await asyncio.to_thread(member.own_certificate, folder, "switch")
+        await asyncio.to_thread(self._read_list)
+        return self._is_revoked(self.state.lab, own.not_valid_before_utc)
 
     # Renewal.
 
@@ -193,10 +240,10 @@ class Upkeep:
         Raises:
           errors.NebulaError: if the authority cannot be reached, or refuses.
         """
-        folder = self.state.folder
-        request, renewal = member.renewal_request(folder, "switch")
+        own = self.state.folder, "switch"
+        request, renewal = await asyncio.to_thread(member.renewal_request, *own)
         pem = await self.certified(renewal)
-        member.install(folder, "switch", request.key, pem)
+        await asyncio.to_thread(member.install, *own, request.key, pem)
         self.state.log("the certificate of this switch is new")
         self.state.record("certificate", self.state.lab, event="renewed")
         for each in list(self.state.lines.values()):
@@ -207,7 +254,8 @@ class Upkeep:
         if time.monotonic() < self._tried + RETRY_SECONDS:
             return
         self._tried = time.monotonic()
-        own = member.own_certificate(self.state.folder, "switch")
+        given = self.state.folder, "switch"
+        own = await asyncio.to_thread(member.own_certificate, *given)
         if member.renewal_due(own):
             await self.rotate()
 

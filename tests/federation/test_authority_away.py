@@ -64,7 +64,7 @@ def federation(path):
         for one, other in ((s, "lab-t"), (s, "lab-u"), (t, "lab-u")):
             one.wait_for_line(other)
         for each in (t, u):
-            wait_until(lambda each=each: each.switch.upkeep.revocations.number > 1)
+            wait_until(lambda each=each: each.switch.upkeep.number > 1)
         yield s, t, u, revoked
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import line
+from nebula_jax.security.tls import between_labs
 
 PIECE_BYTES = 16 << 10  # of a TLS record, the least that can be read
 
@@ -23,7 +24,8 @@ async def begun(clock):
     here, there = socket.socketpair()
     _, writer = await asyncio.open_connection(sock=here)
     reader = asyncio.StreamReader()
-    connection = line.Connection(reader, writer, "lab-t", 1, None, None)
+    peer = between_labs.Peer("lab-t", "switch", 1, None, None)
+    connection = line.Connection(reader, writer, peer)
     made = line.Line(connection, is_dialer=False, beat=dict, receive=lambda *_: None)
     return made, reader, there
 
@@ -111,8 +113,7 @@ def test_a_line_that_is_closed_within_a_message_ends():
 
 def test_messages_are_literal_bytes():
     assert line.encode(line.DATA, 5, b"abc") == b"\x02\0\0\x03\0\0\0\x05abc"
-    data = line.encode(line.CLOSE, 9, b"why")
-    assert line.read_head(data[:8]) == (line.CLOSE, 9, 3)
+    assert line.read_head(line.encode(line.CLOSE, 9)) == (line.CLOSE, 9, 0)
     assert line.read_credit(b"\0\0\x01\0") == 256
     with pytest.raises(json_lines.Malformed):
         line.read_credit(b"\0")
@@ -125,6 +126,7 @@ def test_messages_are_literal_bytes():
         b"\x05" + bytes(7),
         b"\x02\xff\xff\xff" + bytes(4),
         b"\x03\0\0\x05" + bytes(4),
+        b"\x04\0\0\x01" + bytes(4),
     ],
 )
 def test_other_kinds_and_longer_ones_are_refused(head):

@@ -101,6 +101,15 @@ def test_what_is_no_stream_of_ours_is_refused(data):
         [each.feed(data) for each in made]
 
 
+def test_a_stream_has_so_many_kinds_each_an_entry_of_the_log(monkeypatch):
+    monkeypatch.setattr(meter, "MOST_KINDS", 3)
+    connector, listener = meters()
+    listener.feed(OPEN + frame(WELCOME))
+    connector.feed(RECORD + OPEN + TENSOR + TENSOR)
+    with pytest.raises(meter.Unreadable, match="more than 3 kinds"):
+        connector.feed(frame(frames.Ping(), 0))
+
+
 def longer(message, payload):
     """A frame whose head has another length of the payload, and the payload."""
     head = bytearray(frame(message))

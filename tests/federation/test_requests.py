@@ -125,3 +125,25 @@ def test_a_stream_of_another_lab_that_may_not_be_is_refused(switch, about, words
     assert answer["op"] == "refused"
     assert words in answer["why"]
     assert ends
+
+
+def test_a_lab_opens_so_many_streams_and_then_one_in_a_while(switch, monkeypatch):
+    """What each has carried is in the audit log for ever."""
+    monkeypatch.setattr(server, "STREAM_BURST", 2)
+    monkeypatch.setattr(requests, "connect", refuse)
+    told = []
+    line = types.SimpleNamespace(lab="lab-x", send=lambda **what: told.append(what))
+    stream = types.SimpleNamespace(number=1, close=lambda at_once: None)
+    about = ABOUT._replace(job="hers", listener="generator:0", lab="lab-x")
+    switch.state.served["hers", "generator:0"] = state.Served(
+        ("127.0.0.1", 1), account("ana"), lab="lab-x"
+    )
+    about = about._replace(account="ana@lab-x")
+    for _ in range(4):
+        asyncio.run(switch._answer(line, stream, about))
+    assert ["very many streams" in each["why"] for each in told] == [0, 0, 1, 1]
+    assert all(each["absent"] for each in told)  # its trainer tries again
+
+
+async def refuse(served):
+    raise ConnectionRefusedError

@@ -11,6 +11,7 @@ import os
 import random
 import socket
 import ssl
+import sys
 import threading
 import time
 import types
@@ -331,28 +332,6 @@ def test_certificates_are_replaced_in_flight_and_no_frame_is_lost(labs):
     assert len(turns) >= 20
 
 
-def test_a_lab_that_was_revoked_is_gone_from_live_lines(tmp_path):
-    with two_labs.two_labs(tmp_path) as labs:
-        ends = []
-
-        def gate(step):
-            if step == 5:
-                issuer = authority.LocalAuthority(labs.s.folder)
-                issuer.revoke("lab-t")
-                revoked = revocation.RevocationList(labs.s.folder)
-                revoked.accept(issuer.revocation_list()[1])
-                ends.append(time.monotonic())
-                wait_until(lambda: not labs.s.switch.state.lines)
-                ends.append(time.monotonic())
-
-        tokens, failed = run(labs.s, labs.t, gate=gate, reconnect_timeout=3.0)
-        assert ends[1] - ends[0] < 15.0
-        assert len(failed) == 2
-        assert len(tokens) < 20
-        wait_until(lambda: any("revoked" in each for each in labs.s.lines))
-        assert not labs.s.switch.state.lines
-
-
 def altered(rng, data):
     data = bytearray(data)
     data[rng.randrange(len(data))] ^= 1 << rng.randrange(8)
@@ -580,6 +559,7 @@ def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
 @pytest.mark.parametrize("ends", ["st", "ts"])
 def test_trainers_end_at_once_when_a_lab_is_revoked_and_say_so(tmp_path, ends):
     with two_labs.two_labs(tmp_path) as labs:
+        seconds = []
 
         def gate(step):
             if step == 3:
@@ -587,16 +567,18 @@ def test_trainers_end_at_once_when_a_lab_is_revoked_and_say_so(tmp_path, ends):
                 issuer.revoke("lab-t")
                 listed = revocation.RevocationList(labs.s.folder)
                 listed.accept(issuer.revocation_list()[1])
-                began.append(time.monotonic())
+                began = time.monotonic()
+                wait_until(lambda: not labs.s.switch.state.lines)
+                seconds.append(time.monotonic() - began)
 
-        began = []
         listening, dialing = (getattr(labs, each) for each in ends)
         more = {"reconnect_timeout": 300.0}
         # More steps than there is time for: the revocation ends them.
-        _, failed = run(listening, dialing, 10**6, gate=gate, seconds=100, **more)
-        assert time.monotonic() - began[0] < 60.0
+        _, failed = run(listening, dialing, 10**6, gate=gate, seconds=60, **more)
+        assert seconds[0] < 15.0  # on a busy machine; alone 0.3
         assert len(failed) == 2
         assert all("revoked" in str(each) for each in failed), failed
+        assert not labs.s.switch.state.lines
 
 
 def test_a_trainer_from_an_older_copy_ends_at_once_with_the_reason(tmp_path):
@@ -767,6 +749,42 @@ def test_a_switch_whose_upkeep_fails_ends(tmp_path):
     inside = endpoints.listen(("127.0.0.1", 0))
     with pytest.raises(site_folder.FederationError, match="nobody has thought of"):
         asyncio.run(asyncio.wait_for(made.run(None, [], inside), 20))
+
+
+OPENED = {"is_watched": False, "in_loop": []}
+"""Files that were opened by a thread while it ran an event loop."""
+
+
+@sys.addaudithook
+def watch(event, given):
+    if OPENED["is_watched"] and event == "open" and asyncio._get_running_loop():
+        OPENED["in_loop"].append(given[0])
+
+
+def test_the_event_loop_waits_for_no_file(tmp_path):
+    """A disk or a lock that hangs would hold up every stream of the lab.
+
+    What appends to the log has it open.
+    """
+    with two_labs.two_labs(tmp_path) as labs:
+        OPENED["is_watched"] = True
+        try:
+            exchange(labs.s, labs.t, gate=lambda step: step % 9 or rotate(labs.t))
+            inner.ask(labs.s.folder, 20.0, "status")
+            saved = {"event": "saved", "step": 1, "digest": "ab"}
+            before = labs.s.switch.state.audit.cosigned("lab-t")
+            inner.ask(labs.s.folder, 20.0, "record", kind="checkpoint", what=saved)
+            log = labs.s.switch.state.audit
+            wait_until(lambda: log.cosigned("lab-t") > before)
+            (labs.t.folder.path / policy.FILE).write_text('{"jobs": {}}')
+            wait_until(lambda: "policy.json was read again" in labs.t.lines)
+            issuer = authority.LocalAuthority(labs.s.folder)
+            issuer.admit("lab-u")
+            issuer.revoke("lab-u")
+            wait_until(lambda: labs.t.switch.upkeep.number > 1)
+        finally:
+            OPENED["is_watched"] = False
+    assert not [each for each in OPENED["in_loop"] if str(tmp_path) in str(each)]
 
 
 def test_a_lab_has_one_switch_at_a_time(labs, monkeypatch):

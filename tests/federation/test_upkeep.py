@@ -209,7 +209,7 @@ def test_a_revoked_lab_is_gone_though_the_audit_log_takes_no_entry(kept, monkeyp
     with monkeypatch.context() as patched:
         patched.setattr(kept.state.audit, "_refusal", "the disk failed")
         with pytest.raises(audit.AuditError, match="the disk failed"):
-            kept._take_list(None, text)
+            asyncio.run(kept._take_list(None, text))
     assert closed == ["the certificate of lab-t was revoked"]
 
 
@@ -226,6 +226,23 @@ def test_an_answer_of_the_authority_that_is_none_ends_no_switch(kept):
         asyncio.run(kept.rotate())
 
 
+def take(kept, line, op, fields):
+    """Takes a message of a peer, and all that it leads to."""
+
+    async def taken():
+        kept.receive(line, op, fields)
+        await asyncio.gather(*kept.state._tasks)
+        await kept.cosigning.turn()
+
+    asyncio.run(taken())
+
+
+def turn(kept):
+    """Has the peers cosign the head that there is."""
+    kept.cosigning.send()
+    asyncio.run(kept.cosigning.turn())
+
+
 class Peer:
     """The line to lab-t, which cosigns what came, one after another, when it is due."""
 
@@ -233,7 +250,7 @@ class Peer:
         self.kept, self.lab, self.sent = kept, "lab-t", []
         self.witness = witness.Witness(folder, self.lab)
         self.line = types.SimpleNamespace(
-            lab=self.lab, send=self._send, is_closed=False
+            lab=self.lab, send=self._send, begin=site_folder.utc_now()
         )
         kept.state.lines[self.lab] = self.line
 
@@ -242,9 +259,9 @@ class Peer:
             self.sent.append(fields)
 
     def begin(self):
-        self.kept.met(self.line)
+        asyncio.run(self.kept.met(self.line))
         size = self.witness.size("lab-s")
-        self.kept.receive(self.line, "witnessed", {"size": size})
+        take(self.kept, self.line, "witnessed", {"size": size})
 
     def cosigned(self, fields):
         """The answer to a head."""
@@ -256,7 +273,7 @@ class Peer:
     def answer(self):
         """Answers for the oldest head; returns the answer."""
         answer = self.cosigned(self.sent.pop(0))
-        self.kept.receive(self.line, "cosigned", answer)
+        take(self.kept, self.line, "cosigned", answer)
         return answer
 
 
@@ -276,11 +293,11 @@ def test_an_answer_that_is_repeated_changes_nothing(kept, peer):
     peer.begin()
     answer = peer.answer()
     before = newest(kept), audit_logs.size(kept.state.folder.audit)
-    kept.receive(peer.line, "cosigned", answer)
+    take(kept, peer.line, "cosigned", answer)
     other = witness.Witness(peer.kept.state.folder.path / "other", "lab-t")
     text, verifier = answer["checkpoint"], kept.state.audit.verifier
     another = other.cosign("lab-s", text, [], verifier)
-    kept.receive(peer.line, "cosigned", {"checkpoint": text, **another._asdict()})
+    take(kept, peer.line, "cosigned", {"checkpoint": text, **another._asdict()})
     assert (newest(kept), audit_logs.size(kept.state.folder.audit)) == before
 
 
@@ -289,7 +306,7 @@ def test_a_peer_gets_the_next_head_once_it_has_answered(kept, peer):
     peer.begin()
     for number in range(3):
         kept.state.record("checkpoint", "ana", event="saved", step=number)
-        kept.cosigning.send()
+        turn(kept)
     assert len(peer.sent) == 1
     peer.answer()
     assert len(peer.sent) == 1
@@ -305,7 +322,7 @@ def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
     text, secret = kept.state.audit.sign_head(), f"nebula1.{'a' * 16}"
     for verifier in ("junk", secret):
         fields = {"checkpoint": text, "proof": [], "verifier": verifier}
-        kept.receive(peer.line, "cosign", fields)
+        take(kept, peer.line, "cosign", fields)
     found = entries.read(kept.state.folder.audit)
     why = [each.what["why"] for each in found if each.kind == "audit"]
     assert ["junk is no Ed25519 key" in each for each in why] == [True, False]
@@ -318,7 +335,7 @@ def test_what_a_peer_gets_wrong_is_a_few_entries(kept, peer):
     before = audit_logs.size(kept.state.folder.audit)
     for _ in range(300):
         fields = {"checkpoint": text, "proof": [], "verifier": "junk"}
-        kept.receive(peer.line, "cosign", fields)
+        take(kept, peer.line, "cosign", fields)
     assert audit_logs.size(kept.state.folder.audit) - before < 40
 
 
@@ -330,10 +347,10 @@ def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late
     monkeypatch.setattr(cosigning, "time", clock)
     peer.begin()
     kept.state.record("checkpoint", "ana", event="saved", step=1)
-    kept.cosigning.send()  # the end of a run: nobody calls this again
+    turn(kept)  # the end of a run: nobody calls this again
     for seconds, count in ((1, 1), (20, 2), (39, 2), (41, 3), (60, 3)):
         now[0] = seconds
-        asyncio.run(kept.cosigning.send_again())
+        asyncio.run(kept.cosigning.turn())
         assert len(peer.sent) == count
     assert all(each == peer.sent[0] for each in peer.sent)
     del peer.sent[2:]
@@ -350,8 +367,8 @@ def test_a_new_line_begins_with_what_the_peer_has_seen(kept, peer):
     peer.begin()
     peer.cosigned(peer.sent.pop())  # the answer was lost with the line
     kept.state.record("checkpoint", "ana", event="saved", step=1)
-    kept.met(peer.line)
-    kept.cosigning.send()
+    asyncio.run(kept.met(peer.line))
+    turn(kept)
     assert not peer.sent
     peer.begin()
     peer.answer()

@@ -25,7 +25,7 @@ def issuer_in_this_process(folder):
     made = authority.LocalAuthority(folder)
 
     async def ask(fields):
-        return joining.answer(fields, made)
+        return await asyncio.to_thread(joining.answer, fields, made)
 
     return ask
 

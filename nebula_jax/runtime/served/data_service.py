@@ -16,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from types import FrameType
 from typing import NamedTuple
 
 import numpy as np
@@ -327,19 +326,10 @@ def serve(
     For the arguments and errors see `DataService`.
     """
     service = DataService(folder, handle, log)
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        del number, frame
-        service.stop()
-
-    before = {
-        number: signal.signal(number, stop)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
-    try:
+    with contextlib.ExitStack() as stack:
+        for number in (signal.SIGINT, signal.SIGTERM):
+            before = signal.signal(number, lambda *_: service.stop())
+            stack.callback(signal.signal, number, before)
         service.run()
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
     log(f"{handle} is not served any more")
     return 0

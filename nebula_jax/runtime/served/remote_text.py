@@ -6,12 +6,11 @@
 
 A row for itself would take a round trip. So `fetch` reads the rows of a whole batch, of
 whatever parts, with as few requests as hold them, all sent before the first is waited
-for; and the threads that read ahead have requests under way at the same time.
+for. Threads that read ahead take turns.
 
 N rows of a request, L tokens of a row.
 """
 
-import collections
 import pathlib
 import threading
 from collections.abc import Sequence
@@ -117,11 +116,8 @@ class RemoteText:
             self._link.abort(str(error))
             self._trainer.close()
             raise self._ended(error) from None
-        self._sending, self._receiving = threading.Lock(), threading.Lock()
+        self._turn = threading.Lock()
         self._requests = 0
-        self._due: collections.deque[int] = collections.deque()
-        """Requests whose answers are to come, in order."""
-        self._kept: dict[int, np.ndarray] = {}
 
     def part(
         self, name: str, splits: Sequence[str]
@@ -173,12 +169,12 @@ class RemoteText:
         starts = range(0, len(numbers), self._form.rows)
         parts = [numbers[start : start + self._form.rows] for start in starts]
         try:
-            with self._sending:
+            with self._turn:
                 sent = [self._request(part) for part in parts]
-            found = [
-                self._answer(number)[: len(part)]
-                for number, part in zip(sent, parts, strict=True)
-            ]
+                found = [
+                    self._answer(number)[: len(part)]
+                    for number, part in zip(sent, parts, strict=True)
+                ]
         except errors.NebulaError as error:
             raise self._ended(error) from None
         return np.concatenate(found)
@@ -188,22 +184,17 @@ class RemoteText:
         wanted = np.full(self._form.rows, data_channels.NO_ROW, np.int32)
         wanted[: len(numbers)] = numbers
         self._requests += 1
-        number, payload = self._requests, selector.Selected(wanted, 0)
-        self._ends.wanted.send_payload(number, payload)
-        self._due.append(self._requests)
+        self._ends.wanted.send_payload(self._requests, selector.Selected(wanted, 0))
         return self._requests
 
     def _answer(self, number: int) -> np.ndarray:
-        """Waits for the answer to a request; others that come first are kept."""
-        with self._receiving:
-            while number not in self._kept:
-                first = self._due.popleft()
-                payload = self._ends.rows.recv_payload(first).payload
-                count = self._form.rows * self._form.length
-                ids = bits.unpack_on_host(np.asarray(payload.data), count, payload.bits)
-                shape = (self._form.rows, self._form.length)
-                self._kept[first] = ids.astype(np.int32).reshape(shape)
-            return self._kept.pop(number)
+        """Waits for the answer to the oldest request that has none: [N, L] int32."""
+        payload = self._ends.rows.recv_payload(number).payload
+        shape = (self._form.rows, self._form.length)
+        ids = bits.unpack_on_host(
+            np.asarray(payload.data), shape[0] * shape[1], payload.bits
+        )
+        return ids.astype(np.int32).reshape(shape)
 
     def _ended(self, error: errors.NebulaError) -> NoMoreText:
         """Returns an error as that of the data that it ended."""
@@ -213,7 +204,7 @@ class RemoteText:
         """Ends the session, if it has not ended."""
         if not self._link.is_over:
             try:
-                with self._sending:
+                with self._turn:
                     self._request([])
                 self._link.close()
             except errors.NebulaError as error:  # it was needed no more

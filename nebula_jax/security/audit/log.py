@@ -241,18 +241,20 @@ class Log:
 
     def _read(self, newest: checkpoint_note.Note | None) -> bytes:
         """Takes the entries into the tree; returns what follows the last whole one."""
-        data = self._paths.log.read_bytes()
-        *lines, _ = data.split(b"\n")
         covered = newest.checkpoint.size if newest else 0
-        if newest is None and lines:
-            raise AuditError(
-                f"{self._folder}: there are entries but no signed checkpoint: bring"
-                " the file `checkpoint` back from a copy"
-            )
-        for number, line in enumerate(lines):
-            if number >= covered and not audit_entries.is_entry(line):
-                break  # nothing that was synced follows
-            self._take(line)
+        with self._paths.log.open("rb") as stream:
+            longest = audit_entries.MOST_BYTES + 1
+            while (line := stream.readline(longest)).endswith(b"\n"):
+                if newest is None:
+                    raise AuditError(
+                        f"{self._folder}: there are entries but no signed checkpoint:"
+                        " bring the file `checkpoint` back from a copy"
+                    )
+                if self._tree.size >= covered and not audit_entries.is_entry(line[:-1]):
+                    break  # nothing that was synced follows
+                self._take(line[:-1])
+            stream.seek(self._end)
+            cut = stream.read()
         if self._tree.size < covered:
             raise AuditError(
                 f"{self._paths.log}: entry {self._tree.size} (line"
@@ -264,7 +266,7 @@ class Log:
                 f"{self._paths.log}: its first {covered} entries are not those that a"
                 f" checkpoint was signed for; {_ADVICE}"
             )
-        return data[self._end :]
+        return cut
 
     def _read_checkpoint(self) -> checkpoint_note.Note | None:
         path = self._paths.checkpoint

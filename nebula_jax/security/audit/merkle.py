@@ -40,21 +40,10 @@ class Tree:
     nodes on average, everything else O(log n).
     """
 
-    def __init__(self, leaves: bytes = b""):
-        """Makes a tree.
-
-        Args:
-          leaves: the hashes of its leaves one after the other, 32 bytes each.
-
-        Raises:
-          ValueError: if these are no whole hashes.
-        """
-        if len(leaves) % SIZE:
-            raise ValueError(f"{len(leaves)} bytes are no whole hashes of {SIZE}")
+    def __init__(self) -> None:
+        """Begins without a leaf."""
         # Level h holds the roots of all complete subtrees of 2 ** h leaves, in order.
         self._levels = [bytearray()]
-        for begin in range(0, len(leaves), SIZE):
-            self.append(leaves[begin : begin + SIZE])
 
     @property
     def size(self) -> int:

@@ -14,10 +14,11 @@ What was appended since the last checkpoint, nothing protects.
 
 import contextlib
 import itertools
+import os
 import pathlib
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import BinaryIO, NamedTuple
 
 from nebula_jax.security import audit
 from nebula_jax.security.audit import checkpoint_note, merkle
@@ -27,11 +28,11 @@ LINE_SECONDS = 0.1  # for a line that is being written
 
 
 class Copy(NamedTuple):
-    """The bytes of the files of an audit log."""
+    """The files of an audit log; the two that grow are read piece by piece."""
 
-    log: bytes
+    log: BinaryIO
     checkpoint: bytes
-    leaves: bytes
+    leaves: BinaryIO
     cosigned: bytes
 
 
@@ -66,6 +67,22 @@ class _Signed(NamedTuple):
     """Its name in a sentence."""
 
 
+class _Entries(NamedTuple):
+    """The entries that there are, as far as verification needs them."""
+
+    tree: merkle.Tree
+    same: int
+    """So many of the first have the hashes that are stored."""
+    are_leaves: bool
+    """True if no other hashes are stored."""
+    unreadable: int | None
+    """The first index whose line is not written as an entry is."""
+    has_end: bool
+    """False if the last line has none."""
+    witnesses: Sequence[tuple[str, str]]
+    """Each peer and key of which there is an entry."""
+
+
 def verify(
     folder: pathlib.Path, seen: Sequence[str] = (), verifier: str | None = None
 ) -> list[Finding]:
@@ -89,20 +106,21 @@ def verify(
         beside = None
         with contextlib.suppress(audit.AuditError):
             beside = checkpoint_note.verifier_of(folder)
-        copy = _read(audit.paths(folder))
     findings = []
     if beside is None or (trusted or beside) != beside:
         text = "is missing, or not the public key of this log"
         findings.append(_of_file("verifier", text))
     if who := trusted or beside:
-        findings = examine(copy, who, seen) + findings
+        with audit.disk_errors(folder), contextlib.ExitStack() as stack:
+            copy = _opened(audit.paths(folder), stack)
+            findings = examine(copy, who, seen) + findings
     return findings
 
 
 def examine(
     copy: Copy, who: checkpoint_note.Verifier, seen: Sequence[str] = ()
 ) -> list[Finding]:
-    """Verifies the bytes of an audit log.
+    """Verifies the files of an audit log.
 
     Args:
       copy: any bytes.
@@ -112,86 +130,115 @@ def examine(
     Returns:
       What is wrong, the first bad entry first.
     """
-    *lines, rest = copy.log.split(b"\n")
-    tree = merkle.Tree(b"".join(map(merkle.leaf, lines)))
-    signed, findings = _checkpoints(copy, who, lines, seen)
-    found = _compare(tree, copy.leaves, signed)
-    if rest:
-        found.append(Finding("log.jsonl", len(lines), None, "has no end of line"))
-    if found or findings:
-        return found + findings
-    for index, line in enumerate(lines):
-        if not audit_entries.is_entry(line):
-            return [Finding("log.jsonl", index, index, "is not written as an entry is")]
-    return []
+    signed, cosigned, findings = _checkpoints(copy, who, seen)
+    entries = _read(copy)
+    for peer, note in cosigned.items():
+        if note is None or not _has_cosigned(note, peer, entries.witnesses):
+            text = f"has a signature of {peer} that does not hold"
+            findings.append(_of_file("cosigned.json", text))
+    found = _compare(entries, copy.leaves, signed)
+    if not entries.has_end:
+        found.append(
+            Finding("log.jsonl", entries.tree.size, None, "has no end of line")
+        )
+    if not found + findings and (first := entries.unreadable) is not None:
+        found.append(
+            Finding("log.jsonl", first, first, "is not written as an entry is")
+        )
+    return found + findings
+
+
+def _read(copy: Copy) -> _Entries:
+    """Reads all entries, of which hashes alone are kept."""
+    tree, witnesses = merkle.Tree(), []
+    same, are_leaves, unreadable = 0, True, None
+    while line := copy.log.readline(audit_entries.MOST_BYTES + 2):
+        if line[-1:] != b"\n":  # a switch may be writing it
+            time.sleep(LINE_SECONDS)
+            line += copy.log.readline(audit_entries.MOST_BYTES + 2)
+        if line[-1:] != b"\n":
+            break
+        entry = line[:-1]
+        hashed = merkle.leaf(entry)
+        index = tree.append(hashed)
+        if same == index and are_leaves:
+            stored = copy.leaves.read(merkle.SIZE)
+            same, are_leaves = same + (stored == hashed), stored in (hashed, b"")
+        if unreadable is None and not audit_entries.is_entry(entry):
+            unreadable = index
+        if found := audit_entries.witness_of(entry):
+            witnesses.append(found)
+    are_leaves = are_leaves and not copy.leaves.read(1)
+    return _Entries(tree, same, are_leaves, unreadable, not line, witnesses)
 
 
 def _compare(
-    tree: merkle.Tree, leaves: bytes, signed: Sequence[_Signed]
+    entries: _Entries, leaves: BinaryIO, signed: Sequence[_Signed]
 ) -> list[Finding]:
     """Compares the entries with the signed roots, and with their stored hashes."""
-    good = 0
+    good, tree = 0, entries.tree
     for each in signed:  # in the order of their sizes
         size = each.checkpoint.size
         if size > tree.size or tree.root(size) != each.checkpoint.root:
-            return [_first_bad(tree, leaves, good, each)]
+            return [_first_bad(entries, leaves, good, each)]
         good = size
-    if len(leaves) < merkle.SIZE * good or not tree.leaves(0).startswith(leaves):
+    if entries.same < good or not entries.are_leaves:
         return [_of_file("leaves.bin", "has another hash; the entries are as signed")]
     return []
 
 
-def _first_bad(tree: merkle.Tree, leaves: bytes, good: int, bad: _Signed) -> Finding:
+def _first_bad(entries: _Entries, leaves: BinaryIO, good: int, bad: _Signed) -> Finding:
     """Returns the finding about entries that a checkpoint does not cover as they are.
 
     Args:
-      tree: of the entries that there are.
       leaves: the stored hashes, if they are those that were signed.
       good: as many entries are right.
       bad: the first checkpoint that does not hold.
     """
-    covered = bad.checkpoint.size
-    stored = leaves[: merkle.SIZE * covered]
-    is_whole = len(stored) == merkle.SIZE * covered
-    if is_whole and merkle.Tree(stored).root() == bad.checkpoint.root:
-        ours = tree.leaves(0)
-        for first in range(min(covered, tree.size)):
-            place = slice(merkle.SIZE * first, merkle.SIZE * (first + 1))
-            if ours[place] != stored[place]:
-                return Finding("log.jsonl", first, first, "was altered")
-    if tree.size < covered:
-        text = f"are missing: {bad.name} covers {covered} entries, and {tree.size} are"
-        first = tree.size if is_whole else min(good, tree.size)
+    covered, size, first = bad.checkpoint.size, entries.tree.size, entries.same
+    stored = merkle.Tree()
+    leaves.seek(0)
+    while (
+        stored.size < covered and len(data := leaves.read(merkle.SIZE)) == merkle.SIZE
+    ):
+        stored.append(data)
+    is_whole = stored.size == covered
+    are_signed = is_whole and stored.root() == bad.checkpoint.root
+    if are_signed and first < min(covered, size):
+        return Finding("log.jsonl", first, first, "was altered")
+    if size < covered:
+        text = f"are missing: {bad.name} covers {covered} entries, and {size} are"
+        first = size if is_whole else min(good, size)
         return Finding("log.jsonl", first, covered - 1, f"{text} here")
     text = f"are not those that {bad.name} covers: one of them was altered"
     return Finding("log.jsonl", good, covered - 1, text)
 
 
 def _checkpoints(
-    copy: Copy,
-    who: checkpoint_note.Verifier,
-    lines: Sequence[bytes],
-    seen: Sequence[str],
-) -> tuple[list[_Signed], list[Finding]]:
-    """Returns the checkpoints that its key has signed, by size, and what is wrong."""
-    signed, findings = [], []
+    copy: Copy, who: checkpoint_note.Verifier, seen: Sequence[str]
+) -> tuple[list[_Signed], dict[str, checkpoint_note.Note | None], list[Finding]]:
+    """Returns the checkpoints that its key has signed, by size, and what is wrong.
+
+    Those that peers have cosigned are also returned by peer: whether their signatures
+    hold, the entries show.
+    """
+    signed: list[_Signed] = []
+    cosigned: dict[str, checkpoint_note.Note | None] = {}
+    findings = []
     newest = _note(copy.checkpoint, who)
     if newest is None or len(newest.signatures) != 1:
         text = "is missing, or not signed with the key of this log"
         findings.append(_of_file("checkpoint", text))
     else:
         signed.append(_Signed(newest.checkpoint, "the checkpoint"))
-    cosigned: dict[str, str] = {}
     try:
-        cosigned = checkpoint_note.read_cosigned(copy.cosigned or b"{}\n")
+        kept = checkpoint_note.read_cosigned(copy.cosigned or b"{}\n")
     except checkpoint_note.NoteError:
         findings.append(_of_file("cosigned.json", "is not as it was written"))
-    for peer, text in cosigned.items():
-        note = _note(text.encode(), who)
-        if note is None or not _has_cosigned(note, peer, lines):
-            text = f"has a signature of {peer} that does not hold"
-            findings.append(_of_file("cosigned.json", text))
-        else:
+        kept = {}
+    for peer, text in kept.items():
+        cosigned[peer] = note = _note(text.encode(), who)
+        if note is not None:
             name = f"the checkpoint that {peer} has cosigned"
             signed.append(_Signed(note.checkpoint, name))
     for text in seen:
@@ -212,18 +259,17 @@ def _checkpoints(
             text = f"{one.name} and {other.name} have two roots of {a.size} entries"
             text += ", both signed: the lab keeps two logs of one name"
             findings.append(_of_file("checkpoint", text))
-    return signed, findings
+    return signed, cosigned, findings
 
 
 def _has_cosigned(
-    note: checkpoint_note.Note, peer: str, lines: Sequence[bytes]
+    note: checkpoint_note.Note, peer: str, witnesses: Sequence[tuple[str, str]]
 ) -> bool:
     """Returns True if a key signs a note that the log names as that of a peer."""
-    for line in lines:
-        found = audit_entries.witness_of(line)
-        if found is not None and found[0] == peer:
+    for lab, verifier in witnesses:
+        if lab == peer:
             with contextlib.suppress(checkpoint_note.NoteError):
-                who = checkpoint_note.read_verifier(found[1])
+                who = checkpoint_note.read_verifier(verifier)
                 if checkpoint_note.is_signed(note, who):
                     return len(note.signatures) == 2
     return False
@@ -243,19 +289,19 @@ def _of_file(name: str, problem: str) -> Finding:
     return Finding(name, None, None, problem)
 
 
-def _read(paths: audit.Paths) -> Copy:
-    """Reads the files; missing ones are empty.
+def _opened(paths: audit.Paths, stack: contextlib.ExitStack) -> Copy:
+    """Opens the files until the stack ends; missing ones are empty.
 
     A switch appends meanwhile, and does not wait: read last, the log has all that the
-    other files cover. A line that is being written has its end soon.
+    other files cover.
     """
 
-    def contents(path: pathlib.Path) -> bytes:
-        return path.read_bytes() if path.exists() else b""
+    def opened(path: pathlib.Path) -> BinaryIO:
+        found = path if path.exists() else pathlib.Path(os.devnull)
+        return stack.enter_context(found.open("rb"))
 
-    cosigned, checkpoint = contents(paths.cosigned), contents(paths.checkpoint)
-    leaves, log = contents(paths.leaves), contents(paths.log)
-    if not log.endswith(b"\n"):
-        time.sleep(LINE_SECONDS)
-        log = contents(paths.log)
-    return Copy(log, checkpoint, leaves, cosigned)
+    cosigned, checkpoint = (
+        opened(paths.cosigned).read(),
+        opened(paths.checkpoint).read(),
+    )
+    return Copy(opened(paths.log), checkpoint, opened(paths.leaves), cosigned)

@@ -33,16 +33,6 @@ from nebula_jax.security.audit import AuditError, checkpoint_note, merkle
 class WitnessError(AuditError):
     """A checkpoint of a peer that was refused."""
 
-    def __init__(self, reason: str, text: str):
-        """Makes it.
-
-        Args:
-          reason: one word for the audit log: `malformed`, `key`, `signature`,
-            `smaller`, `equivocation` or `inconsistent`.
-        """
-        super().__init__(text)
-        self.reason = reason
-
 
 class Cosignature(NamedTuple):
     """A witness's answer."""
@@ -142,8 +132,7 @@ class Witness:
                 self._check(peer, seen, who, note, proof)
                 key = seen.key
             elif proof:
-                text = f"{peer} proves from a size that was not seen here"
-                raise WitnessError("inconsistent", text)
+                raise WitnessError(f"{peer} proves from a size that was not seen here")
             else:
                 key = ed25519.Ed25519PrivateKey.generate()
             value = {
@@ -168,22 +157,18 @@ class Witness:
         """Raises if a signed checkpoint does not continue what was seen."""
         if who != seen.verifier:
             raise WitnessError(
-                "key",
                 f"{peer} shows another key of its audit log than before: it lost its"
                 " log or hides it; if it has begun a new one for a good reason, move"
-                f" {self._path(peer)} away",
+                f" {self._path(peer)} away"
             )
         old, new = seen.note.checkpoint, note.checkpoint
         if (new.size, new.root) == (old.size, old.root):
             return  # sent again, with the proof that led to it
         if new.size < old.size:
-            reason = "smaller"
             text = f"{peer}'s audit log has {new.size} entries after {old.size}"
         elif new.size == old.size:
-            reason = "equivocation"
             text = f"{peer} has signed two audit logs of {new.size} entries"
         elif not merkle.is_consistent(old.size, old.root, new.size, new.root, proof):
-            reason = "inconsistent"
             text = (
                 f"{peer}'s audit log of {new.size} entries does not continue that of"
                 f" {old.size}, or the proof is wrong"
@@ -193,9 +178,9 @@ class Witness:
         # Evidence that the peer has signed against itself; the first is enough.
         kept = self._folder / f"{peer}.refused.json"
         if not kept.exists():
-            value = {"reason": reason, "seen": seen.note.text, "refused": note.text}
+            value = {"seen": seen.note.text, "refused": note.text}
             private_files.write(kept, json.dumps(value, indent=1))
-        raise WitnessError(reason, f"{text}; both checkpoints are in {kept}")
+        raise WitnessError(f"{text}; both checkpoints are in {kept}")
 
     def _path(self, peer: str) -> pathlib.Path:
         checkpoint_note.origin(peer)  # no other name leads to a file
@@ -211,14 +196,13 @@ def _received(
         who = checkpoint_note.read_verifier(verifier)
         origin = checkpoint_note.origin(peer)
     except checkpoint_note.NoteError as error:
-        raise WitnessError("malformed", f"{printable.line(peer)}: {error}") from None
+        raise WitnessError(f"{printable.line(peer)}: {error}") from None
     expected = origin, origin, checkpoint_note.LOG
     if (note.checkpoint.origin, who.name, who.type) != expected:
-        text = f"{peer} sent the log of another: {note.checkpoint.origin}"
-        raise WitnessError("key", text)
+        raise WitnessError(f"{peer} sent the log of another: {note.checkpoint.origin}")
     # Others' signatures could be anything, and would be kept.
     own = [each for each in note.signatures if each.name == origin]
     note = note._replace(signatures=tuple(own[:1]))
     if not checkpoint_note.is_signed(note, who):
-        raise WitnessError("signature", f"{peer}'s checkpoint is not signed by it")
+        raise WitnessError(f"{peer}'s checkpoint is not signed by it")
     return note, who

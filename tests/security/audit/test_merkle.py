@@ -107,16 +107,6 @@ def test_roots_and_proofs_are_those_of_the_definitions(entries, data):
         assert tree.consistency(old, size) == subproof(old, entries[:size], True)
 
 
-def test_a_tree_made_of_hashes_is_the_one_that_grew():
-    grown = tree_of(numbered(21))
-    made = merkle.Tree(b"".join(map(merkle.leaf, numbered(21))))
-    assert [made.root(size) for size in range(22)] == [
-        grown.root(size) for size in range(22)
-    ]
-    with pytest.raises(ValueError, match="33 bytes are no whole hashes"):
-        merkle.Tree(bytes(33))
-
-
 @pytest.mark.parametrize("size", SIZES)
 def test_each_earlier_tree_is_continued_and_no_other(size):
     tree = tree_of(numbered(size))
@@ -200,7 +190,9 @@ def test_sizes_that_there_never_were():
 
 def test_a_root_and_a_proof_of_many_entries_take_few_hashes(monkeypatch):
     size = 2**14 - 1  # the worst: every level has a branch of its own
-    tree = merkle.Tree(bytes(merkle.SIZE * size))
+    tree = merkle.Tree()
+    for _ in range(size):
+        tree.append(bytes(merkle.SIZE))
     node, count = merkle.node, []
 
     def counting(left, right):

@@ -42,12 +42,11 @@ def cosign(peer, size, tree=TREE, old=None, **options):
     return peer.cosign("lab-s", signed(tree, size), proof, VERIFIER, **options)
 
 
-def refused(peer, reason, words, call):
+def refused(peer, words, call):
     """Asserts that a checkpoint is refused and nothing about it kept."""
     before = kept(peer)
     with pytest.raises(witness.WitnessError, match=words) as why:
         call()
-    assert why.value.reason == reason
     assert "\n" not in str(why.value)
     assert kept(peer) == before
 
@@ -76,7 +75,7 @@ def test_it_remembers_after_a_restart(tmp_path):
     first = cosign(witness.Witness(tmp_path, "lab-t"), 20)
     peer = witness.Witness(tmp_path, "lab-t")
     assert peer.size("lab-s") == 20
-    refused(peer, "smaller", "has 19 entries after 20", lambda: cosign(peer, 19))
+    refused(peer, "has 19 entries after 20", lambda: cosign(peer, 19))
     assert cosign(peer, 30).verifier == first.verifier
 
 
@@ -84,19 +83,17 @@ def test_another_log_or_a_smaller_one(peer, tmp_path):
     cosign(peer, 20)
     refused(
         peer,
-        "equivocation",
         "has signed two audit logs of 20 entries",
         lambda: cosign(peer, 20, OTHER),
     )
     kept = json.loads((tmp_path / "peers" / "lab-s.refused.json").read_text())
     assert kept == {
-        "reason": "equivocation",
         "seen": signed(TREE, 20),
         "refused": signed(OTHER, 20),
     }
     for size in (0, 1, 19):
-        refused(peer, "smaller", "entries after 20", lambda: cosign(peer, size))  # noqa: B023
-    refused(peer, "inconsistent", "does not continue", lambda: cosign(peer, 30, OTHER))
+        refused(peer, "entries after 20", lambda: cosign(peer, size))  # noqa: B023
+    refused(peer, "does not continue", lambda: cosign(peer, 30, OTHER))
     assert json.loads((tmp_path / "peers" / "lab-s.refused.json").read_text()) == kept
 
 
@@ -104,7 +101,6 @@ def test_proofs_that_prove_nothing(peer):
     text = signed(TREE, 30)
     refused(
         peer,
-        "inconsistent",
         "a size that was not seen here",
         lambda: peer.cosign("lab-s", text, TREE.consistency(7, 30), VERIFIER),
     )
@@ -122,7 +118,6 @@ def test_proofs_that_prove_nothing(peer):
     ):
         refused(
             peer,
-            "inconsistent",
             "does not continue that of 20",
             lambda: peer.cosign("lab-s", text, proof, VERIFIER),  # noqa: B023
         )
@@ -133,7 +128,6 @@ def test_another_key(peer):
     other = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.LOG, key).text
     refused(
         peer,
-        "signature",
         "is not signed by it",
         lambda: peer.cosign("lab-s", signed(TREE, 5), [], other),
     )
@@ -141,13 +135,11 @@ def test_another_key(peer):
     proof = TREE.consistency(20, 30)
     refused(
         peer,
-        "key",
         "shows another key of its audit log",
         lambda: peer.cosign("lab-s", signed(TREE, 30, key), proof, other),
     )
     refused(
         peer,
-        "signature",
         "is not signed by it",
         lambda: peer.cosign("lab-s", signed(TREE, 30, key), proof, VERIFIER),
     )
@@ -157,7 +149,6 @@ def test_a_peer_is_witnessed_under_its_own_name_only(peer):
     text = signed(TREE, 5)
     refused(
         peer,
-        "key",
         "sent the log of another: nebula/lab-s",
         lambda: peer.cosign("lab-x", text, [], VERIFIER),
     )
@@ -167,7 +158,6 @@ def test_a_peer_is_witnessed_under_its_own_name_only(peer):
     for a_text, a_verifier in ((elsewhere, VERIFIER), (text, other), (text, kind)):
         refused(
             peer,
-            "key",
             "sent the log of another",
             lambda: peer.cosign("lab-s", a_text, [], a_verifier),  # noqa: B023
         )
@@ -175,9 +165,8 @@ def test_a_peer_is_witnessed_under_its_own_name_only(peer):
 
 @pytest.mark.parametrize("lab", ["../lab-s", "", "a/b", "lab-s\n", "lock.json", "a:b"])
 def test_names_that_lead_elsewhere(peer, lab):
-    with pytest.raises(witness.WitnessError) as why:
+    with pytest.raises(witness.WitnessError):
         peer.cosign(lab, signed(TREE, 5), [], VERIFIER)
-    assert why.value.reason == "malformed"
     with pytest.raises(errors.NebulaError):
         peer.seen(lab)
 
@@ -188,7 +177,7 @@ def test_junk(peer, text):
         lambda: peer.cosign("lab-s", text, [], VERIFIER),
         lambda: peer.cosign("lab-s", signed(TREE, 5), [], text),
     ):
-        refused(peer, "malformed", "lab-s: ", call)
+        refused(peer, "lab-s: ", call)
 
 
 def test_signatures_of_others_are_not_kept(peer):
