@@ -21,15 +21,12 @@ from absl import flags
 from experiments import shared_flags
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
-from nebula_jax.communication.codecs import low_rank
 from scripts.bench import harness
 from scripts.bench import report as bench_report
 
 DEFAULTS = {"rounds": 11}
 """Shared flags that have another default in this benchmark."""
 SHAPE = (128, 64, 768)  # [B, L, D] of the tensor
-SVD_ROUNDS = 3  # of jnp.linalg.svd, which is slow
-RATIO = 0.6  # the best of Table 5
 
 ELEMENTWISE = (
     *("fp16", "bf16"),
@@ -171,43 +168,6 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
     return {"copy_ms": copy_ms, "codecs": rows}
 
 
-def measure_svd(h: jax.Array, spread: jax.Array, rounds: int) -> list[dict[str, Any]]:
-    """Measures `svd` beside XLA's full SVD: time, and error over the optimum's."""
-    full = jax.jit(functools.partial(jnp.linalg.svd, full_matrices=False))
-    values = jax.jit(functools.partial(jnp.linalg.svd, compute_uv=False))
-    rows = []
-    for flatten in (True, False):
-        shape = (-1, h.shape[-1]) if flatten else h.shape
-        codec = codecs.svd(RATIO, flatten)
-        encode, decode = jax.jit(codec.encode), jax.jit(codec.decode)
-        seconds = harness.time_runs(
-            {
-                "full": functools.partial(full, h.reshape(shape)),
-                "ours": functools.partial(encode, h, ()),
-            },
-            rounds,
-            pause=0.2,  # LAPACK's threads go on spinning for a while after a call
-        )
-        row = {
-            "matrices": "flattened" if flatten else "by sentence",
-            "full_ms": 1e3 * statistics.median(seconds["full"]),
-            "ours_ms": 1e3 * statistics.median(seconds["ours"]),
-            "faster": harness.ratio(seconds["full"], seconds["ours"]),
-        }
-        for name, data in (("gaussian", h), ("decaying", spread)):
-            singular = np.asarray(values(data.reshape(shape)), np.float64)
-            k = low_rank.rank(RATIO, *data.reshape(shape).shape[-2:])
-            optimum = np.sqrt((singular[..., k:] ** 2).sum())
-            got = decode(encode(data, ())[0], ())[0]
-            error = np.linalg.norm(np.asarray(got - data, np.float64))
-            row |= {
-                f"error_{name}": _relative(got - data, data),
-                f"error_over_optimum_{name}": float(error / optimum),
-            }
-        rows.append(row)
-    return rows
-
-
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
     begin = time.monotonic()
@@ -217,9 +177,7 @@ def main() -> int:
         "seed": seed,
         "shape": list(SHAPE),
         "rounds": rounds,
-        "svd_rounds": SVD_ROUNDS,
         **measure_codecs(h, spread, rounds),
-        "svd": measure_svd(h, spread, SVD_ROUNDS),
     }
     harness.finish(result, begin, bench_report.codecs)
     return 0

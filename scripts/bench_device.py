@@ -195,7 +195,6 @@ def markdown(result: Mapping[str, Any]) -> str:
         table_of(rows, COLUMNS),
         report.targets(result["targets"]),
         _determinism(found),
-        _local_steps(result.get("local_steps", {})),
         f"Not measured: {'; '.join(failed)}." if failed else "",
     )
 
@@ -225,14 +224,6 @@ def _determinism(found: Mapping[str, Any]) -> str:
         "**Determinism**, four layers.",
         f"- as it is: two runs end with {same} parameters; {times} ms a step.",
     )
-
-
-def _local_steps(record: Mapping[str, Any]) -> str:
-    """Renders what is not tried any more; an older record has it."""
-    if not record:
-        return ""
-    last = "".join(record["ends"][0]["last"].strip().splitlines()[-1:])
-    return f"**Local steps** of the accelerator and the cores: failed; {last}."
 
 
 def main() -> int:

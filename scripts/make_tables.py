@@ -78,14 +78,22 @@ WITHDRAWN = (
 )
 """The records of withdrawn scripts: their blocks stay as the last commit rendered them
 that had the script (of table1_small, an older form of one); the page names it."""
-OLDER = {"leakage": "407a6bcab957"}
-"""Record -> the commit of which it has attacks that are withdrawn: its block stays."""
+OLDER = {
+    "bench_bridge": "6bf8fd906d0b",
+    "bench_codecs": "51d73997c09b",
+    "bench_device": "4f99ff5",
+    "leakage": "407a6bcab957",
+    "local_steps": "7c44b5b8c671, ae58e4456238, bbbd3ece70e5, d82da901c691",
+    "table5_bottleneck": "10409e619166, 784a139770fa, d237132d8695, e90fa4256a32",
+    "table5_tiny": "06a40b32538b",
+}
+"""Record -> its commits, if it has rows or figures whose modes are withdrawn since: as
+long as it is this record, its block and pictures stay as they were rendered."""
 PICTURES = {
     "": "Curves of {name}",
     "_fig8": "Fig. 8: a run that moved",
     "_fig9": "Fig. 9: training loss",
     "_fig10": "Fig. 10: first compressed step",
-    "_bytes": "Quality against bytes",
 }
 """End of a picture's name, after the record's -> its text."""
 
@@ -150,8 +158,7 @@ def block(name: str, results: pathlib.Path) -> str:
         f"![{text.format(name=name)}]({name}{ending}.png)"
         for ending, text in PICTURES.items()
         if (results / f"{name}{ending}.png").is_file()
-        # The last one is withdrawn: beside another record it would be of other figures.
-        and (ending != "_bytes" or "targets" in record)
+        and (ending or name not in OLDER)  # what has drawn such a one is withdrawn
     ]
     return report.join(_markdown_of(name)(record), *pictures)
 

@@ -18,7 +18,7 @@ from experiments import shared_flags
 from experiments.bert import report as bert_report
 from nebula_jax.runtime.records import report, run_folder
 from nebula_jax.training import diloco, metrics
-from scripts.tables import config, pictures, sweep
+from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
 BERT, XNLI = "experiments.pretrain_bert", "experiments.finetune_xnli"
@@ -29,8 +29,6 @@ LINE = "60mbit,15ms"
 WITHIN, FEWER, BYTES, MOST_TIME = 0.01, 400, 0.01, 1.02
 """Targets: relative difference of the loss; times fewer bytes a token; bytes above the
 formula's; time of a step over that of computing."""
-OTHERS = {"muon": "Muon's", "faster": "that at 3e-3"}
-"""Key of a row -> its name beside a difference from it, in records that have such."""
 TIMED, EVERY = 900, 10  # steps of the run over a line, and of each record
 
 
@@ -179,10 +177,10 @@ def step_seconds(
     }
 
 
-def curve(result: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """Returns (step, nats a held-out token, mean of languages) of every evaluation."""
+def last_loss(result: Mapping[str, Any]) -> float:
+    """Returns nats a held-out token, mean of languages, of the last evaluation."""
     (found,) = result["summary"]["held_out"].values()
-    return [(each["step"], bert_report.mean(each["loss"])) for each in found]
+    return bert_report.mean(found[-1]["loss"])
 
 
 def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
@@ -191,8 +189,7 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
     losses: dict[str, dict[str, float]] = {}
     for row in ROWS:
         done = runs.of_seeds(functools.partial(run_of, row, table), table.seeds)
-        curves = {seed: curve(each) for seed, each in done.items()}
-        losses[row.key] = {seed: each[-1][1] for seed, each in curves.items()}
+        losses[row.key] = {seed: last_loss(each) for seed, each in done.items()}
         one = done[table.seeds[0]]["summary"]
         tuned: dict[str, Any] = {}
         if row.is_fine_tuned:
@@ -203,7 +200,6 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
             {
                 "name": row.name,
                 "key": row.key,
-                "reference": "" if row.key == REFERENCE else REFERENCE,
                 **{name: one["flags"][name] for name in settings},
                 "is_all_reduce": row.clusters == 1,
                 "losses": losses[row.key],
@@ -213,7 +209,6 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
                 "xnli": [
                     each["summary"]["dev"][-1]["accuracy"] for each in tuned.values()
                 ],
-                "curve": curves[table.seeds[0]],
             }
         )
     return rows
@@ -295,13 +290,12 @@ def _schedule(row: Mapping[str, Any]) -> str:
 
 
 def _difference(row: Mapping[str, Any]) -> str:
-    found, reference = row["difference"], row["reference"]
+    found = row["difference"]
     if found is None:
         return ""
-    beside = "" if reference == "all_reduce" else f" of {OTHERS[reference]}"
     if found["seeds"] == 1:
-        return f"{found['mean']:+.2%}{beside} (1 seed)"
-    return f"{found['mean']:+.2%} ± {found['standard_error']:.2%}{beside}"
+        return f"{found['mean']:+.2%} (1 seed)"
+    return f"{found['mean']:+.2%} ± {found['standard_error']:.2%}"
 
 
 def _bytes(name: str, form: str, row: Mapping[str, Any]) -> str:
@@ -322,22 +316,18 @@ def targets(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     line, time = record["line"], record["time"]
     found = []
     for key in ("streaming2", "streaming4", "sparse2", "sparse4"):
-        if key in rows and rows[key]["difference"]:
-            row = rows[key]
-            what = f"{row['name']}, {row['clusters']} clusters: loss over all-reduce's"
-            apart = row["difference"]["mean"]
-            found.append(report.at_most(what, 1 + apart, 1 + WITHIN))
+        row = rows[key]
+        what = f"{row['name']}, {row['clusters']} clusters: loss over all-reduce's"
+        apart = row["difference"]["mean"]
+        found.append(report.at_most(what, 1 + apart, 1 + WITHIN))
     for key in ("streaming2", "sparse2"):
-        if key in rows:
-            what = f"{rows[key]['name']}, 2 clusters: times fewer bytes a token"
-            found.append(report.at_least(what, rows[key]["bytes"]["fewer"], FEWER))
+        what = f"{rows[key]['name']}, 2 clusters: times fewer bytes a token"
+        found.append(report.at_least(what, rows[key]["bytes"]["fewer"], FEWER))
     what = f"bytes over the formula's, as sent over {line}"
     found.append(report.at_most(what, time["sent"] / time["formula"], 1 + BYTES))
     what = f"time of a step at {line} over computing alone"
     found.append(report.at_most(what, time["all"] / time["between"], MOST_TIME))
-    one, two = (
-        rows.get(key, {}).get("xnli", ()) for key in ("all_reduce", "streaming2")
-    )
+    one, two = (rows[key]["xnli"] for key in ("all_reduce", "streaming2"))
     if len(one) > 1 and len(two) > 1:
         what = "XNLI English dev, streaming and all-reduce: difference, points"
         spread = max(statistics.stdev(one), statistics.stdev(two))
@@ -346,14 +336,7 @@ def targets(record: Mapping[str, Any]) -> list[dict[str, Any]]:
     return found
 
 
-def draw(record: Mapping[str, Any], out: pathlib.Path) -> None:
-    """Draws loss against bytes beside the record."""
-    pictures.local_steps(record, out.with_suffix(".png"))
-
-
-SWEEP = sweep.Sweep(
-    "local_steps", record, markdown, figures=figures, draw=draw, seeds=SEEDS
-)
+SWEEP = sweep.Sweep("local_steps", record, markdown, figures=figures, seeds=SEEDS)
 
 if __name__ == "__main__":
     shared_flags.run(SWEEP.run, names=["scale", *config.FLAGS])

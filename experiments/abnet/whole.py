@@ -120,7 +120,7 @@ def train(run: config.Run, folders: Folders) -> int:
     checkpoints = context.open_checkpoints(settings, both.fingerprints)
     saved, _ = checkpoints.restore(checkpoints.newest, fresh(agreed, both))
     # Without a codec the reference is the model that nobody cut.
-    is_uncut = all(text in ("", "identity") for text in agreed.codec_texts)
+    is_uncut = agreed.forward_codec == agreed.backward_codec == "identity"
     take_step = uncut(both) if is_uncut else in_process(both)
     encode = evaluation.encoder(agreed, both.halves[0].task)
     decode = evaluation.decoder(agreed, both.halves[1].task)
@@ -135,6 +135,7 @@ def train(run: config.Run, folders: Folders) -> int:
     carriers = both.carriers
     described = {
         "text": data.describe(both.texts[0]),
+        "width": both.width,
         "sent": dict(carriers[0].out.sent + carriers[1].out.sent),
         "trained_parameters": sum(
             models.trained_parameters(side["state"]) for side in saved

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from nebula_jax.runtime.records import report
-from nebula_jax.runtime.records.report import VERDICTS
 
 
 def table_of(
@@ -32,32 +31,17 @@ CODECS = {
     "error": "{error_gaussian:.5f}",
     "decaying": "{error_decaying:.5f}",
 }
-SVD = {
-    "svd(0.6) beside `jnp.linalg.svd`": "{matrices}",
-    "full": "{full_ms:.0f} ms",
-    "ours": "{ours_ms:.0f} ms",
-    "faster": "{faster:.1f}",
-    "error / optimum": "{error_over_optimum_gaussian:.5f}",
-    "decaying": "{error_over_optimum_decaying:.5f}",
-}
 
 
 def codecs(result: Mapping[str, Any]) -> str:
     """Renders the record of `bench_codecs`."""
     copy = result["copy_ms"]
-    # An older record has targets.
-    targets = [
-        each | {"is": VERDICTS[each["met"]]} for each in result.get("targets", ())
-    ]
-    columns = {"target": "{target}", "worst": "{worst:.3f}", "verdict": "{is}"}
     return report.join(
         report.heading(result, f"seed {result['seed']}, {result['rounds']} rounds"),
         f"A {' x '.join(map(str, result['shape']))} float32 tensor; copying it takes"
         f" {copy['copy']:.1f} ms, `np.copyto` {copy['np.copyto']:.1f} ms. Error:"
         " relative, of Gaussian noise and of a matrix whose singular values decay.",
         table_of(result["codecs"], CODECS),
-        table_of(result["svd"], SVD),
-        table_of(targets, columns, "lrl") if targets else "",
     )
 
 
@@ -78,7 +62,6 @@ def bridge(result: Mapping[str, Any]) -> str:
         "Medians of the rounds; of throughput with the smallest and the largest.",
         report.table(["transport", *columns], rows),
         report.targets(result["targets"]),
-        _overlap(result.get("overlap", {})),
     )
 
 
@@ -111,24 +94,6 @@ def _columns() -> dict[str, Callable[[Mapping], str]]:
         "64 B µs, p50 / p99": trip,
         "on one core": lambda each: trip(each, "round trip, one core"),
     }
-
-
-def _overlap(overlap: Mapping[str, Any]) -> str:
-    """Renders what is not measured any more; an older record has it."""
-    if not overlap:
-        return ""
-    return table_of(
-        [{"name": name, **each} for name, each in overlap.items()],
-        {
-            "computing while 25 MB leave": "{name}",
-            "slower": "{slowdown[median]:.1%} ({slowdown[min]:.1%} to"
-            " {slowdown[max]:.1%})",
-            "noise without it": "{noise[median]:.1%} (at most {noise[max]:.1%})",
-            "CPU s, sender + receiver": "{sender_cpu_seconds:.3f} +"
-            " {receiver_cpu_seconds:.3f}",
-            "sender's share of all cores": "{sender_share:.1%}",
-        },
-    )
 
 
 def simulation(result: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 import pathlib
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from nebula_jax import installed
 from scripts.tables import compression_rows, held_out
@@ -109,60 +109,6 @@ def figure10(record: Mapping[str, Any], path: pathlib.Path) -> None:
     for axes in (score, loss):
         axes.grid(alpha=0.3)
         axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
-
-
-class Curve(NamedTuple):
-    """The loss of a row against the bytes that have crossed."""
-
-    label: str
-    style: str
-    points: list[tuple[float, float]]
-    """(bytes, loss)."""
-
-
-def curves(record: Mapping[str, Any]) -> list[Curve]:
-    """Returns the curves of the picture: an all-reduce for each number of clusters."""
-    rows = [row for row in record["rows"] if not row.get("is_explored")]
-    sizes = {row["clusters"]: row["bytes"] for row in rows if not row["is_all_reduce"]}
-    found = []
-    for row in rows:
-        if not row["is_all_reduce"]:
-            found.append(_curve(record, row, "-", row["bytes"], "per_token"))
-            continue
-        for clusters, each in sizes.items():  # it trains alike, whatever their number
-            among = {**row, "clusters": clusters}
-            found.append(_curve(record, among, "--", each, "all_reduce_per_token"))
-    return found
-
-
-def _curve(
-    record: Mapping[str, Any],
-    row: Mapping[str, Any],
-    style: str,
-    sizes: Mapping[str, float],
-    name: str,
-) -> Curve:
-    per_step = sizes[name] * sizes["tokens"] / record["steps"]
-    points = [(step * per_step, loss) for step, loss in row["curve"] if step]
-    return Curve(f"{row['name']}, {row['clusters']} clusters", style, points)
-
-
-def local_steps(record: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws the loss on held-out text against the bytes that have crossed."""
-    figure = matplotlib.figure.Figure(figsize=(8, 5.4), layout="constrained")
-    axes = figure.subplots()
-    for each in curves(record):
-        points = zip(*each.points, strict=True)
-        axes.plot(*points, each.style, marker=".", label=each.label)
-    axes.set(
-        xscale="log",
-        xlabel="bytes that crossed between clusters (of an all-reduce: would have)",
-        ylabel="nats per masked token",
-        title="Loss on held-out text against bytes (first seed)",
-    )
-    axes.grid(alpha=0.3)
-    figure.legend(loc="outside lower center", ncols=3, fontsize=8)
     figure.savefig(path, dpi=110)
 
 

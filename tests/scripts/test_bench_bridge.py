@@ -2,7 +2,6 @@
 
 import json
 
-import pytest
 from absl import flags
 from absl.testing import flagsaver
 
@@ -40,15 +39,3 @@ def test_it_writes_the_figures_of_every_transport_beside_their_targets(
         reached = each["value"] - limit if "at_least" in each else limit - each["value"]
         assert each["met"] == (reached >= 0)
     assert "bridge_tls: 3 MB, throughput / tls" in capsys.readouterr().out
-
-
-def test_a_ratio_compares_rounds_before_it_takes_the_median():
-    speeds = {"ours": [1.0, 9.0, 2.0], "theirs": [2.0, 10.0, 2.0]}
-    records = {
-        name: {"25 MB": [{"gigabytes_per_second": value} for value in values]}
-        for name, values in speeds.items()
-    }
-    found = bench_bridge.ratio(
-        records, "ours", "theirs", "25 MB", "gigabytes_per_second"
-    )
-    assert found == pytest.approx(0.9)  # the ratio of medians would be 1

@@ -43,8 +43,6 @@ def test_a_tiny_run_prints_a_table_and_writes_json(monkeypatch, tmp_path, capsys
     assert 0 < rows["fp16"]["error_gaussian"] < 0.0005
     assert rows["pack_tokens"]["error_decaying"] == 0
     assert all(row["encode_ms"] > 0 and row["decode_ms"] > 0 for row in rows.values())
-    for row in result["svd"]:
-        assert 0.999 < row["error_over_optimum_gaussian"] < 1.001
     lines = capsys.readouterr().out.splitlines()
     for name in rows:
         assert any(line.startswith(f"| `{name}` |") for line in lines)

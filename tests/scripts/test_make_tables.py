@@ -22,6 +22,25 @@ def test_the_committed_pages_are_what_the_script_makes_of_the_results():
         assert text.count("\n| ") > 15, f"no results of {name}"
 
 
+@pytest.mark.parametrize(
+    ("name", "others"),
+    [
+        *(("bench_bridge", 0), ("bench_codecs", 0), ("bench_device", 0)),
+        *(("leakage", 0), ("local_steps", 2), ("table5_tiny", 0)),
+        ("table5_bottleneck", 1),
+    ],
+)
+def test_an_older_record_has_the_same_rows_still_but_those_of_withdrawn_modes(
+    name, others
+):
+    assert make_tables._is_older(make_tables.RESULTS / f"{name}.json")
+    page = make_tables._page(name, make_tables.RESULTS).read_text().splitlines()
+    block = make_tables.block(name, make_tables.RESULTS).splitlines()
+    rows = [line for line in block if line.startswith("| ")]
+    assert len(rows) >= 5
+    assert len([line for line in rows if line not in page]) == others
+
+
 def test_every_record_has_a_page_and_every_page_is_in_the_index():
     index = (make_tables.ROOT / "experiments" / "README.md").read_text()
     records = {path.stem for path in make_tables.RESULTS.glob("*.json")}

@@ -1,4 +1,4 @@
-"""The table of local steps: its runs, its figures, its Markdown and its picture."""
+"""The table of local steps: its runs, its figures, and its Markdown."""
 
 import json
 
@@ -7,7 +7,7 @@ import tiny_tables
 
 from nebula_jax.training import diloco
 from scripts import table_local_steps
-from scripts.tables import config, pictures
+from scripts.tables import config
 from scripts.tables import runs as table_runs
 
 
@@ -103,20 +103,3 @@ def test_what_was_to_be_reached_is_beside_what_was(record):
         ("XNLI English dev, streaming and all-reduce: difference, points", True),
     ):
         assert met[what] == is_met
-
-
-def test_an_all_reduce_is_drawn_with_the_bytes_of_each_number_of_clusters(
-    record, tmp_path
-):
-    """Its steps are the same; among four clusters each costs three times as much."""
-    drawn = {each.label: each for each in pictures.curves(record)}
-    rows = {(row["key"], row["clusters"]): row for row in record["rows"]}
-    two = drawn["all-reduce, 2 clusters"].points
-    four = drawn["all-reduce, 4 clusters"].points
-    assert [loss for _, loss in two] == [loss for _, loss in four]
-    assert four[-1][0] == pytest.approx(3 * two[-1][0])
-    streaming = drawn["streaming, e3m0, 2 clusters"].points
-    fewer = rows["streaming2", 2]["bytes"]["fewer"]
-    assert two[-1][0] / streaming[-1][0] == pytest.approx(fewer)
-    pictures.local_steps(record, tmp_path / "x.png")
-    assert (tmp_path / "x.png").read_bytes().startswith(b"\x89PNG")

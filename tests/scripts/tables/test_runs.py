@@ -14,21 +14,26 @@ from nebula_jax.runtime.records import report
 from scripts.tables import runs as table_runs
 
 
+def execute(run, workdir):
+    """Leaves behind what a run would."""
+    summary = {"commit": "abc123", "seconds": 1.0}
+    (workdir / "summary.json").write_text(json.dumps(summary))
+
+
 def test_a_run_that_was_stopped_goes_on_unless_it_is_another_or_of_other_code(tmp_path):
     """Its folder is as it was left, and its seconds are of both parts."""
     seen = []
 
-    def execute(run, workdir, is_stopped=False):
+    def begun(run, workdir, is_stopped):
         seen.append((run.name, sorted(path.name for path in workdir.glob("step*"))))
         (workdir / f"step{len(seen)}").touch()
         if is_stopped:
             raise KeyboardInterrupt
-        summary = {"commit": "abc123", "seconds": 1.0}
-        (workdir / "summary.json").write_text(json.dumps(summary))
+        execute(run, workdir)
 
-    def runs(**how):
+    def runs(is_stopped=False):
         return table_runs.Runs(
-            tmp_path, table_runs.summary_of, lambda *at: execute(*at, **how)
+            tmp_path, table_runs.summary_of, lambda *at: begun(*at, is_stopped)
         )
 
     one, other = (table_runs.Run(name, "m", (f"--name={name}",)) for name in "ab")
@@ -61,10 +66,6 @@ def test_a_run_that_was_stopped_goes_on_unless_it_is_another_or_of_other_code(tm
 
 
 def test_a_table_goes_on_elsewhere_with_the_figures_of_runs_that_ended(tmp_path):
-    def execute(run, workdir):
-        summary = {"commit": "abc123", "seconds": 1.0}
-        (workdir / "summary.json").write_text(json.dumps(summary))
-
     def runs(name, execute):
         return table_runs.Runs(
             tmp_path / name,
@@ -114,10 +115,6 @@ def test_the_command_of_a_record_does_all_runs_anew(tmp_path, monkeypatch):
 
 def test_kept_figures_of_another_run_are_refused_with_what_differs(tmp_path):
     """Paths are arguments too: from elsewhere a run is another one."""
-
-    def execute(run, workdir):
-        summary = {"commit": "abc123", "seconds": 1.0}
-        (workdir / "summary.json").write_text(json.dumps(summary))
 
     def run(*arguments):
         return table_runs.Run("a", "m", arguments)
