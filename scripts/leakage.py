@@ -2,12 +2,10 @@
 
     python -m scripts.leakage --data_dir=../shared/data     # a quarter of an hour
 
-Trains the run of Table 5 once, without any line, and attacks what would cross:
-
-- H^E, after none, a third, two thirds and all of PLM-S's layers, through every forward
-  codec of Table 5: the nearest public embedding, and a small inverter that the attacker
-  trains on text of its own;
-- the gradient of a first layer, which local steps would send: the span test.
+Trains the run of Table 5 once, without any line, and attacks what would cross: H^E,
+after none, a third, two thirds and all of PLM-S's layers, through every forward codec
+of Table 5, by the nearest public embedding, and by a small inverter that the attacker
+trains on text of its own.
 
 The attacks are simple and small, so that every figure is a lower bound. A codec at
 which a token is not recovered here does not protect it.
@@ -30,8 +28,6 @@ FLAGFILE = "abnet_table5_tiny"
 TABLE5 = config.RESULTS / "table5_tiny.json"
 SEEDS = 3
 ATTACKED = 400  # sentences, of each attacker
-BATCHES = (1, 8, 16, 32, 64, 96, 128)
-"""Rows of the batches that the span test is applied to."""
 
 
 def chosen() -> list[compression_rows.Row]:
@@ -66,7 +62,6 @@ def gather(
     seeds: Sequence[int],
     attacked: int = ATTACKED,
     steps: int = leakage.STEPS,
-    batches: Sequence[int] = BATCHES,
 ) -> dict[str, Any]:
     """Makes all attacks.
 
@@ -77,7 +72,6 @@ def gather(
       seeds: of the attackers.
       attacked: sentences that each attacks.
       steps: in which an inverter is trained.
-      batches: see BATCHES.
 
     Returns:
       The record without its provenance.
@@ -103,11 +97,6 @@ def gather(
             figures = attacks.on_hidden(received.arrays, text, tables, sides, steps)
             row["depths"].append({"depth": depth, "ratio": received.ratio, **figures})
             process.message(f"{row['codec']}, cut after {depth} layers")
-    with process.timed("attacking gradients"):
-        span = [
-            attacks.on_gradients(model, text, tables, size, sides.values())
-            for size in batches
-        ]
     return {
         "pairs": len(text.ids),
         "attacked": attacked,
@@ -116,7 +105,6 @@ def gather(
         "layers": model.config.layers,
         "baseline": [attacks.baseline(text, each) for each in sides.values()],
         "rows": table,
-        "span": span,
     }
 
 

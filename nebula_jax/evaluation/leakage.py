@@ -1,13 +1,11 @@
 """Leakage: the text that a receiver can recover, by attacks and their scores.
 
-ABNet sends hidden states, local steps send gradients. A receiver has the weights of
-public models, and text of its own in the same language. These are simple attacks, so
-their figures are lower bounds: more effort recovers more, and nothing here shows that
-something cannot be recovered.
+ABNet sends hidden states. A receiver has the weights of public models, and text of its
+own in the same language. These are simple attacks, so their figures are lower bounds:
+more effort recovers more, and nothing here shows that something cannot be recovered.
 
 N attacked vectors, M of the attacker's own, D width, E width of the embeddings (D, save
-in ELECTRA), V pieces to choose among, G guesses, L length, F features, T targets, R
-outputs of a layer.
+in ELECTRA), V pieces to choose among, G guesses, L length, F features, T targets.
 """
 
 import functools
@@ -25,11 +23,6 @@ PENALTY = 1e-3
 """The ridge's λ over the mean square of a feature."""
 SHARPNESS = 10.0  # the logit of a piece whose embedding is met exactly
 TINY = 1e-12
-
-RANK_TOLERANCE = 1e-6
-"""Singular values below this share of the largest are rounding errors of float32."""
-SPAN_TOLERANCE = 1e-3
-"""The share of a vector outside of the span, below which it counts as in it."""
 
 
 class Recovery(NamedTuple):
@@ -218,76 +211,3 @@ def ridge(features: jax.Array, targets: jax.Array, penalty: float) -> jax.Array:
     shift = penalty * len(features) * jnp.mean(features**2) + TINY
     shifted = gram + shift * jnp.eye(len(gram))
     return jax.scipy.linalg.solve(shifted, features.T @ targets, assume_a="pos")
-
-
-@jax.jit
-def outside_span(
-    gradient: jax.Array, candidates: jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Computes how far candidates are from the span of a linear layer's gradient.
-
-    For y = x W the gradient in W is the sum of x^T dy over all positions, so the
-    inputs x of a batch span its columns as long as there are fewer of them than
-    dimensions. If x are the embeddings of tokens, each token can be tested by itself
-    (the first step of DAGER, Petrov et al. 2024). With D inputs or more the span is
-    everything, and the test accepts whatever it is given.
-
-    Args:
-      gradient: [D, R] float32, of the layer's matrix W.
-      candidates: [..., D] float32, inputs that may have been in the batch.
-
-    Returns:
-      The rank of the gradient, [] int32, and the share of each candidate's length that
-      is outside of its span, [...] float32.
-    """
-    with jax.default_matmul_precision("highest"):
-        left, singular, _ = jnp.linalg.svd(gradient, full_matrices=False)
-        counts = singular > RANK_TOLERANCE * singular[0]
-        basis = jnp.where(counts[None], left, 0.0)
-        units = _unit(candidates)
-        outside = units - (units @ basis) @ basis.T
-    return jnp.sum(counts), jnp.linalg.norm(outside, axis=-1)
-
-
-class Span(NamedTuple):
-    """The score of the span test on one batch.
-
-    inputs: different tokens, by piece and position, that are to be found.
-    rank: of the gradient.
-    recall: share of these that the test accepts.
-    precision: share of what it accepts that was in the batch.
-    pieces: share of the pieces that it accepts anywhere that were in the batch.
-    """
-
-    inputs: int
-    rank: int
-    recall: float
-    precision: float
-    pieces: float
-
-
-def span_test(gradient: jax.Array, tables: jax.Array, present: np.ndarray) -> Span:
-    """Scores the tokens that the span test accepts.
-
-    It may accept a piece that was in the batch at another position as well: where two
-    pieces share two positions, the difference of these is in the span. Positions are
-    what DAGER's second step is for, which is not here.
-
-    Args:
-      gradient: as of `outside_span`.
-      tables: [L, V, D] float32, the embedding of each piece at each position.
-      present: [L, V] bool, those that were in the batch; at least one.
-    """
-    rank, shares = jax.device_get(outside_span(gradient, tables))
-    accepted = np.asarray(shares) < SPAN_TOLERANCE
-    anywhere = accepted.any(axis=0)
-    found = (accepted & present).sum()
-    return Span(
-        inputs=int(present.sum()),
-        rank=int(rank),
-        recall=float(found / present.sum()),
-        precision=float(found / max(1, int(accepted.sum()))),
-        pieces=float(
-            (anywhere & present.any(axis=0)).sum() / max(1, int(anywhere.sum()))
-        ),
-    )

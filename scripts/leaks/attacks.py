@@ -1,4 +1,4 @@
-"""Attacks on the hidden states of a cut, and on a gradient that local steps send.
+"""Attacks on the hidden states of a cut.
 
 An attacker gets the hidden states of all rows. Of its own ones it has the text as well,
 and with these it trains; the others it attacks. The worst case for the source cluster:
@@ -8,20 +8,16 @@ can make such pairs of any text.
 N rows, B rows of a batch, L length, D width, V pieces.
 """
 
-import dataclasses
-import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, loopback, selector
 from nebula_jax.evaluation import leakage
-from nebula_jax.models import pretrained, transformer
 from scripts.leaks import victim
 
 nearest_by_position = jax.jit(jax.vmap(leakage.nearest, (1, 0), 1))
@@ -149,98 +145,3 @@ def on_hidden(
         found["nearest"].append(leakage.recovery(near[is_text], labels)._asdict())
         found["inversion"].append(leakage.recovery(inverted, labels)._asdict())
     return found
-
-
-def on_gradients(
-    model: pretrained.Pretrained,
-    rows: victim.Rows,
-    tables: victim.Tables,
-    size: int,
-    sides: Iterable[victim.Sides],
-) -> dict[str, Any]:
-    """Applies the span test to a batch of each attacker's first attacked rows.
-
-    Args:
-      model: PLM-S, with as many layers as the run uses.
-      rows: of the source side.
-      tables: of its candidates.
-      size: B.
-      sides: of each attacker.
-
-    Returns:
-      rows, positions (B L), width, and a list for each figure of `leakage.Span`.
-    """
-    length, scores = rows.ids.shape[1], []
-    for side in sides:
-        chosen = side.attacked[:size]
-        present = np.zeros(tables.by_position.shape[:2], bool)
-        is_text, pieces = _text(rows, chosen)
-        present[np.nonzero(is_text)[1], pieces] = True
-        gradient = of_query(model, rows, chosen)
-        scores.append(leakage.span_test(gradient, tables.by_position, present))
-    return {
-        "rows": size,
-        "positions": size * length,
-        "width": model.config.width,
-        **{
-            name: [getattr(each, name) for each in scores]
-            for name in leakage.Span._fields
-        },
-    }
-
-
-def of_query(
-    model: pretrained.Pretrained, rows: victim.Rows, chosen: Sequence[int] | np.ndarray
-) -> np.ndarray:
-    """Computes the gradient of the first layer's query projection, as a local step has.
-
-    The loss is the cross-entropy of every token, predicted from the last hidden states
-    by the public table: any loss gives a gradient with the same span.
-
-    Args:
-      model: PLM-S, computed in float32: products of bfloat16 have rounded inputs, and
-        then whoever tests must round likewise.
-      rows: of the source side.
-      chosen: [B] int, the batch.
-
-    Returns:
-      [D, D] float32.
-    """
-    table = model.params["embeddings"]["word_embeddings"]["embedding"]
-    gradient = _query_gradient(
-        dataclasses.replace(model.config, dtype="float32", dropout=0.0),
-        {part: model.params[part] for part in ("embeddings", "encoder")},
-        table[rows.candidates],
-        *(each[chosen] for each in (rows.ids, rows.mask, rows.pieces)),
-    )
-    return jax.device_get(gradient).reshape(model.config.width, -1)
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _query_gradient(
-    shape: transformer.Config,
-    params: Any,
-    table: jax.Array,
-    ids: jax.Array,
-    mask: jax.Array,
-    pieces: jax.Array,
-) -> jax.Array:
-    first = params["encoder"]["layer_0"]
-
-    def loss(kernel: jax.Array) -> jax.Array:
-        query = first["attention"]["query"] | {"kernel": kernel}
-        layer = first | {"attention": first["attention"] | {"query": query}}
-        hidden = transformer.Embeddings(shape).apply(
-            {"params": params["embeddings"]}, ids, True
-        )
-        hidden = transformer.Encoder(shape).apply(
-            {"params": params["encoder"] | {"layer_0": layer}}, hidden, mask, True
-        )
-        logits = jnp.einsum("bld,vd->blv", hidden, table)
-        is_text = pieces != victim.NO_PIECE
-        of_each = optax.softmax_cross_entropy_with_integer_labels(
-            logits, jnp.maximum(pieces, 0)
-        )
-        return jnp.sum(of_each * is_text) / jnp.sum(is_text)
-
-    return jax.grad(loss)(first["attention"]["query"]["kernel"])

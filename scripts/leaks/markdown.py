@@ -32,29 +32,12 @@ def markdown(result: Mapping[str, Any]) -> str:
             f"among five, {depths[-1]}", functools.partial(at, -1, "inversion", "among")
         ),
     ]
-    span = [
-        sweep.Column("rows", lambda row: str(row["rows"])),
-        sweep.Column("positions", lambda row: str(row["positions"])),
-        sweep.Column(
-            "different tokens", lambda row: statistics.fmean(row["inputs"]), ".0f"
-        ),
-        sweep.Column(
-            "rank", lambda row: f"{statistics.fmean(row['rank']):.0f} of {row['width']}"
-        ),
-        sweep.Column("recovered", lambda row: _shares(row["recall"])),
-        sweep.Column("right of those accepted", lambda row: _shares(row["precision"])),
-        sweep.Column("and of their pieces", lambda row: _shares(row["pieces"])),
-    ]
     return report.join(
         report.heading(result, report.seeds(result)),
         _text(result),
         "Tokens recovered from H^E, after so many layers of PLM-S with their trained"
         " adapters:",
         sweep.table(codecs, result["rows"], "ll" + "r" * (len(codecs) - 2)),
-        "The tokens of a batch, from the gradient of the first layer's query"
-        " projection, as a local step would send it (the span test of DAGER). It"
-        " accepts pieces at other positions too, where those in the batch share some:",
-        sweep.table(span, result["span"], "r" * len(span)),
     )
 
 
