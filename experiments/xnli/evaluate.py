@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from experiments.xnli import config, data, models, report, restored
+from experiments.xnli import config, data, models, report
 from nebula_jax.data import length_buckets, nli
 from nebula_jax.models import classifier
 from nebula_jax.runtime.life import process
@@ -88,7 +88,7 @@ def evaluate(run: config.Run) -> int:
     split = run.local.split
     needed = {split: run.local.languages}
     nli.check(pathlib.Path(run.local.data_dir), split, run.local.languages)
-    trained = restored.read(run)
+    trained = models.read_trained(run)
     model, tokenizer = models.load(run)
     text = data.read(run, needed, trained.with_trained_rows(model), tokenizer)
     shape = models.describe(run, text)
@@ -116,5 +116,5 @@ def evaluate(run: config.Run) -> int:
     title = report.title(split, run.agreed.encoder, trained.step)
     report.show(report.results_markdown(results, title), results["warnings"])
     process.progress(f"report: {out}")
-    restored.export(run, trained)
+    models.export(run, trained)
     return 0

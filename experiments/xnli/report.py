@@ -1,11 +1,13 @@
 """The report of an XNLI run: summary.json, its Markdown, predictions as TSV."""
 
+import dataclasses
 import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+from experiments.xnli import config
 from experiments.xnli import data as xnli_data
 from nebula_jax.data import nli
 from nebula_jax.evaluation import xnli
@@ -67,12 +69,12 @@ def write_predictions(
 
 
 def summary(
+    run: config.Run,
     text: xnli_data.Text,
     scores: Mapping[str, xnli.Score],
     position: Mapping[str, Any],
-    settings: Mapping[str, Any],
     folder: pathlib.Path,
-    seconds: float,
+    command: float,
 ) -> dict[str, Any]:
     """Gathers the record of a run.
 
@@ -81,16 +83,18 @@ def summary(
       scores: language -> score on the split that is tested.
       position: of the loop: the selected step, the dev curve, and the commits that
         trained the run.
-      settings: flag -> value.
       folder: with the cluster's metrics and summary.
-      seconds: wall time of this command.
+      command: wall time of this command, in seconds.
     """
+    training = run_report.read_summary(folder)
+    seconds = run_report.wall_seconds(command, [training])
+    own = {name: getattr(run.local, name) for name in ("epochs", "split", "data_dir")}
     return {
         **run_report.provenance(seconds, commits=position["commits"]),
-        "flags": dict(settings),
+        "flags": dataclasses.asdict(run.agreed) | own,
         "text": {"digest": text.digest, "labels": xnli_data.describe(text)},
         "vocabulary": len(text.keep),
-        "training": run_report.read_summary(folder),
+        "training": training,
         "losses": run_report.first_and_last(metrics.read(folder)),
         "dev": [{"step": step, "accuracy": value} for step, value in position["curve"]],
         "selected_step": position["selected_step"],

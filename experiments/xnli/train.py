@@ -1,16 +1,14 @@
 """Fine-tuning on English pairs, and the test in all languages at its end."""
 
-import dataclasses
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from experiments import configuration
-from experiments.xnli import config, data, evaluate, models, report, restored
+from experiments.xnli import config, data, evaluate, models, report
 from nebula_jax.communication import ranks
 from nebula_jax.data import length_buckets
 from nebula_jax.parallel import mesh as mesh_lib
@@ -85,7 +83,6 @@ def train(run: config.Run) -> int:
     commits = _commits(position)
     del tree  # the first step uses up what the state was made of
     context.begin(saved.newest, steps=agreed.steps)
-    start = context.step
 
     def to_save() -> dict[str, Any]:
         return models.to_save(state, selection.params, selection.step, text)
@@ -111,8 +108,7 @@ def train(run: config.Run) -> int:
     saved.at_end(context.step, to_save(), position_now)
     status = context.exit_status()
     if status == 0:
-        is_new = start < context.step
-        _test(run, predict, selection, frozen, text, position_now(), begin, is_new)
+        _test(run, predict, selection, frozen, text, position_now(), begin)
     return status
 
 
@@ -168,59 +164,32 @@ def _test(
     text: data.Text,
     position: Mapping[str, Any],
     begin: float,
-    is_new: bool,
 ) -> None:
     """Tests the selected parameters unless that is done; exports and reports.
 
     `position` is of the last checkpoint; the command began at `begin`, of
-    time.monotonic, and if it `is_new` has trained some step.
+    time.monotonic.
     """
-    if ranks.agree(is_new or not run_report.read_summary(run.local.workdir)):
+    folder = run.local.workdir
+    path, cluster = folder / "summary.json", run_folder.of_cluster(folder, config.NAME)
+    if ranks.agree(run_report.is_stale(path, [cluster])):
         params = partition.merge(selection.params, frozen)
         found = evaluate.tested(run, predict, params, text)
         if ranks.is_root():
-            _write(run, text, found, position, begin, is_new)
+            parts, split = evaluate.tested_parts(run, text), run.local.split
+            report.write_predictions(folder / "predictions", split, parts, found)
+            scores, command = report.evaluate(parts, found), time.monotonic() - begin
+            summary = report.summary(run, text, scores, position, cluster, command)
+            run_report.write(path, summary)
     params = ranks.to_root(selection.params)
     if ranks.is_root():
-        restored.export(run, restored.Trained(params, text.keep, selection.step))
-        _show(run)
+        models.export(run, models.Trained(params, text.keep, selection.step))
+        summary = run_report.read_summary(folder)
+        report.show(report.markdown(summary), summary["test"]["warnings"])
+        process.progress(f"report: {path}, {folder / 'predictions'}")
 
 
 def _commits(position: Mapping[str, Any] | None) -> list[str]:
     """Returns the commits that train the run, each once."""
     before = position["commits"] if position else []
     return list(dict.fromkeys([*before, run_report.commit()]))
-
-
-def _write(
-    run: config.Run,
-    text: data.Text,
-    found: Mapping[str, np.ndarray],
-    position: Mapping[str, Any],
-    begin: float,
-    is_new: bool,
-) -> None:
-    """Writes predictions `found` and summary; for the others see `_test`."""
-    folder, split = run.local.workdir, run.local.split
-    parts, predictions = evaluate.tested_parts(run, text), folder / "predictions"
-    report.write_predictions(predictions, split, parts, found)
-    cluster = run_folder.of_cluster(folder, config.NAME)
-    seconds = time.monotonic() - begin
-    if not is_new:  # it was stopped after training
-        seconds += run_report.read_summary(cluster)["seconds"]
-    settings = {
-        **dataclasses.asdict(run.agreed),
-        "epochs": run.local.epochs,
-        "split": split,
-        "data_dir": run.local.data_dir,
-    }
-    scores = report.evaluate(parts, found)
-    summary = report.summary(text, scores, position, settings, cluster, seconds)
-    run_report.write(folder / "summary.json", summary)
-
-
-def _show(run: config.Run) -> None:
-    folder = run.local.workdir
-    summary = run_report.read_summary(folder)
-    report.show(report.markdown(summary), summary["test"]["warnings"])
-    process.progress(f"report: {folder / 'summary.json'}, {folder / 'predictions'}")

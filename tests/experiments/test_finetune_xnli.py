@@ -71,7 +71,7 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undis
     )
 
 
-def test_a_run_that_was_killed_while_it_tested_has_the_seconds_of_both(
+def test_a_run_that_was_killed_while_it_tested_has_the_seconds_of_its_training(
     runs, undisturbed
 ):
     shutil.copytree(runs.folder / "undisturbed", runs.folder / "untested")
@@ -85,7 +85,7 @@ def test_a_run_that_was_killed_while_it_tested_has_the_seconds_of_both(
     assert status == 0, output
     after = json.loads(path.read_text())
     assert after["test"] == before["test"]
-    assert 5000.0 < after["seconds"] < 5100.0
+    assert after["seconds"] == 5000.0  # this command has taken fewer
 
 
 def predictions(folder):

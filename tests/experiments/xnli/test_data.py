@@ -1,12 +1,8 @@
 import numpy as np
 import pytest
 import tiny_nli
-from array_record.python import array_record_data_source  # noqa: F401
 
 from experiments.xnli import data, models
-
-# TFDS imports array_record when it reads; that defines flags, which a flagsaver
-# that is left would take away.
 
 
 @pytest.fixture(scope="module")

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny_nli
 
-from experiments.xnli import config, models, restored
+from experiments.xnli import config, models
 from nebula_jax import errors
 from nebula_jax.models import classifier, pretrained
 from nebula_jax.parallel import mesh as mesh_lib
@@ -41,12 +41,12 @@ def test_an_unseen_piece_has_the_row_that_it_had(model):
         "embeddings": rows | {"layer_norm": 2},
         "classifier": {"dense": 3},
     }
-    trained = restored.Trained(params, KEEP, 1)
-    left = trained.as_encoder(model, "cls", partition.train_all).params
+    trained = models.Trained(params, KEEP, 1)
+    left = trained.as_encoder(model, "cls").params
     assert (left["encoder"]["layer_0"], left["embeddings"]["layer_norm"]) == (1, 2)
     got = left["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(got[KEEP], -table[KEEP])
-    filled = restored.Trained({"embeddings": rows}, KEEP, 1).with_trained_rows(model)
+    filled = models.Trained({"embeddings": rows}, KEEP, 1).with_trained_rows(model)
     got = filled.params["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(got[KEEP], -table[KEEP])
     rest = np.setdiff1d(np.arange(len(table)), KEEP)
@@ -57,17 +57,17 @@ def test_rows_of_another_encoder_are_refused(model):
     params = {"embeddings": trained_rows(model, KEEP)}
     for keep in (KEEP[1:], KEEP + model.config.vocab_size):
         with pytest.raises(pretrained.PretrainedError, match="is another one's"):
-            restored.Trained(params, keep, 1).with_trained_rows(model)
+            models.Trained(params, keep, 1).with_trained_rows(model)
 
 
 def test_the_classifiers_layer_is_the_poolers_if_the_first_position_was_classified(
     model,
 ):
     params = {"encoder": {}, "classifier": {"dense": "trained"}}
-    trained = restored.Trained(params, KEEP, 1)
-    new = trained.as_encoder(model, "cls", partition.train_all).params["pooler"]
+    trained = models.Trained(params, KEEP, 1)
+    new = trained.as_encoder(model, "cls").params["pooler"]
     assert new == {"dense": "trained"}
-    kept = trained.as_encoder(model, "mean", partition.train_all).params["pooler"]
+    kept = trained.as_encoder(model, "mean").params["pooler"]
     jax.tree.map(np.testing.assert_array_equal, kept, model.params["pooler"])
 
 
@@ -77,7 +77,7 @@ def test_a_classifier_has_what_was_trained_and_a_model_of_another_shape_is_refus
     run_params = {"classifier": {"bias": np.ones(3)}, "encoder": {"a": np.ones(2)}}
     new = {name: jax.tree.map(np.zeros_like, of) for name, of in run_params.items()}
     new["embeddings"] = {"word_embeddings": {"embedding": np.zeros((4, 2))}}
-    trained = restored.Trained(run_params, KEEP, 1)
+    trained = models.Trained(run_params, KEEP, 1)
     found = trained.as_classifier_params(new, classification.is_trained)
     jax.tree.map(np.testing.assert_array_equal, found, new | run_params)
     new["encoder"] = {"a": np.zeros(5)}
@@ -94,11 +94,11 @@ def test_frozen_embeddings_are_the_models(tmp_path):
     fresh = classifier.init(shape, jax.random.key(0), model)
     new = {"encoder": model.params["encoder"], "classifier": fresh["classifier"]}
     new, _ = partition.split(jax.tree.map(np.negative, new), is_trained)
-    trained = restored.Trained(new, KEEP, 1)
+    trained = models.Trained(new, KEEP, 1)
     wanted = partition.merge(new, partition.split(fresh, is_trained)[1])
     found = trained.as_classifier_params(fresh, is_trained)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
-    pretrained.save(tmp_path / "left", trained.as_encoder(model, "mean", is_trained))
+    pretrained.save(tmp_path / "left", trained.as_encoder(model, "mean"))
     left = pretrained.load(tmp_path / "left")
     jax.tree.map(
         np.testing.assert_array_equal, left.params["encoder"], wanted["encoder"]
