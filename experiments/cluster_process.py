@@ -11,7 +11,7 @@ from nebula_jax.commands import command_line
 from nebula_jax.communication import ranks
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.ranks import cluster
-from nebula_jax.runtime.records import checkpoints, report, run_folder
+from nebula_jax.runtime.records import report, run_folder
 
 RunT = TypeVar("RunT", bound=configuration.Run)
 
@@ -21,8 +21,6 @@ def run(
     settings: Mapping[str, Any],
     folder: pathlib.Path,
     train: Callable[[RunT], int],
-    name: str = "",
-    train_writes_flags: bool = False,
 ) -> int:
     """Runs this process's part of a cluster; returns the exit status.
 
@@ -30,32 +28,22 @@ def run(
       settings: what must be equal in all clusters.
       folder: of the cluster; locked by its root.
       train: trains to the end; returns the exit status.
-      name: of the cluster, whose root then also writes `run.flags`; if empty, `train`
-        checks and writes.
-      train_writes_flags: leaves `run.flags` to `train`, which compares more than
-        settings before: flags of a run that is refused are not to be the folder's.
 
     Raises:
-      errors.NebulaError: if another process works in the folder, if it holds another
-        run, or as `cluster.run`.
+      errors.NebulaError: if another process works in the folder, or as `cluster.run`.
     """
 
     described = _described(run, settings)
 
     def part() -> int:
-        ended: Callable[[], None] = _nothing
-        with contextlib.ExitStack() as held:
-            if ranks.is_root():
-                held.enter_context(run_folder.lock(folder))
-                if name:
-                    checkpoints.check_same_run(run.local.workdir, name, settings)
-                    if not train_writes_flags:
-                        configuration.write_run_flags(folder, run)
-                    ended = held.enter_context(_recorded(run, described))
-            status = train(run)
-            if status == 0:
-                ended()
-            return status
+        if not ranks.is_root():
+            return train(run)
+        with run_folder.lock(folder), contextlib.ExitStack() as held:
+            ends: dict[str, int] = {}
+            if isinstance(run.local, configuration.Local):  # it has other clusters
+                ends = held.enter_context(_recorded(run, described))
+            ends["status"] = train(run)
+            return ends["status"]
 
     # Of several processes each reports its own errors, before `main` has them.
     processes = run.local.processes()
@@ -77,11 +65,12 @@ def _described(run: configuration.Run, settings: Mapping[str, Any]) -> dict[str,
 
 
 @contextlib.contextmanager
-def _recorded(run: Any, described: Mapping[str, Any]) -> Iterator[Callable[[], None]]:
+def _recorded(run: Any, described: Mapping[str, Any]) -> Iterator[dict[str, int]]:
     """Records in a federation's audit log that a cluster begins, and how it ends.
 
     Yields:
-      A function to be called if it has taken its last step; else it has stopped.
+      A dict for the exit `status`: if it is not 0, or not there, the cluster has
+      stopped before its last step.
     """
     recorder = connect.recorder(run.local.connection(), run.local.cluster)
     recorder.record(
@@ -92,18 +81,9 @@ def _recorded(run: Any, described: Mapping[str, Any]) -> Iterator[Callable[[], N
         settings=files.digest_of(sorted(described.items())),
         data=getattr(run.local, "data", "") or "its own",
     )
-    event = "stopped"
-
-    def ended() -> None:
-        nonlocal event
-        event = "ended"
-
+    ends: dict[str, int] = {}
     try:
-        yield ended
+        yield ends
     finally:
-        recorder.record("job", event=event)
+        recorder.record("job", event="stopped" if ends.get("status", 1) else "ended")
         recorder.close()
-
-
-def _nothing() -> None:
-    """Records nothing: this process is not its cluster's root."""

@@ -18,11 +18,12 @@ from absl import flags
 import nebula_jax
 from nebula_jax import errors, files
 from nebula_jax.commands import cluster_flags, command_line, fields
+from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import report
+from nebula_jax.runtime.records import checkpoints, report
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -115,6 +116,21 @@ class Run(Generic[AgreedT, LocalT]):
         return cluster_flags.context(
             self.agreed, self.local, window=window, emulated_seconds=emulated_seconds
         )
+
+    def open_checkpoints(
+        self,
+        context: context_lib.Context,
+        compared: Mapping[str, Any],
+        fingerprints: Mapping[str, str] | None = None,
+    ) -> checkpoints.Checkpoints:
+        """Opens this cluster's checkpoints, and writes its `run.flags`.
+
+        The arguments are those of `Context.open_checkpoints`, and the errors.
+        """
+        saved = context.open_checkpoints(compared, fingerprints)
+        if ranks.is_root():  # only now: it is this run that the folder holds
+            write_run_flags(context.folder, self)
+        return saved
 
     def hello(self, settings: Mapping[str, Any], saved: Sequence[int]) -> frames.Hello:
         """Returns the Hello of this process.

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from experiments import configuration
 from nebula_jax.face import report as face_report
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import launcher
+from nebula_jax.runtime.life import launcher, restarts
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.runtime.records import run_folder, traces
 
@@ -102,3 +102,18 @@ def arguments(
     """Returns the flags of one cluster's process."""
     local = run.local.reaching(cluster, reach)
     return configuration.arguments(configuration.Run(run.agreed, local))
+
+
+def markdown(summary: Mapping[str, Any], *figures: str) -> str:
+    """Renders a run's summary: what all runs have, and an experiment's own figures."""
+    pieces = summary.get("vocab_size")
+    vocabulary = f", vocabulary of {pieces:,} pieces" if pieces else ""
+    return run_report.join(
+        run_report.heading(summary, f"seed {summary['flags']['seed']}", vocabulary),
+        run_report.clusters(summary),
+        run_report.missing(summary),
+        restarts.markdown(summary),
+        traces.markdown(summary["clusters"]),
+        run_report.outages(summary["clusters"]),
+        *figures,
+    )

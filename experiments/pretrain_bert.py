@@ -31,14 +31,11 @@ EXPERIMENT = here.Experiment(
     module="experiments.pretrain_bert",
     prepare=functools.partial(
         prepare.prepare,
-        settings=config.settings,
-        shared_vocabulary=data.shared_vocabulary,
-        text_of=data.text_of,
+        config=config,
+        data=data,
         train_whole=whole.train,
     ),
-    figures=lambda found, records, summary, folder: report.figures(
-        found, records, summary["flags"], summary["vocab_size"]
-    ),
+    figures=report.figures,
     curves=report.curves,
     markdown=report.markdown,
     reported=("hot_start", "data_dir", "wan", "devices_per_cluster", "emulate_compute"),
@@ -61,7 +58,7 @@ def main() -> int:
     run = data.checked(run, only=index)
     settings = config.settings(run, vocabularies.given(run.local))
     folder = run_folder.of_cluster(run.local.workdir, cluster)
-    return cluster_process.run(run, settings, folder, cluster_loop.train, cluster)
+    return cluster_process.run(run, settings, folder, cluster_loop.train)
 
 
 def _run_here(run: config.Run) -> int:

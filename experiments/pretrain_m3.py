@@ -29,9 +29,8 @@ EXPERIMENT = here.Experiment(
     module="experiments.pretrain_m3",
     prepare=functools.partial(
         prepare.prepare,
-        settings=config.settings,
-        shared_vocabulary=data.shared_vocabulary,
-        text_of=data.text_of,
+        config=config,
+        data=data,
         train_whole=whole.train,
         without_text=1,  # the discriminator
     ),
@@ -75,7 +74,7 @@ def main() -> int:
             )
     settings = config.settings(run, shared_vocabulary.given(run.local))
     folder = run_folder.of_cluster(run.local.workdir, cluster)
-    return cluster_process.run(run, settings, folder, train, cluster)
+    return cluster_process.run(run, settings, folder, train)
 
 
 def _run_here(run: config.Run) -> int:

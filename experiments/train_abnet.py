@@ -14,7 +14,6 @@ in `abnet/source`, `abnet/target` and `abnet/whole`; what crosses is in
 `abnet/channels`.
 """
 
-import dataclasses
 import functools
 from collections.abc import Sequence
 
@@ -49,9 +48,7 @@ def main() -> int:
     train = source.train if cluster == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
     settings = configuration.settings(run.agreed)
-    return cluster_process.run(
-        run, settings, folder, train, cluster, train_writes_flags=True
-    )
+    return cluster_process.run(run, settings, folder, train)
 
 
 def _check_same_run(
@@ -79,16 +76,9 @@ def _prepare(run: config.Run, names: Sequence[str]) -> here.Prepared:
 def _arguments(
     run: config.Run, folders: whole.Folders, cluster: str, reach: connect.Settings
 ) -> list[str]:
-    """Returns the flags of one cluster's process, whose pairs have been chosen."""
-    local = dataclasses.replace(
-        run.local,
-        side_dir=str(folders[models.ROLES.index(cluster)]),
-        corpora=(),
-        max_pairs=None,
-        max_words=None,
-        held_out_pairs=0,
-    )
-    return here.arguments(config.Run(run.agreed, local), cluster, reach)
+    """Returns the flags of one cluster's process, with its side of the text."""
+    side_dir = str(folders[models.ROLES.index(cluster)])
+    return here.arguments(run.with_local(side_dir=side_dir), cluster, reach)
 
 
 EXPERIMENT = here.Experiment(

@@ -11,9 +11,9 @@ import pathlib
 from absl import flags
 
 from experiments import shared_flags
-from experiments.abnet import config
+from experiments.abnet import config, data
 from nebula_jax import errors
-from nebula_jax.data import parallel_side, split_parallel
+from nebula_jax.data import parallel_side
 
 FLAGS = (
     "out",
@@ -28,20 +28,14 @@ FLAGS = (
 
 def main() -> int:
     """Writes --out."""
-    values = flags.FLAGS
-    if not values.out:
+    out = flags.FLAGS["out"].value
+    if not out:
         raise errors.SettingsError("--out=FOLDER is needed: where the two sides go")
-    languages = config.languages(values.pair)
-    folders = split_parallel.split(
-        values.data_dir,
-        languages,
-        pathlib.Path(values.out),
-        values.corpora or None,
-        values.max_pairs,
-        values.max_words,
-        values.held_out_pairs,
-    )
-    for folder, language in zip(folders, languages, strict=True):
+    run = config.from_flags()
+    folders = data.split(run, pathlib.Path(out))
+    for folder, language in zip(
+        folders, config.languages(run.agreed.pair), strict=True
+    ):
         sizes = {
             split: len(parallel_side.read(parallel_side.path(folder, split)).ids)
             for split in parallel_side.splits(folder)

@@ -14,7 +14,6 @@ from nebula_jax.communication import codecs, selector
 from nebula_jax.evaluation import mask_predict
 from nebula_jax.models import abnet
 from nebula_jax.parallel import codec_control
-from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
 
 CLUSTERS = ("target", "source")  # the first one listens, and the other dials it
@@ -149,13 +148,6 @@ class Agreed(configuration.Agreed):
         """True if the run chooses its codecs by itself."""
         return self.forward_codec == self.backward_codec == AUTO
 
-    @property
-    def codec_texts(self) -> tuple[str, str]:
-        """The codecs that the run begins with, forward and backward, as flags."""
-        if self.is_auto:
-            return LADDER[0], LADDER[0]
-        return self.forward_codec, self.backward_codec
-
     @functools.cached_property
     def codecs(self) -> Codecs:
         """The codecs of the run; those that it begins with if it chooses by itself.
@@ -165,8 +157,8 @@ class Agreed(configuration.Agreed):
         """
         if self.is_auto:
             return chosen_codecs(lambda step: codec_control.Rungs())
-        forward, backward = map(codecs.from_string, self.codec_texts)
-        return Codecs(forward, backward, forward)
+        forward = codecs.from_string(self.forward_codec)
+        return Codecs(forward, codecs.from_string(self.backward_codec), forward)
 
     def sent_width(self, width: int) -> int:
         """Returns the width of what crosses: R, or without a bottleneck D of PLM-S."""
@@ -230,8 +222,9 @@ class Local(configuration.Local):
     )
     side_dir: str = fields.of_data(
         "",
-        "Folder of this cluster's own language, as scripts/split_parallel.py makes it."
-        " If empty, --cluster=all and --cluster=whole make both of --data_dir.",
+        "Folder of this cluster's own language, as scripts/split_parallel.py makes it"
+        " of pairs that it chooses. If empty, --cluster=all and --cluster=whole make"
+        " both of --data_dir.",
     )
     id_key: str = fields.of_security(
         "",
@@ -292,27 +285,10 @@ def check(run: Run) -> None:
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     if local.cluster in CLUSTERS:
         side_dir(local)
-        _report_unused(local)
     elif local.side_dir:
         raise errors.SettingsError(
             f"--side_dir is for one cluster; --cluster={local.cluster} makes both sides"
             " of --data_dir"
-        )
-
-
-def _report_unused(local: Local) -> None:
-    """Names the flags that choose pairs where the side is there already."""
-    chosen = {
-        "corpora": local.corpora,
-        "max_pairs": local.max_pairs is not None,
-        "max_words": local.max_words is not None,
-        "held_out_pairs": local.held_out_pairs,
-    }
-    unused = ", ".join(f"--{name}" for name, is_given in chosen.items() if is_given)
-    if unused:
-        process.message(
-            f"--side_dir={local.side_dir} is taken as it is: {unused} chose its pairs"
-            " if scripts.split_parallel was given the same, and else count for nothing"
         )
 
 

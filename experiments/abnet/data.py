@@ -50,8 +50,14 @@ class Text(NamedTuple):
         return self.rows["train"]
 
 
-def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
-    """Makes the two sides of --data_dir, each with its own language alone."""
+def split(
+    run: config.Run, out: pathlib.Path | None = None
+) -> tuple[pathlib.Path, pathlib.Path]:
+    """Makes the two sides of --data_dir, each with its own language alone.
+
+    Args:
+      out: folder that gets both; one of --prepared_dir if None.
+    """
     pair, local = run.agreed.pair, run.local
     chosen = local.corpora, local.max_pairs, local.max_words, local.held_out_pairs
     made_of = [pair, local.data_dir, *chosen]
@@ -60,7 +66,7 @@ def split(run: config.Run) -> tuple[pathlib.Path, pathlib.Path]:
         return split_parallel.split(
             local.data_dir,
             config.languages(pair),
-            local.prepared_dir / "sides" / name,
+            out or local.prepared_dir / "sides" / name,
             local.corpora or None,
             local.max_pairs,
             local.max_words,

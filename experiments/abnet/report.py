@@ -4,12 +4,12 @@ import pathlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from experiments import here
 from experiments.abnet import config
 from nebula_jax.data import split_parallel
 from nebula_jax.evaluation import bleu
-from nebula_jax.runtime.life import restarts
 from nebula_jax.runtime.records import report as run_report
-from nebula_jax.runtime.records import run_folder, traces
+from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import metrics
 
 SPLIT = split_parallel.HELD_OUT
@@ -119,13 +119,8 @@ def curves(
 def markdown(summary: Mapping[str, Any]) -> str:
     """Renders a run's summary."""
     examples = summary.get("examples", ())  # a published record has none
-    return run_report.join(
-        run_report.heading(summary, f"seed {summary['flags']['seed']}"),
-        run_report.clusters(summary),
-        run_report.missing(summary),
-        restarts.markdown(summary),
-        traces.markdown(summary["clusters"]),
-        run_report.outages(summary["clusters"]),
+    return here.markdown(
+        summary,
         _sizes_markdown(summary["bytes"]),
         _tape_markdown(summary),
         _bleu_markdown(summary["bleu"], summary["flags"]["pair"]),
@@ -152,11 +147,11 @@ def _tape_markdown(summary: Mapping[str, Any]) -> str:
     rows = cluster.get("tape", [])
     names = config.LADDER
     cells, before, last = [], None, 0
-    for step, forward, backward, there, here, _ in rows:
+    for step, forward, backward, there, own, _ in rows:
         rungs = int(forward), int(backward)
         if rungs != before:
             texts = (f"`{names[rung]}`" for rung in rungs)
-            cells.append([str(last + 1), *texts, f"{there:.4f}, {here:.4f}"])
+            cells.append([str(last + 1), *texts, f"{there:.4f}, {own:.4f}"])
         before, last = rungs, int(step)
     after = tuple(cluster.get("rungs", ()))  # follow from the last probe
     if before and after not in ((), before) and last < cluster["last_step"]:

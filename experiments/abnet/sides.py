@@ -96,9 +96,7 @@ def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:
         ranks.agree(0)  # the cluster's other processes go on when it is there
     plm, text, fingerprints = read(run, side, folder)
     settings = configuration.settings(run.agreed)
-    saved = context.open_checkpoints(settings, fingerprints)
-    if ranks.is_root():  # only now: it is this run that the folder holds
-        configuration.write_run_flags(context.folder, run)
+    saved = run.open_checkpoints(context, settings, fingerprints)
     details = {
         # The other side's adapters need the shape.
         "model": dataclasses.asdict(plm.model.config),

@@ -34,7 +34,7 @@ def train(run: config.Run) -> int:
     text = data.text_of(run, index, vocabulary, context.work)
     context.stop_when(lambda: text.end)
     settings = config.settings(run, vocabulary)
-    saved = context.open_checkpoints(settings)
+    saved = run.open_checkpoints(context, settings)
     hello = run.hello(settings | data.same_text(run, text), saved.steps)
     with text, connected(run, context, hello) as peers:
         # All that crosses: the deltas of rounds, from each cluster to all others.

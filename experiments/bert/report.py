@@ -4,9 +4,8 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nebula_jax.runtime.life import restarts
+from experiments import here
 from nebula_jax.runtime.records import report as run_report
-from nebula_jax.runtime.records import traces
 from nebula_jax.training import metrics
 
 FLOAT32 = 4  # bytes
@@ -127,18 +126,8 @@ def curves(
 
 def markdown(summary: Mapping[str, Any]) -> str:
     """Renders a run's summary."""
-    vocabulary = f", vocabulary of {summary['vocab_size']:,} pieces"
-    seed = f"seed {summary['flags']['seed']}"
-    return run_report.join(
-        run_report.heading(summary, seed, vocabulary),
-        run_report.clusters(summary),
-        run_report.missing(summary),
-        restarts.markdown(summary),
-        traces.markdown(summary["clusters"]),
-        _bytes_markdown(summary["bytes"]),
-        run_report.outages(summary["clusters"]),
-        *_held_out_markdown(summary["held_out"]),
-    )
+    sent = _bytes_markdown(summary["bytes"])
+    return here.markdown(summary, sent, *_held_out_markdown(summary["held_out"]))
 
 
 def _bytes_markdown(sizes: Mapping[str, float]) -> str:

@@ -17,7 +17,6 @@ from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime import local_steps
 from nebula_jax.runtime.records import checkpoints
-from nebula_jax.training import state as train_state
 
 
 def train(run: config.Run) -> int:
@@ -55,7 +54,8 @@ def train(run: config.Run) -> int:
             metrics.append(found)
         context.emulate_compute()
         params = rounds.after_all(step, [each.params for each in states])
-        states = list(map(with_params, states, params))
+        for k, mixed in enumerate(params):
+            states[k] = dataclasses.replace(states[k], params=mixed)
         context.record.step(step, together(metrics))
         if rounds.is_last or step % agreed.eval_every == 0:
             evaluate(context, step, run, group, states, texts)
@@ -68,11 +68,6 @@ def train(run: config.Run) -> int:
         return context.exit_status()
     models.export(context.folder, run, made, vocabulary, group[0].params(states[0]))
     return 0
-
-
-def with_params(state: train_state.TrainState, params: Any) -> train_state.TrainState:
-    """Returns the state with other parameters."""
-    return dataclasses.replace(state, params=params)
 
 
 def evaluate(

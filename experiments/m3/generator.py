@@ -34,7 +34,7 @@ def train(run: config.Run, index: int) -> int:
     corrupt = held_out_corruption(made.config, mesh, fresh)
 
     settings = config.settings(run, vocabulary)
-    saved = context.open_checkpoints(settings)
+    saved = run.open_checkpoints(context, settings)
     hello = run.hello(settings, saved.steps)
     with text, context.dial(hello, peer="discriminator") as link:
         # All that crosses: m3.Tokens, of training and held-out text: the whole text.

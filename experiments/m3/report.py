@@ -5,11 +5,10 @@ import pathlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from experiments import here
 from experiments.m3 import config
 from nebula_jax.communication import codecs
-from nebula_jax.runtime.life import restarts
 from nebula_jax.runtime.records import report as run_report
-from nebula_jax.runtime.records import traces
 from nebula_jax.training import masking
 
 FIGURES = (
@@ -198,17 +197,10 @@ def mean(values: Iterable[float | None]) -> float:
 
 def markdown(summary: Mapping[str, Any]) -> str:
     """Renders a run's summary."""
-    vocabulary = f", vocabulary of {summary['vocab_size']:,} pieces"
-    seed = f"seed {summary['flags']['seed']}"
-    return run_report.join(
-        run_report.heading(summary, seed, vocabulary),
+    return here.markdown(
+        summary,
         _emulated(summary["flags"]),
-        run_report.clusters(summary),
-        run_report.missing(summary),
-        restarts.markdown(summary),
-        traces.markdown(summary["clusters"]),
         _sizes_markdown(summary["bytes"]),
-        run_report.outages(summary["clusters"]),
         *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),
         *_probes_markdown(summary.get("probes", ())),
         *warnings(summary),

@@ -28,32 +28,10 @@ def test_a_cluster_that_has_not_taken_its_last_step_has_stopped(
         return status
 
     run = configured.run(config, "--cluster=generator:0", workdir=tmp_path)
-    given = run, {}, tmp_path / "generator-0", train, "generator:0"
+    given = run, {}, tmp_path / "generator-0", train
     if status is None:
         with pytest.raises(RuntimeError, match="full"):
             cluster_process.run(*given)
     else:
         assert cluster_process.run(*given) == status
     assert events == ["began", event or "stopped"]
-
-
-@pytest.mark.parametrize("train_writes", [False, True])
-def test_flags_of_a_run_that_train_refuses_are_left_to_it(
-    train_writes, tmp_path, monkeypatch
-):
-    """With those of another encoder a run could not go on."""
-    monkeypatch.setattr(cluster_process.cluster, "run", lambda *given: given[-1]())
-    folder = tmp_path / "generator-0"
-    folder.mkdir()
-    (folder / "run.flags").write_text("as it was")
-
-    def train(run):
-        raise RuntimeError("another encoder")
-
-    run = configured.run(config, "--cluster=generator:0", workdir=tmp_path)
-    with pytest.raises(RuntimeError, match="another encoder"):
-        cluster_process.run(
-            run, {}, folder, train, "generator:0", train_writes_flags=train_writes
-        )
-    kept = (folder / "run.flags").read_text() == "as it was"
-    assert kept == train_writes
