@@ -8,8 +8,6 @@ import subprocess
 import sys
 import time
 
-import jax
-import numpy as np
 import ports
 import psutil
 import pytest
@@ -118,10 +116,10 @@ def connected(path, prefixes, host):
             assert not any(secret in output for secret in s.secrets)
 
 
-def begin(runs, lab, *arguments, **flags):
+def begin(runs, lab, **flags):
     """Starts a cluster of a run in a lab's network."""
     runs.prefix = lab.prefix
-    started = runs.start(*arguments, federation=lab.folder, **flags)
+    started = runs.start(federation=lab.folder, **flags)
     runs.prefix = ()
     return started
 
@@ -155,38 +153,29 @@ def test_pretrain_m3_over_two_switches_ends_with_the_parameters_of_one_without(
 ):
     """Each generator has the text of its own languages, the discriminator has none."""
     s, t = labs
-    status, output = runs.run(workdir="plain", cluster="whole", **RUN)
-    assert status == 0, output
-    given = (runs.folder / "plain" / "run.flags").read_text().splitlines()
-    vocabulary = next(each for each in given if each.startswith("--vocabulary="))
+    output = runs.finished(workdir="plain", cluster="whole", **RUN)
     common = RUN | {"workdir": "federated"}
-    started = [
-        begin(runs, t, vocabulary, cluster="discriminator", data_dir="none", **common)
-    ]
+    common["vocabulary"] = runs.flag("plain", "vocabulary")
+    started = [begin(runs, t, cluster="discriminator", data_dir="none", **common)]
     for number, languages in enumerate((["en", "de"], ["sw"])):
         own = {"cluster": f"generator:{number}", "data_dir": f"text{number}"}
         runs.write_part(own["data_dir"], languages)
-        started.append(begin(runs, s, vocabulary, **own, **common))
+        started.append(begin(runs, s, **own, **common))
     time.sleep(1.0)
     shown = command_lines()
     assert "pretrain_m3" in shown
     assert not any(secret in shown for secret in s.secrets)
     for output in outputs_of(started):
         assert not any(secret in output for secret in s.secrets)
-    for cluster in ("discriminator", "generator-0", "generator-1"):
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            runs.state("federated", cluster, 5),
-            runs.state("plain", cluster, 5),
-        )
+    clusters = ("discriminator", "generator-0", "generator-1")
+    runs.assert_same("federated", "plain", clusters, 5)
 
 
 @pytest.mark.slow  # M3's is in every run of the tests
 def test_train_abnet_over_two_switches(labs, translations):
     s, t = labs
     more = {"workdir": "plain", "steps": 4, "checkpoint_every": 4, "eval_every": 4}
-    status, output = translations.run(**more)
-    assert status == 0, output
+    translations.finished(**more)
     sides = {
         name: next((translations.folder / "prepared").rglob(f"{name}"))
         for name in ("source", "target")
@@ -197,12 +186,7 @@ def test_train_abnet_over_two_switches(labs, translations):
         begin(translations, s, cluster="source", side_dir=sides["source"], **common),
     ]
     outputs_of(started)
-    for cluster in ("source", "target"):
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            translations.state("federated", cluster, 4),
-            translations.state("plain", cluster, 4),
-        )
+    translations.assert_same("federated", "plain", ("source", "target"), 4)
 
 
 def test_both_logs_have_what_happened_and_verify(labs):

@@ -13,7 +13,6 @@ import safetensors.numpy
 import tiny_nli
 import tiny_runs
 from absl.testing import flagsaver
-from array_record.python import array_record_data_source  # noqa: F401
 
 from experiments import finetune_xnli
 from experiments.xnli import config
@@ -21,9 +20,6 @@ from nebula_jax import errors
 from nebula_jax.data import nli
 from nebula_jax.models import pretrained
 from nebula_jax.training import checkpoint
-
-# TFDS imports array_record when it reads; that defines flags, which a flagsaver
-# that is left would take away.
 
 STEPS = 24
 
@@ -36,8 +32,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(runs):
     """What a run that was never stopped said; its folder is `undisturbed`."""
-    status, output = runs.run(workdir="undisturbed", steps=STEPS)
-    assert status == 0, output
+    output = runs.finished(workdir="undisturbed", steps=STEPS)
     return output
 
 
@@ -52,14 +47,9 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undis
     tiny_runs.pause(psutil.Process(process.pid), 0.5)
     process.kill()
     process.communicate()
-    status, output = runs.run(workdir="killed", steps=STEPS)
-    assert status == 0, output
+    output = runs.finished(workdir="killed", steps=STEPS)
     assert "going on after step" in output
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        runs.state("killed", "finetune", STEPS),
-        runs.state("undisturbed", "finetune", STEPS),
-    )
+    runs.assert_same("killed", "undisturbed", ["finetune"], STEPS)
     ours, theirs = (
         json.loads((runs.folder / name / "summary.json").read_text())
         for name in ("killed", "undisturbed")
@@ -81,8 +71,7 @@ def test_a_run_that_was_killed_while_it_tested_has_the_seconds_of_its_training(
     trained = runs.folder / "untested" / "finetune" / "summary.json"
     about = json.loads(trained.read_text()) | {"seconds": 5000.0}
     trained.write_text(json.dumps(about))
-    status, output = runs.run(workdir="untested", steps=STEPS)
-    assert status == 0, output
+    runs.finished(workdir="untested", steps=STEPS)
     after = json.loads(path.read_text())
     assert after["test"] == before["test"]
     assert after["seconds"] == 5000.0  # this command has taken fewer
@@ -129,8 +118,7 @@ def test_a_run_that_tests_on_dev_reads_no_test_row(runs, undisturbed):
     for path in (text / "nli").glob("test.*"):
         path.unlink()
     given = {"data_dir": text, "split": "dev", "workdir": "by_dev", "steps": 4}
-    status, output = runs.run(**given)
-    assert status == 0, output
+    output = runs.finished(**given)
     summary = json.loads((runs.folder / "by_dev" / "summary.json").read_text())
     assert summary["flags"]["split"] == "dev"
     assert list(summary["test"]["accuracy"]) == ["en", "de", "sw"]
@@ -144,51 +132,6 @@ def test_a_run_that_tests_on_dev_reads_no_test_row(runs, undisturbed):
 def table(output):
     """The lines of the printed table."""
     return [line for line in output.splitlines() if line.startswith("|")]
-
-
-def test_eval_only_prints_the_runs_own_table_for_the_same_folder(runs, undisturbed):
-    status, output = runs.run_plain("--eval_only", "--run=undisturbed")
-    assert status == 0, output
-    assert len(table(undisturbed)) == 6
-    assert table(output) == table(undisturbed)
-    (folder,) = (runs.folder / "undisturbed" / "evaluated").iterdir()
-    for name, lines in predictions(runs.folder / "undisturbed").items():
-        assert (folder / name).read_text().splitlines() == lines
-
-
-@pytest.mark.slow
-def test_eval_only_tests_another_folder_with_the_runs_own_settings(
-    runs, undisturbed, here, monkeypatch
-):
-    """Fewer languages, fewer pairs, and a word that training did not have."""
-    folder = runs.folder / "other"
-    for language in ("en", "sw"):
-        lines = nli.path(runs.text, "test", language).read_text().splitlines()
-        path = folder / "nli" / f"test.{language}.tsv"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        fields = lines[7].split("\t")
-        fields[2] += " zzz"
-        path.write_text(
-            "".join(f"{line}\n" for line in [*lines[:7], "\t".join(fields)])
-        )
-    argv = ["finetune_xnli", "--devices_per_cluster=0", "--data_dir=other"]
-    monkeypatch.setattr("sys.argv", argv)
-    use(runs, eval_only="true", run="undisturbed", data_dir="other")
-    with pytest.raises(errors.NebulaError, match="no test pairs in de"):
-        finetune_xnli.main()
-    command = ["--eval_only", "--run=undisturbed", "--data_dir=other"]
-    status, output = runs.run_plain(*command, "--languages=en,sw")
-    assert status == 0, output
-    (found,) = (
-        each.parent
-        for each in (runs.folder / "undisturbed" / "evaluated").rglob("test.sw.tsv")
-        if not (each.parent / "test.de.tsv").exists()
-    )
-    for name, lines in predictions(runs.folder / "undisturbed").items():
-        if (found / name).exists():
-            again = (found / name).read_text().splitlines()
-            assert len(again) == 8
-            assert again[:7] == lines[:7]
 
 
 def assert_same(got, want):
@@ -209,48 +152,59 @@ def here(runs, monkeypatch):
         yield pathlib.Path()
 
 
-def no_checkpoint(folder):
-    (folder / "models" / "bert" / "config.json").unlink()
+@pytest.fixture
+def tested(runs, here, monkeypatch):
+    """Runs --eval_only in this process, on the run of a folder."""
+
+    def test(folder, **values):
+        given = [f"--{name}={value}" for name, value in values.items()]
+        argv = ["finetune_xnli", "--devices_per_cluster=0", *given]
+        monkeypatch.setattr("sys.argv", argv)
+        use(runs, eval_only="true", run=folder, **values)
+        return finetune_xnli.main()
+
+    return test
 
 
-def other_config(folder):
-    path = folder / "models" / "bert" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 8}))
+def test_eval_only_prints_the_runs_own_table_for_the_same_folder(
+    runs, undisturbed, tested, capsys
+):
+    assert tested("undisturbed") == 0
+    assert len(table(undisturbed)) == 6
+    assert table(capsys.readouterr().out) == table(undisturbed)
+    (folder,) = (runs.folder / "undisturbed" / "evaluated").iterdir()
+    for name, lines in predictions(runs.folder / "undisturbed").items():
+        assert (folder / name).read_text().splitlines() == lines
 
 
-def other_tokenizer(folder):
-    path = folder / "models" / "bert" / "vocab.txt"
-    path.write_text(path.read_text() + "".join(f"more{n}\n" for n in range(9)))
-
-
-def unknown_label(folder):
-    path = folder / "text" / "nli" / "train.en.tsv"
-    path.write_text(path.read_text().replace("neutral", "maybe", 1))
-
-
-@pytest.mark.parametrize(
-    ("damage", "words"),
-    [
-        (no_checkpoint, "config.json: No such file"),
-        (other_config, "not of the shape in config.json"),
-        (other_tokenizer, "a tokenizer of 53 pieces is not that of a model of 44"),
-        (unknown_label, "train.en.tsv:3: unknown label"),
-    ],
-)
-def test_bad_input_is_one_clear_error(runs, tmp_path, damage, words):
-    for name in ("models", "text"):
-        shutil.copytree(runs.folder / name, tmp_path / name)
-    damage(tmp_path)
-    with flagsaver.flagsaver():
-        use(
-            runs,
-            encoder=tmp_path / "models" / "bert",
-            data_dir=tmp_path / "text",
-            workdir=tmp_path / "bad",
+@pytest.mark.slow
+def test_eval_only_tests_another_folder_with_the_runs_own_settings(
+    runs, undisturbed, tested
+):
+    """Fewer languages, fewer pairs, and a word that training did not have."""
+    folder = runs.folder / "other"
+    for language in ("en", "sw"):
+        lines = nli.path(runs.text, "test", language).read_text().splitlines()
+        path = folder / "nli" / f"test.{language}.tsv"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fields = lines[7].split("\t")
+        fields[2] += " zzz"
+        path.write_text(
+            "".join(f"{line}\n" for line in [*lines[:7], "\t".join(fields)])
         )
-        with pytest.raises(errors.NebulaError) as error:
-            finetune_xnli.main()
-    assert words in str(error.value)
+    with pytest.raises(errors.NebulaError, match="no test pairs in de"):
+        tested("undisturbed", data_dir="other")
+    assert tested("undisturbed", data_dir="other", languages="en,sw") == 0
+    (found,) = (
+        each.parent
+        for each in (runs.folder / "undisturbed" / "evaluated").rglob("test.sw.tsv")
+        if not (each.parent / "test.de.tsv").exists()
+    )
+    for name, lines in predictions(runs.folder / "undisturbed").items():
+        if (found / name).exists():
+            again = (found / name).read_text().splitlines()
+            assert len(again) == 8
+            assert again[:7] == lines[:7]
 
 
 @pytest.mark.parametrize(
@@ -280,17 +234,13 @@ def test_bad_flags_are_one_clear_error(runs, here, values, words):
     ["--no_flag_of_this=1", "--match_label_shares=dev", "--epochs=many"],
     ids=["another module's", "withdrawn", "damaged"],
 )
-def test_flags_of_another_experiments_run_are_one_clear_error(
-    runs, here, monkeypatch, line
-):
+def test_flags_of_another_experiments_run_are_one_clear_error(here, tested, line):
     foreign = here / "foreign"
     foreign.mkdir(exist_ok=True)
     (foreign / "run.flags").write_text(f"{line}\n")
-    monkeypatch.setattr("sys.argv", ["finetune_xnli"])
-    use(runs, eval_only="true", run="foreign")
     words = r"is of no run of finetune_xnli in nebula_jax 0\.\d\.\d: \w"
     with pytest.raises(errors.NebulaError, match=words):
-        finetune_xnli.main()
+        tested("foreign")
 
 
 def test_a_folder_goes_on_only_with_its_own_settings(runs, undisturbed, here):
@@ -317,7 +267,7 @@ def lower_case(path):
     ],
 )
 def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
-    runs, undisturbed, here, monkeypatch, what, file, change
+    runs, undisturbed, here, tested, what, file, change
 ):
     path = pathlib.Path("models/bert") / file
     before = path.read_bytes()
@@ -326,10 +276,8 @@ def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
         use(runs, workdir="undisturbed", steps=STEPS, eval_only="false")
         with pytest.raises(errors.NebulaError, match=f"holds a run with (--)?{what}="):
             finetune_xnli.main()
-        monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
-        use(runs, eval_only="true", run="undisturbed")
         with pytest.raises(errors.NebulaError, match=f"with another {what} than"):
-            finetune_xnli.main()
+            tested("undisturbed")
     finally:
         path.write_bytes(before)
 
@@ -339,25 +287,19 @@ WARM = {"freeze_embeddings": "true", "pooling": "mean", "dtype": "bfloat16"}
 
 
 @pytest.mark.slow
-def test_the_small_recipe_is_trained_and_tested_alike(runs, here, monkeypatch, capsys):
+def test_the_small_recipe_is_trained_and_tested_alike(runs, here, tested, capsys):
     """Frozen embeddings, mean pooling, bfloat16; the last step, half an epoch."""
-    status, output = runs.run(
+    output = runs.finished(
         workdir="warm", epochs=0.5, checkpoint_selection="last", export="true", **WARM
     )
-    assert status == 0, output
     trained = runs.state("warm", "finetune", 6)["best"]
     before = pretrained.load(pathlib.Path("models/bert"))
     left = pretrained.load(pathlib.Path("warm/finetune/encoder"))
     assert_same(left.params["encoder"], trained["encoder"])
     assert_same(left.params["embeddings"], before.params["embeddings"])
-    monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
-    use(runs, eval_only="true", run="warm")
-    assert finetune_xnli.main() == 0
+    assert tested("warm") == 0
     assert table(capsys.readouterr().out) == table(output)
-    given = ["--devices_per_cluster=0", "--split=dev"]
-    monkeypatch.setattr("sys.argv", ["finetune_xnli", *given])
-    use(runs, eval_only="true", run="warm", split="dev")
-    assert finetune_xnli.main() == 0
+    assert tested("warm", split="dev") == 0
     (out,) = (here / "warm" / "evaluated").glob("dev-*")
     summary = json.loads((out / "summary.json").read_text())
     curve = json.loads((here / "warm" / "summary.json").read_text())["dev"]
@@ -367,13 +309,11 @@ def test_the_small_recipe_is_trained_and_tested_alike(runs, here, monkeypatch, c
 
 
 def test_a_run_that_has_selected_nothing_yet_is_not_tested(
-    runs, undisturbed, here, monkeypatch
+    undisturbed, tested, monkeypatch
 ):
     read = checkpoint.read
     monkeypatch.setattr(
         checkpoint, "read", lambda *at: read(*at) | {"selected_step": 0}
     )
-    monkeypatch.setattr("sys.argv", ["finetune_xnli", "--devices_per_cluster=0"])
-    use(runs, eval_only="true", run="undisturbed")
     with pytest.raises(errors.NebulaError, match="no step of it is selected"):
-        finetune_xnli.main()
+        tested("undisturbed")

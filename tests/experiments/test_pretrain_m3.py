@@ -34,32 +34,25 @@ SPLIT = {"steps": 5, "checkpoint_every": 5, "wan": "60mbit,2ms", "workdir": "spl
 @pytest.fixture(scope="module")
 def split(runs):
     """A run of 5 steps over three processes, encrypted and traced."""
-    status, output = runs.run("--trace", **SPLIT)
-    assert status == 0, output
+    output = runs.finished("--trace", **SPLIT)
     return runs.folder / "split", output
 
 
 @pytest.fixture(scope="module")
 def whole(runs):
     """The same in one process, saved after step 3 too."""
-    status, output = runs.run(
-        cluster="whole", steps=5, checkpoint_every=3, workdir="whole"
-    )
-    assert status == 0, output
+    runs.finished(cluster="whole", steps=5, checkpoint_every=3, workdir="whole")
 
 
 @pytest.fixture(scope="module")
-def vocabulary(split):
+def vocabulary(runs, split):
     """The vocabulary file of that run."""
-    for line in (split[0] / "run.flags").read_text().splitlines():
-        if line.startswith("--vocabulary="):
-            return line.partition("=")[2]
-    raise AssertionError("run.flags names no vocabulary")
+    return runs.flag("split", "vocabulary")
 
 
 def test_the_split_run_equals_the_whole(runs, split, whole):
     """Bit for bit: the same programs, and packing loses nothing."""
-    assert_same_states(runs, "whole")
+    runs.assert_same("whole", "split", CLUSTERS, 5)
     evaluations = [
         [r for r in metrics.read(runs.folder / name) if "held_out_rtd_auc" in r][-1]
         for name in ("split/discriminator", "whole/whole")
@@ -67,16 +60,6 @@ def test_the_split_run_equals_the_whole(runs, split, whole):
     for figure in ("rtd_auc", "sampled_mlm_accuracy", "clm_accuracy"):
         key = f"held_out_{figure}"
         assert evaluations[0][key] == pytest.approx(evaluations[1][key], abs=1e-3)
-
-
-def assert_same_states(runs, workdir):
-    """Asserts that `workdir` ended as the run of the fixture, bit for bit."""
-    for cluster in CLUSTERS:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            runs.state(workdir, cluster, 5),
-            runs.state("split", cluster, 5),
-        )
 
 
 def test_a_run_leaves_all_that_was_promised(split):
@@ -135,8 +118,7 @@ def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, whole
     folder = runs.folder / "whole"
     files = ("whole/metrics.jsonl", "summary.json", "losses.png")
     before = [(folder / name).read_bytes() for name in files]
-    status, output = runs.run(f"--flagfile={folder / 'run.flags'}")
-    assert status == 0, output
+    output = runs.finished(f"--flagfile={folder / 'run.flags'}")
     assert [(folder / name).read_bytes() for name in files] == before
     assert "RTD AUC" in output
 
@@ -167,7 +149,7 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, split
     assert "waiting for it to come back" in output
     assert "discriminator was killed by SIGKILL; all clusters start again" in output
     assert output.count("going on after step") >= 3
-    assert_same_states(runs, "faults")
+    runs.assert_same("faults", "split", CLUSTERS, 5)
     summary = json.loads((runs.folder / "faults" / "summary.json").read_text())
     (restart,) = summary["restarts"]
     assert restart["cluster"] == "discriminator"
@@ -297,6 +279,7 @@ def test_the_bytes_are_those_that_the_kernel_counts(split):
             assert counted == pytest.approx(line["kernel_sent"], rel=0.01, abs=100)
 
 
+@pytest.mark.slow  # of ABNet's sides it is in every run of the tests
 def test_clusters_that_disagree_part_in_words(runs, vocabulary):
     lines = [f"other words {n} entirely" for n in range(200)]
     vocabularies.train(lines, 60, runs.folder / "other.model")

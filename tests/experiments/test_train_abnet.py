@@ -44,16 +44,14 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def split(runs):
     """A run over two clusters, encrypted: its folder and what it said."""
-    status, output = runs.run(workdir="split", **RUN | SHALLOW)
-    assert status == 0, output
+    output = runs.finished(workdir="split", **RUN | SHALLOW)
     return runs.folder / "split", output
 
 
 @pytest.fixture(scope="module")
 def whole(runs):
     """The same run in one process: its folder."""
-    status, output = runs.run(workdir="whole", cluster="whole", **RUN | SHALLOW)
-    assert status == 0, output
+    runs.finished(workdir="whole", cluster="whole", **RUN | SHALLOW)
     return runs.folder / "whole"
 
 
@@ -116,14 +114,13 @@ def test_held_out_losses_over_two_clusters_are_those_of_the_whole(split, whole):
 def test_the_autoregressive_split_run_equals_the_whole_on_two_devices_each(runs):
     flags = RUN | tiny_translations.ALIKE | {"target_model": "models/english"}
     for cluster, devices in (("all", 2), ("whole", 1)):
-        status, output = runs.run(
+        output = runs.finished(
             workdir=f"ar-{cluster}",
             cluster=cluster,
             devices_per_cluster=devices,
             timeout=300,
             **flags,
         )
-        assert status == 0, output
         assert "training an MLM head on the target text" in output
         # As nobody had trained it for longer than that, it goes on training.
         target = runs.sides(f"ar-{cluster}", STEPS)[1]
@@ -145,10 +142,9 @@ def test_codecs_do_in_one_process_what_they_do_over_the_line(runs, forward, back
     flags |= {"forward_codec": forward, "backward_codec": backward}
     name = forward.partition("(")[0].replace("|", "-")
     for cluster in ("all", "whole"):
-        status, output = runs.run(
+        runs.finished(
             workdir=f"{name}-{cluster}", cluster=cluster, timeout=300, **flags
         )
-        assert status == 0, output
     tiny_translations.assert_same(
         runs.sides(f"{name}-all", 17), runs.sides(f"{name}-whole", 17)
     )
@@ -264,8 +260,7 @@ def is_tensor(kind):
 @pytest.mark.slow
 def test_with_ar_no_label_goes_back_and_with_pack_tokens_no_padding_crosses(runs):
     codecs = {"forward_codec": "pack_tokens|fp16", "backward_codec": "pack_tokens"}
-    status, output = runs.run(workdir="packed", steps=3, **ALIKE | codecs)
-    assert status == 0, output
+    output = runs.finished(workdir="packed", steps=3, **ALIKE | codecs)
     folder = runs.folder / "packed/source"
     # A process that has no loss shows none.
     lines = output.splitlines()

@@ -8,6 +8,7 @@ import tiny_runs
 
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.runtime.life import process
 from nebula_jax.runtime.served import data_service
 from nebula_jax.security import accounts, grants
 
@@ -66,3 +67,43 @@ class Owner:
             service.stop()
             thread.join(20)
             assert not thread.is_alive(), lines
+
+
+def trained_by_two_grants(runs, owner, start, clusters, rows, steps):
+    """Trains on a grant that is spent, then on one for the rest; checks both ends.
+
+    Args:
+      runs: of the command; `plain` is a run of one process on the folder.
+      owner: who grants.
+      start: starts both clusters of the run `handle`; the second one reads.
+      clusters: the folders of both.
+      rows: of the first grant, of held-out text, and of a step.
+      steps: of the run.
+
+    Returns:
+      The step at which the first grant ended it, and what the reader said.
+    """
+    granted, held_out, batch = rows
+
+    def train():
+        ends = [runs.end_of(each, 120) for each in start()]
+        print(*(output for _, output in ends))
+        return ends
+
+    given = owner.grant("owner@lab-t", rows=granted)
+    for status, output in train():
+        assert status == process.STOPPED_BY_PEER, output
+    assert f"grant {given.number} of owner@lab-t for {HANDLE} has" in output
+    said, spent = output, owner.used(given)[0]
+    folders = [runs.folder / "handle" / name / "checkpoints" for name in clusters]
+    saved = [[path.name for path in each.iterdir()] for each in folders]
+    assert saved[0] == saved[1]
+    (name,) = saved[0]
+    step, rest = int(name), held_out + (steps - int(name)) * batch
+    given = owner.grant("owner@lab-t", rows=rest)
+    for status, output in train():
+        assert status == 0, output
+        assert f"going on after step {step}" in output
+    assert owner.used(given)[0] == rest  # and not a row more
+    runs.assert_same("handle", "plain", clusters, steps)
+    return step, spent, said

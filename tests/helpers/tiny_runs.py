@@ -9,6 +9,8 @@ import sys
 import time
 from collections.abc import Iterable
 
+import jax
+import numpy as np
 import psutil
 
 from nebula_jax.training import checkpoint
@@ -113,18 +115,14 @@ class Runs:
           flags: name -> value.
         """
         flags = self.flags() | flags
-        flags = [f"--{name}={value}" for name, value in flags.items()]
-        return self.start_plain(*flags, *arguments, failing=failing)
-
-    def start_plain(self, *arguments: str, failing="") -> subprocess.Popen:
-        """The same, given nothing but `arguments`."""
+        given = [f"--{name}={value}" for name, value in flags.items()]
         environment = self.environment()
         if failing:
             environment["FAILING_DISK"] = failing
             # In the place of QUICK_START: Python imports one sitecustomize.
             environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{FAILING_DISK}"
         return subprocess.Popen(
-            [*self.prefix, sys.executable, "-m", self.module, *arguments],
+            [*self.prefix, sys.executable, "-m", self.module, *given, *arguments],
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -135,13 +133,21 @@ class Runs:
 
     def run(self, *arguments: str, timeout: float = SECONDS, **flags):
         """Runs to the end; (exit status, output)."""
-        return self._end_of(self.start(*arguments, **flags), timeout)
+        return self.end_of(self.start(*arguments, **flags), timeout)
 
-    def run_plain(self, *arguments: str, timeout: float = SECONDS):
-        """The same, given nothing but `arguments`."""
-        return self._end_of(self.start_plain(*arguments), timeout)
+    def finished(self, *arguments: str, timeout: float = SECONDS, **flags) -> str:
+        """Runs to the end, and well; its output."""
+        status, output = self.run(*arguments, timeout=timeout, **flags)
+        assert status == 0, output
+        return output
 
-    def _end_of(self, process: subprocess.Popen, timeout: float):
+    def flag(self, workdir: str, name: str) -> str:
+        """A flag of a run, as its run.flags has it."""
+        lines = (self.folder / workdir / "run.flags").read_text().splitlines()
+        return dict(line.partition("=")[::2] for line in lines)[f"--{name}"]
+
+    def end_of(self, process: subprocess.Popen, timeout: float):
+        """(exit status, output) of a run that has been started."""
         try:
             output, _ = process.communicate(timeout=timeout)
         finally:
@@ -173,6 +179,15 @@ class Runs:
             assert status is None, process.communicate()[0]
             assert time.monotonic() < deadline
             time.sleep(0.02)
+
+    def assert_same(self, one: str, other: str, clusters: Iterable[str], step: int):
+        """Asserts that two runs have saved the same after `step`, bit for bit."""
+        for cluster in clusters:
+            jax.tree.map(
+                np.testing.assert_array_equal,
+                self.state(one, cluster, step),
+                self.state(other, cluster, step),
+            )
 
     def state(self, workdir: str, cluster: str, step: int):
         """The state that a cluster saved after `step`, as numpy arrays."""

@@ -15,6 +15,5 @@ def finished_run(tmp_path_factory):
     runs = tiny_runs.Runs(tmp_path_factory.mktemp("notebooks"))
     less = {"task_mix": "mrtd", "dropout": 0.0}  # to compile; notebooks see neither
     less |= {"discriminator_layers": 2, "cluster": "whole"}  # to be cut between
-    status, output = runs.run(steps=4, checkpoint_every=2, workdir="runs/tiny", **less)
-    assert status == 0, output
+    runs.finished(steps=4, checkpoint_every=2, workdir="runs/tiny", **less)
     return runs.folder / "runs" / "tiny"

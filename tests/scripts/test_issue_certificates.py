@@ -1,5 +1,3 @@
-import re
-
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -28,22 +26,13 @@ def test_names_are_needed():
         issue_certificates.main()
 
 
-@pytest.mark.parametrize(
-    ("names", "words"),
-    [
-        (["../../evil"], "'../../evil' is no cluster's name"),
-        (["generator:0", "../generator"], "'../generator' is no cluster's name"),
-        (["generator:0", "generator-0"], "would have the same certificate"),
-        (["source", "source"], "would have the same certificate"),
-        (["a" * 64], "is no cluster's name"),
-    ],
-)
-def test_names_that_cannot_be_write_nothing(tmp_path, names, words):
+def test_names_that_cannot_be_write_nothing(tmp_path):
+    """What such names are: tests/security/test_names.py."""
     flags.FLAGS(["test"])
-    out = tmp_path / "deep" / "credentials"
+    out, names = str(tmp_path / "deep" / "credentials"), ["generator:0", "../generator"]
     with (
-        flagsaver.flagsaver(out=str(out), clusters=names),
-        pytest.raises(errors.SettingsError, match=re.escape(words)),
+        flagsaver.flagsaver(out=out, clusters=names),
+        pytest.raises(errors.SettingsError, match="is no cluster's name"),
     ):
         issue_certificates.main()
     assert not list(tmp_path.iterdir())

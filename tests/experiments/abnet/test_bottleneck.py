@@ -25,8 +25,7 @@ RUN = {
 @pytest.fixture(scope="module")
 def split(runs):
     """A run over two clusters: its folder."""
-    status, output = runs.run(workdir="split", **RUN)
-    assert status == 0, output
+    output = runs.finished(workdir="split", **RUN)
     assert "best directions" in output
     return runs.folder / "split"
 
@@ -34,8 +33,7 @@ def split(runs):
 def test_a_run_over_two_clusters_is_that_in_one_process_and_trains_the_neck(
     runs, split
 ):
-    status, output = runs.run(workdir="here", cluster="whole", **RUN)
-    assert status == 0, output
+    runs.finished(workdir="here", cluster="whole", **RUN)
     here = runs.sides("here", STEPS)
     for side, want in zip(runs.sides("split", STEPS), here, strict=True):
         tiny_translations.assert_close(side["state"], want["state"], atol=1e-5)

@@ -32,8 +32,7 @@ RUN = {
 @pytest.fixture(scope="module")
 def split(runs):
     """A run over a slow line: its folder."""
-    status, output = runs.run(workdir="split", **RUN)
-    assert status == 0, output
+    runs.finished(workdir="split", **RUN)
     return runs.folder / "split"
 
 
@@ -87,8 +86,7 @@ def test_a_run_that_goes_on_takes_what_clocks_measured_from_the_tape(runs, split
     (resumed / "summary.json").unlink()
     with (resumed / "source" / control.FILE).open("a") as file:
         file.write("\n[26.0, 1.")  # of a process that was killed
-    status, output = runs.run(workdir="resumed", **RUN | {"wan": ""})
-    assert status == 0, output
+    runs.finished(workdir="resumed", **RUN | {"wan": ""})
     np.testing.assert_array_equal(tape_of(resumed), tape_of(split))
     for got, want in zip(
         runs.sides("resumed", STEPS), runs.sides("split", STEPS), strict=True

@@ -12,10 +12,18 @@ from nebula_jax.models import transformer
 from nebula_jax.parallel import mesh as mesh_lib
 
 
-def test_another_order_of_pieces_is_another_model(tmp_path):
+@pytest.fixture
+def folder(tmp_path):
+    return tiny_translations.write_model(tmp_path / "model", 16, seed=0)
+
+
+@pytest.fixture
+def run():
+    return tiny_translations.run(length_buckets="8", micro_batches=1)
+
+
+def test_another_order_of_pieces_is_another_model(folder, run):
     """Though it has as many of them: a run does not go on with it."""
-    folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
-    run = tiny_translations.run(length_buckets="8")
     before = models.load(run, folder).digest
     assert models.load(run, folder).digest == before
     *pieces, last, unsaid = (folder / "vocab.txt").read_text().splitlines()
@@ -24,10 +32,8 @@ def test_another_order_of_pieces_is_another_model(tmp_path):
     assert models.load(run, folder).digest != before
 
 
-def test_the_same_weights_in_another_shape_are_another_model(tmp_path):
+def test_the_same_weights_in_another_shape_are_another_model(folder, run):
     """With more heads, tensors are as large, and hidden states others."""
-    folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
-    run = tiny_translations.run(length_buckets="8")
     before = models.load(run, folder)
     about = json.loads((folder / "config.json").read_text())
     about["num_attention_heads"] *= 2
@@ -37,10 +43,8 @@ def test_the_same_weights_in_another_shape_are_another_model(tmp_path):
     assert after.digest != before.digest
 
 
-def test_a_head_that_was_made_here_trains_and_one_that_came_does_not(tmp_path):
+def test_a_head_that_was_made_here_trains_and_one_that_came_does_not(folder, run):
     """With the adapters; the table that it is tied to stays as it is."""
-    folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
-    run = tiny_translations.run(length_buckets="8")
     for new_head in (False, True):
         is_trained = models.load(run, folder, new_head=new_head).is_trained
         assert is_trained("mlm_head/dense/kernel") == new_head
@@ -61,10 +65,8 @@ def test_the_task_is_what_the_flags_say():
 
 
 @pytest.mark.parametrize("side", [models.SOURCE, models.TARGET])
-def test_the_target_draws_anew_at_each_step_and_the_source_alike(tmp_path, side):
+def test_the_target_draws_anew_at_each_step_and_the_source_alike(folder, run, side):
     """So a target is masked anew at each visit; dropout of H^E is the example's."""
-    folder = tiny_translations.write_model(tmp_path / "model", 16, seed=0)
-    run = tiny_translations.run(length_buckets="8", micro_batches=1)
     plm, same = models.load(run, folder), codec.identity()
     half = models.half(
         run, side, plm, plm.model.config, config.Codecs(same, same, same)

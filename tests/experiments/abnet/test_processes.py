@@ -12,6 +12,8 @@ RUN = {
     "checkpoint_every": STEPS,
     "devices_per_cluster": 2,
     "held_out_pairs": 12,
+    "forward_codec": "pack_tokens|int8(8)|zstd(1)",
+    "backward_codec": "error_feedback(int8(8))",
     # Soon compiled: four processes compile each program.
     **tiny_translations.ALIKE,
     "objective": "cmlm",
@@ -19,30 +21,15 @@ RUN = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("forward", "backward"),
-    [
-        ("pack_tokens|int8(8)", "zstd"),
-        ("int8(8)", "error_feedback(int8(8))"),
-    ],
-)
-def test_two_processes_a_cluster_train_what_one_does(runs, forward, backward):
-    codecs = {"forward_codec": forward, "backward_codec": backward}
-    name = "".join(filter(str.isalnum, forward))
+def test_two_processes_a_cluster_train_what_one_does(runs):
     for processes in (1, 2):
-        status, output = runs.run(
-            **(RUN | codecs),
-            workdir=f"{name}-{processes}",
-            processes_per_cluster=processes,
-            timeout=300,
-        )
-        assert status == 0, output
-    one, two = (runs.sides(f"{name}-{each}", STEPS) for each in (1, 2))
+        given = {"workdir": str(processes), "processes_per_cluster": processes}
+        runs.finished(**RUN | given, timeout=300)
+    one, two = (runs.sides(each, STEPS) for each in "12")
     tiny_translations.assert_close(two, one, atol=1e-6)
     file = f"target/translations/held_out-{STEPS:08d}.scores.tsv"
     one, two = (
-        sentence_scores.loads((runs.folder / f"{name}-{each}" / file).read_text())
-        for each in (1, 2)
+        sentence_scores.loads((runs.folder / each / file).read_text()) for each in "12"
     )
     assert sentence_scores.are_paired(one, two)
     np.testing.assert_allclose(two.nats, one.nats, rtol=1e-4)

@@ -30,16 +30,14 @@ RUN = {
 @pytest.fixture(scope="module")
 def whole(runs):
     """What a run in one process, never stopped, left for the two sides."""
-    status, output = runs.run(workdir="whole", cluster="whole", **RUN)
-    assert status == 0, output
+    runs.finished(workdir="whole", cluster="whole", **RUN)
     return runs.sides("whole", STEPS)
 
 
 @pytest.fixture(scope="module")
 def undisturbed(runs):
     """A run over the line that was never stopped."""
-    status, output = runs.run(workdir="undisturbed", tls="off", **RUN)
-    assert status == 0, output
+    runs.finished(workdir="undisturbed", tls="off", **RUN)
     return runs.sides("undisturbed", STEPS)
 
 
@@ -58,20 +56,11 @@ def newest(runs, workdir):
 
 
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, whole):
-    """A full disk, a side that stands still and is killed, a cut line, Ctrl-C.
+    """A side that stands still and is killed, a cut line, Ctrl-C.
 
-    The codecs do in one process what they do over the line.
+    The codecs do in one process what they do over the line. Disks that fail are in
+    test_pretrain_m3.py and test_finetune_xnli.py.
     """
-    saved = f"target/checkpoints/{EVERY:08d}"
-    failing = f"ENOSPC:fsync:{saved}.partial"
-    status, output = runs.run(workdir="faults", tls="off", failing=failing, **RUN)
-    assert status == 1
-    assert f"could not save step {EVERY} in faults/target/checkpoints" in output
-    assert "No space left on device" in output
-    last = output.strip().splitlines()[-1]
-    assert last == "error: target ended with status 1; all clusters ended"
-    assert newest(runs, "faults")["target"] == 0
-
     impatient = {"peer_timeout": 1, "restart": 1, "wan": "10mbit,100ms,cut=2s@1s"}
     process, family = start_and_wait(runs, "faults", EVERY, **impatient)
     tiny_runs.pause(family["target"], 1.5)
@@ -91,8 +80,7 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, whole
     (step,) = set(newest(runs, "faults").values())
     assert 3 * EVERY <= step < STEPS
 
-    status, output = runs.run(workdir="faults", tls="off", **RUN)
-    assert status == 0, output
+    output = runs.finished(workdir="faults", tls="off", **RUN)
     assert output.count(f"going on after step {step}") == 2
     tiny_translations.assert_same(whole, runs.sides("faults", STEPS))
     codecs = tiny_translations.flat(whole[0]["codecs"])
@@ -109,18 +97,14 @@ def test_a_translator_by_mask_predict_in_several_shapes_goes_on_as_well(runs):
         "length_buckets": "8,16",
         "objective": "cmlm",
     }
-    status, output = runs.run(workdir="masked", tls="off", timeout=300, **RUN | masked)
-    assert status == 0, output
+    runs.finished(workdir="masked", tls="off", timeout=300, **RUN | masked)
     for step, victim in ((EVERY, "target"), (2 * EVERY, "source")):
         process, family = start_and_wait(runs, "masked_killed", step, **masked)
         family[victim].kill()
         output, _ = process.communicate(timeout=60)
         assert process.returncode == 1, output
         tiny_runs.assert_all_gone(family)
-    status, output = runs.run(
-        workdir="masked_killed", tls="off", timeout=300, **RUN | masked
-    )
-    assert status == 0, output
+    runs.finished(workdir="masked_killed", tls="off", timeout=300, **RUN | masked)
     tiny_translations.assert_same(
         runs.sides("masked", STEPS), runs.sides("masked_killed", STEPS)
     )
@@ -156,8 +140,7 @@ def test_a_side_may_be_killed_at_any_moment(runs, undisturbed, victim):
             assert f"{victim} was killed by SIGKILL; all clusters ended" in output
     assert stood_at[0] == 0, "it was never killed before its first checkpoint"
     assert any(0 < step < STEPS for step in stood_at), stood_at
-    status, output = runs.run(workdir=workdir, tls="off", **RUN)
-    assert status == 0, output
+    runs.finished(workdir=workdir, tls="off", **RUN)
     tiny_translations.assert_same(undisturbed, runs.sides(workdir, STEPS))
 
 
@@ -168,10 +151,8 @@ def test_files_of_another_run_or_of_the_other_side_are_refused(runs, undisturbed
     model = sorted(path.name for path in (folder / "target" / "model").iterdir())
     other = tiny_translations.write_model(runs.folder / "other", 16, seed=7, layers=1)
     flags_before = (folder / "source" / "run.flags").read_text()
-    side = next(
-        line for line in flags_before.splitlines() if line.startswith("--side_dir=")
-    )
-    alone = {"cluster": "source", "side_dir": side.partition("=")[2], "peer": "[::1]:9"}
+    side = runs.flag("undisturbed/source", "side_dir")
+    alone = {"cluster": "source", "side_dir": side, "peer": "[::1]:9"}
     text = {"data_dir": "text", "max_pairs": 40}
     for workdir, flags, words in (
         ("undisturbed", text, "target_model="),
@@ -209,8 +190,7 @@ def test_either_side_can_ask_to_stop_and_damage_is_left_aside(runs, undisturbed)
     files = [path for path in folder.rglob("*") if path.is_file()]
     victim = max(files, key=lambda path: path.stat().st_size)
     victim.write_bytes(victim.read_bytes()[:100])
-    status, output = runs.run(workdir="asked", tls="off", **RUN)
-    assert status == 0, output
+    output = runs.finished(workdir="asked", tls="off", **RUN)
     assert f"[source] checkpoint of step {step} in " in output
     tiny_translations.assert_same(undisturbed, runs.sides("asked", STEPS))
 
@@ -231,8 +211,7 @@ def test_the_whole_goes_on_bit_for_bit_too(runs, backward):
     codecs = {"forward_codec": "identity", "backward_codec": backward}
     name = f"whole-{backward[:5]}"
     flags = RUN | codecs | {"cluster": "whole"}
-    status, output = runs.run(workdir=name, **flags)
-    assert status == 0, output
+    runs.finished(workdir=name, **flags)
     stopped = f"{name}-stopped"
     process, _ = start_and_wait(
         runs, stopped, 2 * EVERY, ["whole"], cluster="whole", **codecs
@@ -240,7 +219,6 @@ def test_the_whole_goes_on_bit_for_bit_too(runs, backward):
     process.terminate()
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 128 + signal.SIGTERM, output
-    status, output = runs.run(workdir=stopped, **flags)
-    assert status == 0, output
+    output = runs.finished(workdir=stopped, **flags)
     assert "going on after step" in output
     tiny_translations.assert_same(runs.sides(name, STEPS), runs.sides(stopped, STEPS))

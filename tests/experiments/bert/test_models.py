@@ -78,13 +78,6 @@ def test_fragments_divide_the_layers(hot):
         models.load(run_of(hot, layers=1, fragments=2), hot[1])
 
 
-def test_a_vocabulary_belongs_to_its_encoder(hot):
-    with pytest.raises(errors.SettingsError, match="name the model with"):
-        models.load(configured.run(config), hot[1])
-    with pytest.raises(errors.SettingsError, match="is not the tokenizer of"):
-        models.load(run_of(hot), hot[1]._replace(rows=None))
-
-
 def test_its_first_layers_have_no_pooler(hot, tmp_path):
     run = run_of(hot, layers=1)
     made = models.load(run, hot[1])

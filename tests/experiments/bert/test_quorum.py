@@ -61,10 +61,8 @@ def by_hand(runs):
     started = []
 
     def start(workdir, **flags):
-        status, output = runs.run(cluster="whole", steps=1, clusters=3, workdir="text")
-        assert status == 0, output
-        lines = (runs.folder / "text" / "run.flags").read_text().splitlines()
-        vocabulary = dict(line.partition("=")[::2] for line in lines)["--vocabulary"]
+        runs.finished(cluster="whole", steps=1, clusters=3, workdir="text")
+        vocabulary = runs.flag("text", "vocabulary")
         flags |= {"clusters": 3, "hub": 0, "vocabulary": vocabulary}
         started.append(ByHand(runs, workdir, **flags))
         return started[-1]

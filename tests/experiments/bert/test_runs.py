@@ -20,21 +20,8 @@ CLUSTERS = ("cluster-0", "cluster-1")
 @pytest.fixture(scope="module")
 def whole(runs):
     """A run in one process, which was never stopped."""
-    status, output = runs.run(
-        cluster="whole", steps=STEPS, checkpoint_every=EVERY, workdir="whole"
-    )
-    assert status == 0, output
+    runs.finished(cluster="whole", steps=STEPS, checkpoint_every=EVERY, workdir="whole")
     return runs.folder / "whole"
-
-
-def assert_same_states(runs, workdir, step=STEPS, clusters=CLUSTERS, other="whole"):
-    """Asserts that two runs have saved the same, bit for bit."""
-    for cluster in clusters:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            runs.state(workdir, cluster, step),
-            runs.state(other, cluster, step),
-        )
 
 
 def test_a_killed_cluster_changes_no_number(runs, whole):
@@ -50,7 +37,7 @@ def test_a_killed_cluster_changes_no_number(runs, whole):
     assert process.returncode == 0, output
     assert "cluster:1 was killed by SIGKILL; all clusters start again" in output
     assert "going on after step" in output
-    assert_same_states(runs, "split")
+    runs.assert_same("split", "whole", CLUSTERS, STEPS)
     summary = json.loads((runs.folder / "split" / "summary.json").read_text())
     assert summary["restarts"]
     # The bytes that crossed are those of the formula, but for the heads of frames.
@@ -102,14 +89,13 @@ def test_the_same_command_makes_up_for_an_encoder_that_could_not_be_written(
 ):
     folder = shutil.copytree(whole, runs.folder / "full_disk")
     encoder = (folder / "whole" / "encoder").rename(runs.folder / "expected")
-    status, output = runs.run(
+    runs.finished(
         cluster="whole", steps=STEPS, checkpoint_every=EVERY, workdir="full_disk"
     )
-    assert status == 0, output
     for path in encoder.iterdir():
         made = folder / "whole" / "encoder" / path.name
         assert made.read_bytes() == path.read_bytes()
-    assert_same_states(runs, "full_disk")
+    runs.assert_same("full_disk", "whole", CLUSTERS, STEPS)
 
 
 @pytest.mark.slow
@@ -117,10 +103,9 @@ def test_a_run_moves_from_one_process_to_several(runs, whole):
     shutil.copytree(runs.folder / "whole", runs.folder / "moved")
     for cluster in CLUSTERS:
         shutil.rmtree(runs.folder / "moved" / cluster / "checkpoints" / f"{STEPS:08d}")
-    status, output = runs.run(steps=STEPS, checkpoint_every=EVERY, workdir="moved")
-    assert status == 0, output
+    output = runs.finished(steps=STEPS, checkpoint_every=EVERY, workdir="moved")
     assert f"going on after step {SAVED[-2]}" in output
-    assert_same_states(runs, "moved")
+    runs.assert_same("moved", "whole", CLUSTERS, STEPS)
 
 
 @pytest.mark.slow
@@ -137,9 +122,8 @@ def test_a_stopped_run_saves_one_step_everywhere_and_goes_on(runs, whole):
         for each in CLUSTERS
     }
     assert len(newest) == 1
-    status, output = runs.run(steps=STEPS, checkpoint_every=EVERY, workdir="stopped")
-    assert status == 0, output
-    assert_same_states(runs, "stopped")
+    runs.finished(steps=STEPS, checkpoint_every=EVERY, workdir="stopped")
+    runs.assert_same("stopped", "whole", CLUSTERS, STEPS)
 
 
 @pytest.mark.slow
@@ -152,8 +136,7 @@ def test_three_clusters_over_a_slow_line_that_breaks(runs, hub):
         **{"steps": 13, "checkpoint_every": 13},
     }
     names = [f"cluster-{k}" for k in range(3)]
-    status, output = runs.run(cluster="whole", workdir=f"three{hub}", **flags)
-    assert status == 0, output
+    runs.finished(cluster="whole", workdir=f"three{hub}", **flags)
     status, output = (
         runs.run(
             workdir=f"mesh{hub}",
@@ -166,12 +149,7 @@ def test_three_clusters_over_a_slow_line_that_breaks(runs, hub):
         else runs.run(workdir=f"mesh{hub}", hub=hub, **flags)
     )
     assert status == 0, output
-    for cluster in names:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            runs.state(f"mesh{hub}", cluster, 13),
-            runs.state(f"three{hub}", cluster, 13),
-        )
+    runs.assert_same(f"mesh{hub}", f"three{hub}", names, 13)
 
 
 @pytest.mark.slow
@@ -181,12 +159,10 @@ def test_processes_of_a_cluster_come_to_the_parameters_of_one(runs):
         **{"clusters": 1, "sync": "allreduce", "inner_steps": 100, "fragments": 1},
         **{"delay": 0, "steps": 10, "checkpoint_every": 10, "dropout": 0.0},
     }
-    status, output = runs.run(workdir="one", **flags)
-    assert status == 0, output
-    status, output = runs.run(
+    runs.finished(workdir="one", **flags)
+    runs.finished(
         workdir="two", processes_per_cluster=2, **flags, devices_per_cluster=2
     )
-    assert status == 0, output
     one, two = (
         runs.state(each, "cluster-0", 10)["state"]["params"] for each in ("one", "two")
     )

@@ -13,26 +13,8 @@ from nebula_jax import errors
 from nebula_jax.commands import command_line
 
 
-def fails(runs, words, status=None, **values):
-    """Asserts that the command fails fast, in one line that holds `words`."""
-    process = runs.start(**({"steps": 3, "workdir": "bad"} | values))
-    # 5 s where nothing else runs; nobody waits for a peer, which would take longer.
-    output, _ = process.communicate(timeout=40)
-    errors = [line for line in output.splitlines() if line.startswith("error: ")]
-    assert len(errors) == 1, output
-    assert words in errors[0]
-    assert "Traceback" not in output
-    assert process.returncode == status if status else process.returncode in (1, 2)
-    mine = [
-        p for p in psutil.process_iter(["cmdline"])
-        if "experiments.pretrain_m3" in (p.info["cmdline"] or [])
-        and str(runs.text) in " ".join(p.info["cmdline"])
-    ]  # fmt: skip
-    assert not mine
-
-
 def fails_here(runs, monkeypatch, words, **values):
-    """The same in this process: what the entry point would print."""
+    """Asserts that the command fails in this process, with what it would print."""
     monkeypatch.chdir(runs.folder)
     given = {"generators": "en de|sw", "data_dir": str(runs.text), "steps": 3}
     given |= {"workdir": "bad", "vocabulary": "none.model"}
@@ -55,8 +37,6 @@ def test_bad_flags_are_refused(flag):
     [
         ({"cluster": "teacher"}, "--cluster=teacher: expected all, whole"),
         ({"cluster": "generator:0"}, "needs peer=HOST:PORT"),
-        ({"cluster": "generator:0", "peer": "nowhere"}, "expected HOST:PORT"),
-        ({"cluster": "generator:0", "peer": "h:1"}, "needs tls=FOLDER with its"),
         (
             {"cluster": "generator:7", "peer": "h:1", "tls": "off"},
             "--generators has 2",
@@ -72,8 +52,6 @@ def test_bad_flags_are_refused(flag):
         ({"generators": "en|../sw"}, "'../sw' is no language"),
         ({"generators": "9" * 9}, "families.json is missing"),
         ({"cluster": "discriminator"}, "needs listen=HOST:PORT"),
-        ({"cluster": "discriminator", "listen": "h:99999"}, "expected HOST:PORT"),
-        ({"peer": "h:1"}, "cluster=all dials no other one"),
         ({"generators": "en|sw", "task_mix": "trtd"}, "generator:0 has no language"),
         ({"model_parallel": 3, "devices_per_cluster": 2}, "does not divide"),
         ({"connect_timeout": 0.0}, "must be above 0"),
@@ -90,11 +68,11 @@ def test_impossible_combinations_are_refused_in_words(runs, monkeypatch, values,
     fails_here(runs, monkeypatch, words, **values)
 
 
-def test_a_port_in_use(runs):
+def test_a_port_in_use(runs, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         words = f"cannot listen on 127.0.0.1:{port}: Address already in use"
-        fails(runs, words, listen=f"127.0.0.1:{port}")
+        fails_here(runs, monkeypatch, words, listen=f"127.0.0.1:{port}")
 
 
 def test_an_unreadable_vocabulary(runs, monkeypatch, tmp_path):
@@ -108,5 +86,15 @@ def test_an_unreadable_vocabulary(runs, monkeypatch, tmp_path):
 
 def test_a_folder_that_cannot_be_written(runs, tmp_path):
     (tmp_path / "file").write_text("")
-    words = "Not a directory; name another --workdir"
-    fails(runs, words, status=2, workdir=tmp_path / "file" / "run")
+    process = runs.start(steps=3, workdir=tmp_path / "file" / "run")
+    # 5 s where nothing else runs; nobody waits for a peer, which would take longer.
+    output, _ = process.communicate(timeout=40)
+    (line,) = (each for each in output.splitlines() if each.startswith("error: "))
+    assert "Not a directory; name another --workdir" in line
+    assert "Traceback" not in output
+    assert process.returncode == 2
+    assert not any(
+        "experiments.pretrain_m3" in (each.info["cmdline"] or [])
+        and str(runs.text) in " ".join(each.info["cmdline"])
+        for each in psutil.process_iter(["cmdline"])
+    )

@@ -44,9 +44,9 @@ def checkpoint(runs):
     scope="module", params=["whole", pytest.param("all", marks=pytest.mark.slow)]
 )
 def hot(request, runs, checkpoint):
-    """The folder of a run, what it said, and cluster -> its parameters."""
+    """The folder of a run, what it said, its parameters by cluster, its vocabulary."""
     workdir = f"hot-{request.param}"
-    status, output = runs.run(
+    output = runs.finished(
         cluster=request.param,
         task_mix="mrtd",  # sooner compiled
         hot_start="models/bert",
@@ -58,27 +58,19 @@ def hot(request, runs, checkpoint):
         workdir=workdir,
         temperature=1.5,
     )
-    assert status == 0, output
     states = [runs.state(workdir, cluster, 2) for cluster in CLUSTERS]
     params = {
         name: state["params"] for name, state in zip(CLUSTERS, states, strict=True)
     }
-    return runs.folder / workdir, output, params
-
-
-def given(path):
-    """The vocabulary of a run."""
-    for line in (path / "run.flags").read_text().splitlines():
-        if line.startswith("--vocabulary="):
-            return vocabularies.load(path.parent / line.partition("=")[2])
-    raise AssertionError("run.flags names no vocabulary")
+    vocabulary = vocabularies.load(runs.folder / runs.flag(workdir, "vocabulary"))
+    return runs.folder / workdir, output, params, vocabulary
 
 
 def test_both_sides_begin_with_the_encoder(checkpoint, hot):
     """Nothing is learned at rate 0: what is saved is what it began with."""
     whole = pretrained.load(checkpoint).params
     rows = np.searchsorted(
-        tokenizers.load(checkpoint).old_ids, given(hot[0]).rows
+        tokenizers.load(checkpoint).old_ids, hot[3].rows
     )  # both count from the pieces of the one that was trimmed
     for cluster, layers in (("generator-0", LAYERS), ("discriminator", 2)):
         params = hot[2][cluster]
@@ -97,7 +89,7 @@ def test_generators_have_heads_of_their_own(hot):
 
 
 def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, hot):
-    own, words = given(hot[0]), tokenizers.load(checkpoint)
+    own, words = hot[3], tokenizers.load(checkpoint)
     assert own.size < words.size  # nobody says unsaid
     pieces = [words.library.pieces[row] for row in own.rows]
     assert pieces[: vocabularies.NUM_SPECIAL] == [
@@ -162,7 +154,7 @@ def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(tmp_path, family
 
 
 def test_layers_are_those_of_the_size_or_as_many_as_were_asked_for(hot):
-    words = given(hot[0])._replace(rows=None)
+    words = hot[3]._replace(rows=None)
     for asked, want in ((0, [2, 4]), (3, [3, 4])):
         run = configured.run(
             config,
@@ -180,7 +172,7 @@ def test_layers_are_those_of_the_size_or_as_many_as_were_asked_for(hot):
 
 def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, hot):
     """Before anything starts, and in words."""
-    own = given(hot[0])
+    own = hot[3]
     other = tiny_nli.write_model(runs.folder / "models" / "other", words=["the"])
     narrow = runs.folder / "models" / "narrow"
     narrow.mkdir()

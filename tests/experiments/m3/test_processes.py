@@ -24,8 +24,7 @@ SOON = 20.0  # seconds
 @pytest.fixture(scope="module")
 def alone(runs):
     """Clusters of one process with two devices, to the end."""
-    status, output = runs.run(**FLAGS, workdir="alone")
-    assert status == 0, output
+    runs.finished(**FLAGS, workdir="alone")
     return {cluster: runs.state("alone", cluster, STEPS) for cluster in CLUSTERS}
 
 
@@ -56,8 +55,7 @@ def test_one_process_goes_on_from_what_two_saved(runs, alone):
         lines = [each for each in output.splitlines() if f"[{cluster}] error" in each]
         assert "process 1 of this cluster has gone" in lines[-1]
 
-    status, output = runs.run(**FLAGS, workdir=workdir)
-    assert status == 0, output
+    output = runs.finished(**FLAGS, workdir=workdir)
     assert "going on after step" in output
     for cluster in CLUSTERS:
         assert_equal(runs.state(workdir, cluster, STEPS), alone[cluster])
@@ -70,8 +68,7 @@ def test_two_processes_go_on_from_what_one_saved(runs, alone):
     run.kill()
     run.communicate(timeout=60)
     tiny_runs.assert_all_gone(family)
-    status, output = runs.run(**FLAGS, **MANY, workdir=workdir)
-    assert status == 0, output
+    output = runs.finished(**FLAGS, **MANY, workdir=workdir)
     assert "going on after step" in output
     assert "report: " in output
     for cluster in CLUSTERS:
@@ -83,13 +80,11 @@ def test_the_last_step_that_one_cluster_lacks_is_saved_by_all_processes(runs):
     """The other one has it, and saves it again: all of its processes take part."""
     workdir, last = "last-step", SAVED + 1  # no multiple of what is between two
     flags = FLAGS | {"steps": last, "fsdp": 2}  # each has a half of the arrays
-    status, output = runs.run(**flags, **MANY, workdir=workdir)
-    assert status == 0, output
+    runs.finished(**flags, **MANY, workdir=workdir)
     wanted = {cluster: runs.state(workdir, cluster, last) for cluster in CLUSTERS}
     lost = runs.folder / workdir / "generator-0" / "checkpoints" / f"{last:08d}"
     shutil.rmtree(lost)
-    status, output = runs.run(**flags, **MANY, workdir=workdir)
-    assert status == 0, output
+    output = runs.finished(**flags, **MANY, workdir=workdir)
     assert f"going on after step {SAVED}" in output
     for cluster in CLUSTERS:
         assert_equal(runs.state(workdir, cluster, last), wanted[cluster])

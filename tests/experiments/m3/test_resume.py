@@ -9,8 +9,6 @@ import signal
 import time
 
 import configured
-import jax
-import numpy as np
 import pytest
 import tiny_runs
 
@@ -28,9 +26,7 @@ def flags(workdir):
 @pytest.fixture(scope="module")
 def undisturbed(runs):
     """A run that was never stopped."""
-    status, output = runs.run(**flags("undisturbed"))
-    assert status == 0, output
-    return {cluster: runs.state("undisturbed", cluster, STEPS) for cluster in CLUSTERS}
+    runs.finished(**flags("undisturbed"))
 
 
 def start_and_wait(runs, workdir, step):
@@ -38,17 +34,11 @@ def start_and_wait(runs, workdir, step):
     return runs.start_and_wait(step=step, folders=CLUSTERS, **flags(workdir))
 
 
-def assert_goes_on_to_the_end(runs, workdir, undisturbed):
+def assert_goes_on_to_the_end(runs, workdir):
     """The same command again: the same parameters, bit for bit. Returns its output."""
-    status, output = runs.run(**flags(workdir))
-    assert status == 0, output
+    output = runs.finished(**flags(workdir))
     assert "going on after step" in output
-    for cluster in CLUSTERS:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            runs.state(workdir, cluster, STEPS),
-            undisturbed[cluster],
-        )
+    runs.assert_same(workdir, "undisturbed", CLUSTERS, STEPS)
     return output
 
 
@@ -66,26 +56,20 @@ def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
             assert process.returncode == 1
             last = output.strip().splitlines()[-1]
             assert last == f"error: {victim} was killed by SIGKILL; all clusters ended"
-    assert_goes_on_to_the_end(runs, "killed", undisturbed)
+    assert_goes_on_to_the_end(runs, "killed")
 
 
 @pytest.mark.slow
 def test_a_line_that_breaks_for_seconds_changes_no_number(runs, undisturbed):
-    status, output = runs.run(
+    output = runs.finished(
         **flags("cut"),
         wan="cut=2s@1s,cut=2s@5s,cut=2s@9s",
         peer_timeout=0.6,
         window=8,
     )
-    assert status == 0, output
     assert "waiting for it to come back" in output
     assert "is back after" in output
-    for cluster in CLUSTERS:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            runs.state("cut", cluster, STEPS),
-            undisturbed[cluster],
-        )
+    runs.assert_same("cut", "undisturbed", CLUSTERS, STEPS)
     for cluster in CLUSTERS[1:]:
         path = runs.folder / "cut" / cluster / "summary.json"
         outages = json.loads(path.read_text())["outages"]
@@ -123,7 +107,7 @@ def test_a_stopped_run_saves_one_step_everywhere_and_damage_is_left_aside(
         key=lambda path: path.stat().st_size,
     )
     victim.write_bytes(victim.read_bytes()[:100])
-    output = assert_goes_on_to_the_end(runs, "stopped", undisturbed)
+    output = assert_goes_on_to_the_end(runs, "stopped")
     assert f"[generator:0] checkpoint of step {int(step)} in " in output
     before = [
         int(line.split()[-1]) for line in output.splitlines() if "going on" in line
@@ -187,12 +171,6 @@ def test_a_run_moves_between_one_process_and_several_bit_for_bit(runs, undisturb
         process.terminate()
         output, _ = process.communicate(timeout=30)
         assert process.returncode == 128 + signal.SIGTERM, output
-    status, output = runs.run(cluster="whole", **flags("moved"))
-    assert status == 0, output
+    output = runs.finished(cluster="whole", **flags("moved"))
     assert "going on after step" in output
-    for cluster in CLUSTERS:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            runs.state("moved", cluster, STEPS),
-            undisturbed[cluster],
-        )
+    runs.assert_same("moved", "undisturbed", CLUSTERS, STEPS)

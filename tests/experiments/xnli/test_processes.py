@@ -18,8 +18,7 @@ def runs(tmp_path_factory):
 
 @pytest.mark.slow  # of several devices: tests/parallel/test_mesh.py
 def test_two_processes_train_and_test_what_one_does(runs):
-    status, output = runs.run(**TWO, workdir="one")
-    assert status == 0, output
+    runs.finished(**TWO, workdir="one")
     members = {"coordinator": f"127.0.0.1:{ports.free_port()}", "num_processes": 2}
     both = [
         runs.start(**TWO, **members, workdir="two", process_id=rank)
