@@ -24,6 +24,7 @@ from nebula_jax.runtime.connect import all_clusters
 
 SECONDS = 30.0
 ROWS = 12  # of a batch of all clusters
+ADAM = optax.adam(1e-2)
 
 
 class Process:
@@ -141,12 +142,12 @@ def dict_model():
         "Dense_0": {"kernel": _array(1, 3, 5), "bias": jnp.zeros((1, 5))},
         "Dense_1": {"kernel": _array(2, 5, 1), "bias": jnp.zeros((1, 1))},
     }
+    return params, apply_dict
 
-    def apply(params, x):
-        one, two = params["Dense_0"], params["Dense_1"]
-        return jnp.tanh(x @ one["kernel"] + one["bias"]) @ two["kernel"] + two["bias"]
 
-    return params, apply
+def apply_dict(params, x):
+    one, two = params["Dense_0"], params["Dense_1"]
+    return jnp.tanh(x @ one["kernel"] + one["bias"]) @ two["kernel"] + two["bias"]
 
 
 def nnx_model():
@@ -169,6 +170,7 @@ def batch(step, rows):
     return x, x[:, :1] * x[:, 1:2]
 
 
+@functools.cache  # clusters of a test compile it once
 def trainer(apply, optimizer):
     """Returns (params, opt_state, batch) -> (params, opt_state, loss), jitted."""
 
@@ -220,9 +222,11 @@ def assert_same(one, two):
     ids=["nnx-adamw", "dict-lion", "dataclass-sgd"],
 )
 def test_replicas_of_any_model_end_alike(model, optimizer):
+    made = model()
+
     def body(process, peers):
         return train(
-            process, peers, model(), optimizer, inner_steps=6, fragments=2, delay=1
+            process, peers, made, optimizer, inner_steps=6, fragments=2, delay=1
         )
 
     found = together(body, steps=40)
@@ -259,11 +263,10 @@ def test_one_inner_step_is_an_all_reduce(shares):
 
 
 def test_three_around_a_hub_are_three_in_a_mesh():
+    codec = codecs.from_string("error_feedback(sparse_loco(1, 4), 0.9)")
+
     def body(process, peers):
-        codec = "error_feedback(sparse_loco(1, 4), 0.9)"
-        return train(
-            process, peers, dict_model(), optax.adam(1e-2), inner_steps=3, codec=codec
-        )
+        return train(process, peers, dict_model(), ADAM, inner_steps=3, codec=codec)
 
     ends = [*together(body, 3), *together(body, 3, hub="lab1")]
     for each in ends[1:]:
@@ -272,16 +275,17 @@ def test_three_around_a_hub_are_three_in_a_mesh():
 
 def test_a_run_with_noise_in_what_leaves_reports_what_privacy_that_is():
     """8 steps and 2 fragments have 4 rounds each; the end's digest needs no noise."""
+    codec = codecs.from_string("private(0.5, 2)|fp16")
 
     def body(process, peers):
         return train(
             process,
             peers,
             dict_model(),
-            optax.adam(1e-2),
+            ADAM,
             inner_steps=2,
             fragments=2,
-            codec="private(0.5, 2)|fp16",
+            codec=codec,
             is_robust=True,
         )
 
@@ -317,7 +321,7 @@ def test_a_checkpoint_falls_where_no_message_is_in_flight_and_resumes_bit_for_bi
 
     def body(process, peers):
         own = saves[process.settings.cluster]
-        return train(process, peers, model, optax.adam(1e-2), own, **settings)
+        return train(process, peers, model, ADAM, own, **settings)
 
     whole = together(body, steps=14)
     # Due after 4, 8 and 12; a fragment is on its way from 4 to 5, and from 2 to 3.
@@ -327,14 +331,12 @@ def test_a_checkpoint_falls_where_no_message_is_in_flight_and_resumes_bit_for_bi
         leaves = saves[process.settings.cluster][9]
 
         def resumed(rounds):
-            like = model[0], optax.adam(1e-2).init(model[0]), rounds
+            like = model[0], ADAM.init(model[0]), rounds
             return 9, *jax.tree.unflatten(
                 jax.tree.structure(like), map(jnp.asarray, leaves)
             )
 
-        return train(
-            process, peers, model, optax.adam(1e-2), resumed=resumed, **settings
-        )
+        return train(process, peers, model, ADAM, resumed=resumed, **settings)
 
     for one, two in zip(whole, together(again, steps=14), strict=True):
         assert_same(one[0], two[0])

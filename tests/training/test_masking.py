@@ -112,9 +112,8 @@ def test_a_row_is_masked_alike_in_whatever_batch_it_stands():
         return jax.device_get(jitted(keys[part], ids[part], **named))
 
     whole = rows(slice(8))
-    for part in (slice(3), slice(3, 8)):
-        want = jax.tree.map(lambda leaf, part=part: leaf[part], whole)
-        jax.tree.map(np.testing.assert_array_equal, rows(part), want)
+    want = jax.tree.map(lambda leaf: leaf[3:], whole)
+    jax.tree.map(np.testing.assert_array_equal, rows(slice(3, 8)), want)
     key = jax.random.split(jax.random.key(0), 8)[5]
     alone = jax.device_get(mask_tokens(key, ids[5:6], **named))
     want = jax.tree.map(lambda leaf: leaf[5:6], whole)

@@ -111,13 +111,12 @@ def test_clusters_that_keep_what_they_did_not_send_come_to_their_mean():
     group = members(codecs.from_string("sparse_loco(2, 8)"), config)
     copies = [moved(1), moved(2), moved(3)]
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *copies)
-    once = a_round(group, copies)[0]["embeddings"]["table"]
-    assert not np.array_equal(once, group[0].outers[0].anchor["embeddings/table"])
-    copies = [moved(1), moved(2), moved(3)]
-    group = members(codecs.from_string("sparse_loco(2, 8)"), config)
-    for step in range(2, 162, 2):
+    for step in range(2, 82, 2):
         copies = a_round(group, copies, step, step // 2 % 2)
         assert len({each.digest(step // 2 % 2).tobytes() for each in group}) == 1
+        if step == 4:  # the first round of this fragment
+            anchor = group[0].outers[0].anchor["embeddings/table"]
+            assert not np.array_equal(copies[0]["embeddings"]["table"], anchor)
     for own in copies:
         jax.tree.map(
             lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, mean
