@@ -11,6 +11,7 @@ Then experiments take --federation=FOLDER. `nebula COMMAND --help` has the rest.
 """
 
 import argparse
+import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -43,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Every command has --federation=FOLDER, by default ./federation."
         " `nebula experiments.pretrain_m3 ...` runs a module as `python -m` does.",
     )
+    arguments.add_federation(made, pathlib.Path(arguments.DEFAULT_FOLDER))
     places = {"": made.add_subparsers(required=True, metavar="COMMAND")}
     for room in ROOMS:
         for each in arguments.COMMANDS:
@@ -59,6 +61,7 @@ def _add(places: dict[str, Any], command: arguments.Command) -> None:
         places[group] = inner.add_subparsers(required=True, metavar="COMMAND")
     made = places[group].add_parser(name, **_help(command.run.__doc__ or ""))
     made.set_defaults(run=command.run, command=name)
+    arguments.add_federation(made, argparse.SUPPRESS)  # what came before it stays
     for names, more in command.options:
         made.add_argument(*names, **more)
 
@@ -71,18 +74,8 @@ def _help(text: str) -> dict[str, str]:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command; returns the exit status."""
     process.replace_unencodable()  # before --help, which may print
-    given = parser().parse_args(_command_first(sys.argv[1:] if argv is None else argv))
+    given = parser().parse_args(argv)
     return process.guarded(lambda: _run(given))
-
-
-def _command_first(argv: Sequence[str]) -> list[str]:
-    """Returns the arguments with --federation behind the command, if it came before."""
-    count = 0
-    if argv and argv[0].startswith("--federation"):
-        count = 1 if "=" in argv[0] else 2
-    words = 2 if argv[count : count + 1] and argv[count] in GROUPS else 1
-    command, more = argv[count : count + words], argv[count + words :]
-    return [*command, *argv[:count], *more]
 
 
 def _run(given: argparse.Namespace) -> int:

@@ -1,6 +1,7 @@
 """The parts that the commands of `nebula` share: options, folder, secrets, tables."""
 
 import argparse
+import contextlib
 import datetime
 import functools
 import getpass
@@ -50,13 +51,15 @@ def file_option(name: str, what: str, metavar: str = "FILE") -> Option:
     return option(name, type=pathlib.Path, metavar=metavar, help=what)
 
 
-FEDERATION = option(
-    "--federation",
-    type=pathlib.Path,
-    default=pathlib.Path(DEFAULT_FOLDER),
-    metavar="FOLDER",
-    help="folder of this lab (default: ./federation)",
-)
+def add_federation(parser: argparse.ArgumentParser, default: Any) -> None:
+    """Adds the option that each command has, which may also come before it."""
+    parser.add_argument(
+        "--federation",
+        type=pathlib.Path,
+        default=default,
+        metavar="FOLDER",
+        help=f"folder of this lab (default: ./{DEFAULT_FOLDER})",
+    )
 
 
 def command(name: str, *options: Option) -> Callable[[Run], Run]:
@@ -69,7 +72,7 @@ def command(name: str, *options: Option) -> Callable[[Run], Run]:
     """
 
     def made(run: Run) -> Run:
-        COMMANDS.append(Command(name, run, (FEDERATION, *options)))
+        COMMANDS.append(Command(name, run, options))
         return run
 
     return made
@@ -139,27 +142,22 @@ def request(
 
 
 def secret(what: str, path: pathlib.Path | None) -> str:
-    """Reads a secret from a file, from standard input, or from the terminal.
+    """Reads a secret, which is a line, from a file or from standard input.
 
     Args:
-      what: it is, for the prompt.
+      what: it is, in a word.
       path: of the file; None for standard input.
 
     Raises:
       InputError: if there is none.
     """
     try:
-        if path is not None:
-            with path.open() as stream:
-                text = stream.read(MOST_SECRET)
-        elif sys.stdin.isatty():
-            text = getpass.getpass(f"{what}: ")
-        else:
-            text = sys.stdin.readline(MOST_SECRET)
+        given = contextlib.nullcontext(sys.stdin) if path is None else path.open()
+        with given as stream:
+            text = stream.readline(MOST_SECRET).strip()
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is no text"
         raise InputError(f"{path or what}: {reason}") from None
-    text = text.removesuffix("\n").removesuffix("\r")
     if not text:
         raise InputError(f"{what}: nothing was given")
     return text

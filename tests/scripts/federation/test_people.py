@@ -30,14 +30,6 @@ def test_an_account_is_added_for_a_user_of_the_host_and_is_active(lab):
     assert "user=zoe: there is none on this host" in lab.fails("account", "add", "zoe")
 
 
-def test_on_a_terminal_a_secret_is_typed_unseen():
-    with (
-        mock.patch("sys.stdin", mock.Mock(isatty=lambda: True)),
-        mock.patch("getpass.getpass", side_effect=["a"]),
-    ):
-        assert arguments.secret("invitation", None) == "a"
-
-
 def test_a_file_that_is_no_text_holds_no_secret(tmp_path):
     path = tmp_path / "invitation"
     path.write_bytes(b"\xff\xfe")
