@@ -44,28 +44,13 @@ def folder(path: pathlib.Path) -> pathlib.Path:
         user or is open to one.
     """
     try:
-        path.mkdir(0o700)
-    except FileExistsError:
-        pass
+        with contextlib.suppress(FileExistsError):
+            path.mkdir(0o700)
+        found = path.lstat()
     except OSError as error:
         raise PrivateFileError(f"{path}: cannot be made: {error.strerror}") from None
-    found = _status(path)
-    if not stat.S_ISDIR(found.st_mode):
-        raise PrivateFileError(
-            f"{path}: a folder has to be here, not a link or a file: move it away"
-        )
-    _check(path, found, "700")
+    _check(path, found, is_folder=True)
     return path
-
-
-def check_file(path: pathlib.Path) -> None:
-    """Checks that a file is this user's own.
-
-    Raises:
-      PrivateFileError: if it is missing, is a link or a folder, belongs to another
-        user or is open to one.
-    """
-    _check_file(path, _status(path))
 
 
 def read(path: pathlib.Path, most: int = MOST_BYTES) -> str:
@@ -75,13 +60,14 @@ def read(path: pathlib.Path, most: int = MOST_BYTES) -> str:
       most: bytes that it may have.
 
     Raises:
-      PrivateFileError: see `check_file`; or if the file is no short text.
+      PrivateFileError: if it is missing, is a link or a folder, belongs to another
+        user or is open to one; or if it is no short text.
     """
     try:
         # A pipe in the file's place must not stop the process.
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         with os.fdopen(os.open(path, flags), "rb") as stream:
-            _check_file(path, os.fstat(stream.fileno()))
+            _check(path, os.fstat(stream.fileno()), is_folder=False)
             contents = stream.read(most + 1)
     except OSError as error:
         raise PrivateFileError(f"{path}: cannot be read: {error.strerror}") from None
@@ -157,22 +143,12 @@ def keep_out_of_core_dumps() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
-def _status(path: pathlib.Path) -> os.stat_result:
-    try:
-        return path.lstat()
-    except OSError as error:
-        raise PrivateFileError(f"{path}: {error.strerror}") from None
-
-
-def _check_file(path: pathlib.Path, found: os.stat_result) -> None:
-    if not stat.S_ISREG(found.st_mode):
+def _check(path: pathlib.Path, found: os.stat_result, is_folder: bool) -> None:
+    what, mode = ("folder", "700") if is_folder else ("file", "600")
+    if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(found.st_mode):
         raise PrivateFileError(
-            f"{path}: a file has to be here, not a link or a folder: move it away"
+            f"{path}: a {what} has to be here, and no link: move it away"
         )
-    _check(path, found, "600")
-
-
-def _check(path: pathlib.Path, found: os.stat_result, mode: str) -> None:
     if found.st_uid != os.geteuid():
         raise PrivateFileError(
             f"{path}: belongs to user {found.st_uid}, not to this one"

@@ -33,7 +33,7 @@ def test_what_is_no_folder_of_ours(tmp_path, monkeypatch):
     file.write_text("")
     (tmp_path / "dangling").symlink_to(tmp_path / "nowhere")
     for wrong in (link, file, tmp_path / "dangling"):
-        refused(wrong, "a folder has to be here, not a link or a file")
+        refused(wrong, "a folder has to be here, and no link")
     assert not (tmp_path / "nowhere").exists()
     (tmp_path / "open").mkdir(mode=0o755)
     refused(tmp_path / "open", "others can use it (mode 0755): chmod 700")
@@ -61,6 +61,7 @@ def test_what_is_no_file_of_ours(tmp_path, monkeypatch):
     (tmp_path / "open").write_text("secret")
     (tmp_path / "open").chmod(0o640)
     os.mkfifo(tmp_path / "pipe", 0o600)
+    (tmp_path / "folder").mkdir(0o700)
     for name, contents in (("bytes", b"\xff"), ("long", b"a" * (2**16 + 1))):
         (tmp_path / name).write_bytes(contents)
         (tmp_path / name).chmod(0o600)
@@ -71,14 +72,11 @@ def test_what_is_no_file_of_ours(tmp_path, monkeypatch):
         "bytes": "is no text",
         "long": "more than 65536 bytes",
         "nowhere": "No such file",
+        "folder": "cannot be read: Is a directory",
     }.items():
         with pytest.raises(PrivateFileError, match=words) as why:
             private_files.read(tmp_path / name)
         assert str(tmp_path / name) in str(why.value)
-    with pytest.raises(PrivateFileError, match="a file has to be here"):
-        private_files.check_file(tmp_path)
-    with pytest.raises(PrivateFileError, match="No such file"):
-        private_files.check_file(tmp_path / "nowhere")
     with pytest.raises(PrivateFileError, match="cannot be written"):
         private_files.write(tmp_path / "good" / "inside", "text")
     monkeypatch.setattr(private_files.os, "geteuid", lambda: os.getuid() + 1)
