@@ -192,7 +192,15 @@ class Accounts:
                 raise AccountError(
                     f"account {name} cannot {event}: the folder belongs to it"
                 )
-            after = before._replace(state=next_state(name, before.state, event))
+            if (before.state, event) not in TRANSITIONS:
+                possible = [
+                    each for state, each in TRANSITIONS if state == before.state
+                ]
+                raise AccountError(
+                    f"account {name} is {before.state}, so it cannot {event};"
+                    f" possible: {' or '.join(possible) or 'nothing, this is final'}"
+                )
+            after = before._replace(state=TRANSITIONS[before.state, event])
             _keep(tables, after)
             what = {"name": name, "before": before.state, "after": after.state}
             self.record(tables, f"account.{event}", **what)
@@ -204,13 +212,19 @@ class Accounts:
         Raises:
           AccountError: if the account is not there, or a limit is out of bounds.
         """
-        check_limits(limits)
+        share, quota = limits
+        if not (math.isfinite(share) and 0 < share <= MOST_SHARE):
+            raise AccountError(
+                f"a share of the line is more than 0 and at most {MOST_SHARE:g}, not"
+                f" {share:g}"
+            )
+        if quota is not None and not 0 <= quota <= MOST_BYTES:
+            raise AccountError(f"a quota has 0 to {MOST_BYTES} bytes, not {quota}")
         with self.store.changing() as tables:
             after = account(tables, name)._replace(limits=limits)
             check_not_removed(after)
             _keep(tables, after)
-            what = limits._asdict()
-            self.record(tables, "account.limits", name=name, **what)
+            self.record(tables, "account.limits", name=name, **limits._asdict())
         return after
 
     def charge(self, counts: Mapping[str, int]) -> dict[str, str]:
@@ -282,21 +296,6 @@ def check_not_removed(found: Account) -> None:
         raise AccountError(f"account {found.name} is removed, which is final")
 
 
-def next_state(name: str, state: str, event: str) -> str:
-    """Returns the state of an account after an event, such as `suspend`.
-
-    Raises:
-      AccountError: if the table has no such transition; names the account.
-    """
-    if (state, event) not in TRANSITIONS:
-        possible = [each for before, each in TRANSITIONS if before == state]
-        raise AccountError(
-            f"account {name} is {state}, so it cannot {event};"
-            f" possible: {' or '.join(possible) or 'nothing, this is final'}"
-        )
-    return TRANSITIONS[state, event]
-
-
 def barred(listing: Iterable[Account]) -> dict[str, str]:
     """Returns the accounts of which nothing may cross the line: name -> reason."""
     found = {}
@@ -340,22 +339,6 @@ def name_for(user: str) -> str:
     """
     name = re.sub(r"[^a-z0-9]+", "-", user.lower()).lstrip("0123456789-")
     return name[:32].rstrip("-") or "owner"
-
-
-def check_limits(limits: Limits) -> None:
-    """Checks the limits that an account is to have.
-
-    Raises:
-      AccountError: if the share or the quota is out of bounds.
-    """
-    share, quota = limits
-    if not (math.isfinite(share) and 0 < share <= MOST_SHARE):
-        raise AccountError(
-            f"a share of the line is more than 0 and at most {MOST_SHARE:g}, not"
-            f" {share:g}"
-        )
-    if quota is not None and not 0 <= quota <= MOST_BYTES:
-        raise AccountError(f"a quota has 0 to {MOST_BYTES} bytes, not {quota}")
 
 
 def check_subject(subject: str) -> None:
