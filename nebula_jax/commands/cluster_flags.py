@@ -122,8 +122,8 @@ class Reach(Place):
     )
     tls: str = fields.of_security(
         "auto",
-        "Folder with ca.pem, cert.pem and key.pem for mutual TLS; auto makes them for"
-        " the run with --cluster=all; off is plain TCP.",
+        "Folder with this cluster's cluster.pem for mutual TLS; auto makes one for each"
+        " with --cluster=all; off is plain TCP.",
     )
     wan: str = fields.to_begin_with(
         "",

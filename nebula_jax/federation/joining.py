@@ -18,6 +18,8 @@ from cryptography import x509
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.security import tls
+from nebula_jax.security.audit import checkpoint_note
+from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import (
     authority,
     invitations,
@@ -25,7 +27,7 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
-from nebula_jax.security.tls import between_labs
+from nebula_jax.security.tls import between_labs, certificates
 
 ANSWER_SECONDS = 10.0
 SHOWN = 500
@@ -89,7 +91,11 @@ def answer(
         return {"revocations": "" if fields.get("number") == number else text}
     if op == "renew":
         pem, lab, role = issuer.renew(member.Renewal.parse(fields))
-        return {"pem": pem.decode(), "lab": lab, "issued": {role: serial_of(pem)}}
+        return {"lab": lab, "issued": {role: pem.decode()}}
+    if op == "attach":
+        texts = (json_lines.field(fields, name, str) for name in ("pem", "receipt"))
+        pem, receipt = (each.encode("ascii", "replace") for each in texts)
+        return {"pem": issuer.attach(pem, bytes.fromhex(receipt.decode())).decode()}
     if op != "join":
         raise json_lines.Malformed(
             f"requested {printable.line(op, SHOWN)} without a certificate"
@@ -108,14 +114,27 @@ def answer(
     return {
         "revocations": issuer.revocation_list()[1],
         "lab": lab,
-        "issued": {role: serial_of(pem) for role, pem in made.items()},
-        **{role: pem.decode() for role, pem in made.items()},
+        "issued": {role: pem.decode() for role, pem in made.items()},
     }
 
 
-def serial_of(pem: bytes) -> str:
-    """Returns the serial number of a certificate, as audit logs have it."""
-    return f"{x509.load_pem_x509_certificate(pem).serial_number:x}"
+def logged(log: audit_log.Log, lab: str, role: str, pem: str) -> Mapping[str, Any]:
+    """Records a certificate that the authority has issued, in the log of its lab.
+
+    Returns:
+      The request to put the log's receipt into it: before, no peer takes it.
+
+    Raises:
+      errors.NebulaError: if it is no certificate, or the disk does not take it.
+    """
+    try:
+        made = x509.load_pem_x509_certificate(pem.encode("ascii", "replace"))
+        facts = certificates.facts(made)
+    except site_folder.UNREADABLE:
+        raise json_lines.Malformed("sent no certificate") from None
+    about = {"lab": lab, "role": role, "serial": f"{made.serial_number:x}"}
+    log.append("certificate", log.lab, event="issued", **about)
+    return {"op": "attach", "pem": pem, "receipt": log.receipt(facts).hex()}
 
 
 def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None:
@@ -146,8 +165,9 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
     agreed = invitation.lab, invitation.address, invitation.fingerprint
     folder.create(*agreed, is_back=_is_back(folder, invitation))
     answer = _request(address, fields, context, name)
+    issued = json_lines.field(answer, "issued", dict)
     for role, request in requests.items():
-        member.install(folder, role, request.key, _text(answer, role), ca)
+        member.install(folder, role, request.key, _text(issued, role), ca)
         revocation.RevocationList(folder, role).accept(str(answer["revocations"]))
 
 
@@ -256,11 +276,17 @@ def found(folder: site_folder.Folder, name: str) -> authority.LocalAuthority:
     Returns:
       The authority.
     """
-    issuer = authority.LocalAuthority.create(folder, name)
-    folder.create(name, fingerprint=issuer.fingerprint)
-    for role in site_folder.ROLES:
-        request = member.new_request()
-        certificate = issuer.certify(request.csr, name, role)
-        member.install(folder, role, request.key, certificate, issuer.certificate())
-        revocation.RevocationList(folder, role).accept(issuer.revocation_list()[1])
+    site_folder.check_lab(name)
+    folder.prepare()
+    with audit_log.Log(folder.audit, name) as log:
+        log_key = checkpoint_note.verifier_of(folder.audit).key
+        issuer = authority.LocalAuthority.create(folder, name, log_key)
+        folder.create(name, fingerprint=issuer.fingerprint)
+        for role in site_folder.ROLES:
+            request = member.new_request()
+            pem = issuer.certify(request.csr, name, role).decode()
+            made = answer(logged(log, name, role, pem), issuer)
+            ca = issuer.certificate()
+            member.install(folder, role, request.key, _text(made, "pem"), ca)
+            revocation.RevocationList(folder, role).accept(issuer.revocation_list()[1])
     return issuer

@@ -19,7 +19,7 @@ from nebula_jax.communication.wire import greeting
 from nebula_jax.federation import joining, line, state, streams
 from nebula_jax.security import policy, tls
 from nebula_jax.security.membership import site_folder
-from nebula_jax.security.tls import between_labs
+from nebula_jax.security.tls import between_labs, credentials
 
 CONNECT_SECONDS = 5.0  # TCP's own pauses grow: it would knock again after a minute
 HANDSHAKE_SECONDS = 5.0
@@ -82,7 +82,7 @@ async def _client_hello(sock: socket.socket) -> None:
     """Waits for the first record of TLS: before, who has come costs no more than this.
 
     Raises:
-      between_labs.PeerRefused: if something else comes.
+      credentials.CredentialsError: if something else comes.
       ConnectionError: if nothing does.
     """
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
@@ -93,7 +93,7 @@ async def _client_hello(sock: socket.socket) -> None:
         except StopIteration:
             return
         except greeting.NoTls as error:
-            raise between_labs.PeerRefused("plaintext", str(error)) from None
+            raise credentials.CredentialsError("plaintext", str(error)) from None
         loop.add_reader(sock, ready.set)
         try:
             await ready.wait()
@@ -149,7 +149,9 @@ async def _checked(
             return line.Connection(reader, writer, None)
         peer = await asyncio.to_thread(between_labs.check_peer, der, folder)
         if peer.role != "switch":
-            raise between_labs.PeerRefused("wrong_name", f"a {peer.role}, not a switch")
+            raise credentials.CredentialsError(
+                "wrong_name", f"a {peer.role}, not a switch"
+            )
         endpoints.keep_alive(writer.get_extra_info("socket"))
         return line.Connection(reader, writer, peer)
     except BaseException:
@@ -227,7 +229,7 @@ class Entrance:
         made = self._state
         try:
             if not made.is_issuer:
-                raise between_labs.PeerRefused(
+                raise credentials.CredentialsError(
                     "none", "the authority is at another lab"
                 )
             stream = connection.reader, connection.writer

@@ -8,6 +8,7 @@ own: a request is signed with the key of the certificate before (`member.Renewal
 from nebula_jax import errors
 from nebula_jax.federation import inner
 from nebula_jax.security.membership import member, revocation, site_folder
+from nebula_jax.security.tls import credentials
 
 ANSWER_SECONDS = 15.0
 CERTIFY_SECONDS = 30.0  # for the authority, perhaps at another lab
@@ -57,8 +58,8 @@ def prepare(folder: site_folder.Folder) -> None:
         why = str(error)
     try:
         member.load(folder, "trainer")
-    except member.CredentialsRefused as error:
+    except credentials.CredentialsError as error:
         if error.reason == "expired" and why:
             text = f"{error}; that failed: {why}"
-            raise member.CredentialsRefused("expired", text) from None
+            raise credentials.CredentialsError("expired", text) from None
         raise

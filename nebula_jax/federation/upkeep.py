@@ -273,7 +273,8 @@ class Upkeep:
           errors.NebulaError: if the authority cannot be reached, or refuses.
         """
         found = await self.state.ask({"op": "renew", **renewal.fields()})
-        return bytes(json_lines.field(found, "pem", str).encode("ascii", "replace"))
+        (pem,) = json_lines.field(found, "issued", dict).values()
+        return str(pem).encode("ascii", "replace")
 
     # Quotas and the disk.
 

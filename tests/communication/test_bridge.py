@@ -15,8 +15,8 @@ from two_labs import wait_until
 from nebula_jax import errors
 from nebula_jax.communication import bridge, codec, codecs, endpoints, wan
 from nebula_jax.communication.wire import frames, receive_queue, session, windows
-from nebula_jax.security import tls
-from nebula_jax.security.tls import certificates
+from nebula_jax.security import private_files, tls
+from nebula_jax.security.tls import certificates, credentials
 
 SPEC = {
     "ids": jax.ShapeDtypeStruct((4, 33), jnp.int32),
@@ -480,7 +480,9 @@ def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
         "person": x509.RFC822Name("someone@example.org"),
     }
     for folder, name in names.items():
-        certificates.write(tmp_path / folder, certificates.issue(authority, name))
+        (tmp_path / folder).mkdir()
+        made = certificates.issue(authority, name).decode()
+        private_files.write(tmp_path / folder / credentials.FILE, made)
     client = {"tls": tls.client_contexts(tmp_path / "person")}
     server = tls.server_contexts(tmp_path / "discriminator")
     with links.listening(tls=server) as listening:

@@ -106,6 +106,37 @@ def test_runs_go_on_while_the_authority_is_away_for_three_days(clock, tmp_path):
             wait_until(lambda each=each: renewed(each), 60)
 
 
+def test_the_host_of_the_authority_may_be_off_for_three_days(clock, tmp_path):
+    """The switch of its lab, which asks it by a command, runs on as all others do."""
+    clock.before_the_end(hours=73)
+    first = two_labs.found(tmp_path / "s")
+    answer, is_off = two_labs.issuer_in_this_process(first), False
+
+    async def ask(fields):
+        if is_off:
+            raise site_folder.FederationError("the process of the authority has ended")
+        return await answer(fields)
+
+    with contextlib.ExitStack() as stack:
+        s = two_labs.Running(first, listens=True, issuer=ask)
+        stack.callback(s.stop)
+        t = two_labs.Running(
+            two_labs.join(tmp_path / "t", first, s.address), peers=[s.address]
+        )
+        stack.callback(t.stop)
+        is_off = True
+        clock.before_the_end(hours=0)
+        time.sleep(3 * upkeep.TURN_SECONDS)  # each switch looks at its lines
+        exchange_between(s, t)
+        t.stop()
+        t.__init__(t.folder, peers=[s.address])
+        t.wait_for_line("lab-s")
+        exchange_between(s, t)
+        is_off = False
+        for each in (s, t):
+            wait_until(lambda each=each: renewed(each), 60)
+
+
 def renewed(lab):
     """True if the certificate of a switch is of these hours."""
     found = member.load(lab.folder, "switch").certificate

@@ -14,6 +14,7 @@ import threading
 import nebula_command
 import pytest
 import two_labs
+from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from lab_exchange import (
     discriminate,
@@ -28,9 +29,12 @@ from lab_exchange import (
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner, issuer, line
-from nebula_jax.security import policy, seal
-from nebula_jax.security.membership import member, revocation, site_folder
-from nebula_jax.security.tls import between_labs
+from nebula_jax.security import policy, private_files, seal
+from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.membership import authority, member, revocation, site_folder
+from nebula_jax.security.tls import between_labs, certificates, credentials
+
+DER = serialization.Encoding.DER
 
 
 @dataclasses.dataclass
@@ -110,7 +114,7 @@ def test_no_switch_has_a_key_of_trainers_or_authority(labs):
         assert keys
         for folder in (lab.folder, lab.folder.path.parent / "ca"):
             path = getattr(folder, "path", folder)
-            for each in (*path.rglob("key.pem"), *path.rglob("trainer.pem")):
+            for each in (*path.rglob("authority.pem"), *path.rglob("trainer.pem")):
                 assert each.read_bytes() not in keys
         assert not lab.stolen.trainers.exists()
         assert not lab.stolen.authority.exists()
@@ -216,6 +220,43 @@ def test_it_is_certified_as_no_trainer(labs):
         forged = theirs._replace(csr=member.new_request().csr)
         with pytest.raises(errors.NebulaError, match=r"not signed|no certificate"):
             lab.run(lab.switch.upkeep.certified(forged))
+
+
+def test_who_has_the_authoritys_key_alone_is_nobody(labs):
+    """What it signs in secret has no receipt, and vouches for nothing that would."""
+    away = site_folder.Folder(labs["lab-s"].folder.path.parent / "ca")
+    issuer = authority.LocalAuthority(away)
+    for name, lab in labs.items():
+        key, csr = member.new_request()
+        pem = issuer.certify(csr, name, "trainer")
+        der = x509.load_pem_x509_certificate(pem).public_bytes(DER)
+        for other in labs.values():
+            with pytest.raises(credentials.CredentialsError, match="no receipt") as why:
+                between_labs.check_peer(der, other.stolen)
+            assert why.value.reason == "unlogged"
+        text = certificates.pem(key, x509.load_pem_x509_certificate(pem)).decode()
+        ca = issuer.certificate().decode()
+        lab.folder.trainer.rename(kept := lab.folder.path / "kept")
+        private_files.write(lab.folder.trainer, text + ca)
+        try:
+            renewal = member.renewal_request(lab.folder, "trainer")[1]
+            with pytest.raises(errors.NebulaError, match="not in this lab's log"):
+                lab.run(lab.switch.upkeep.certified(renewal))
+        finally:
+            kept.rename(lab.folder.trainer)
+
+
+def test_each_certificate_in_use_is_in_the_log_of_the_authoritys_lab(labs):
+    entries = list(audit_entries.read(labs["lab-s"].stolen.audit))
+    issued = {
+        (each.what["lab"], each.what["role"], each.what["serial"])
+        for each in entries
+        if (each.kind, each.what.get("event")) == ("certificate", "issued")
+    }
+    for name, lab in labs.items():
+        for folder, role in ((lab.stolen, "switch"), (lab.folder, "trainer")):
+            serial = member.own_certificate(folder, role).serial_number
+            assert (name, role, f"{serial:x}") in issued
 
 
 def test_a_list_that_it_makes_up_is_not_taken_by_its_trainers(labs, monkeypatch):

@@ -58,7 +58,7 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
-from nebula_jax.security.tls import between_labs
+from nebula_jax.security.tls import between_labs, credentials
 
 
 @pytest.mark.parametrize("ends", ["st", "ts", "tt"])
@@ -430,7 +430,7 @@ def test_a_switch_cannot_join_streams_of_different_jobs(labs):
 def test_a_lab_without_a_list_that_serves_gets_one(tmp_path):
     with two_labs.two_labs(tmp_path) as labs:
         labs.t.stop()
-        labs.t.folder.revocation_list.write_text("")
+        labs.t.folder.list_of("switch").write_text("")
         labs.t.__init__(labs.t.folder, peers=[labs.s.address])
         labs.t.wait_for_line("lab-s")
         assert "the revocation list is new" in labs.t.lines
@@ -479,7 +479,7 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         invitation = invitations.parse(issuer.invite("lab-t", where))
         two_labs.expire(folder, issuer)
         with pytest.raises(
-            member.CredentialsRefused, match="a running `nebula switch`"
+            credentials.CredentialsError, match="a running `nebula switch`"
         ):
             member.load(folder, "switch")
         other = invitations.parse(issuer.invite("lab-u", where))

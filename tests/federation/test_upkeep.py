@@ -222,7 +222,7 @@ def test_an_answer_of_the_authority_that_is_none_ends_no_switch(kept):
     kept.state._issuer = ask
     with pytest.raises(json_lines.Malformed, match="revocations is no str"):
         asyncio.run(kept.fetch_list())
-    with pytest.raises(json_lines.Malformed, match="pem is no str"):
+    with pytest.raises(json_lines.Malformed, match="issued is no dict"):
         asyncio.run(kept.rotate())
 
 

@@ -8,6 +8,9 @@ import tempfile
 from typing import NamedTuple
 from unittest import mock
 
+from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
 from nebula_jax.security.membership import (
     authority,
     invitations,
@@ -15,7 +18,10 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
+from nebula_jax.security.tls import certificates
 
+LOG = ed25519.Ed25519PrivateKey.generate()
+"""The key of the log that the authorities here name."""
 ADDRESS = "lab-s.example:7070"
 
 
@@ -33,10 +39,25 @@ class Labs(NamedTuple):
     t: site_folder.Folder
 
 
+def create(path, lab="lab-s"):
+    """An authority, in the folder of a lab."""
+    folder, key = site_folder.Folder(path), LOG.public_key().public_bytes_raw()
+    made = authority.LocalAuthority.create(folder, lab, key)
+    folder.create(lab, fingerprint=made.fingerprint)
+    return made
+
+
+def certify(issuer, csr, lab, role, log=LOG):
+    """A certificate (PEM) with a receipt of the log, whose key is given."""
+    pem = issuer.certify(csr, lab, role)
+    facts = certificates.facts(x509.load_pem_x509_certificate(pem))
+    return issuer.attach(pem, log.sign(facts))
+
+
 def renew(issuer, folder, role):
     """Installs a new certificate for a role; the certificate."""
     key, csr = member.new_request()
-    pem = issuer.certify(csr, folder.load().name, role)
+    pem = certify(issuer, csr, folder.load().name, role)
     return member.install(folder, role, key, pem, issuer.certificate())
 
 
@@ -62,11 +83,9 @@ def join(issuer, path, lab, address=ADDRESS):
     return folder
 
 
-def make(path, **options):
-    """Both labs, in folders s and t of a path; options are those of the authority."""
-    issuer = authority.LocalAuthority.create(
-        site_folder.Folder(path / "s"), "lab-s", **options
-    )
+def make(path):
+    """Both labs, in folders s and t of a path."""
+    issuer = create(path / "s")
     return Labs(
         issuer,
         join(issuer, path / "s", "lab-s", address=""),

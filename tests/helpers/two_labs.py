@@ -8,6 +8,7 @@ import threading
 import time
 
 import lab_folders
+from cryptography.hazmat.primitives import serialization
 
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import joining, outside, server
@@ -123,12 +124,12 @@ PAST = datetime.timedelta(days=7)
 def expire(folder, issuer):
     """Replaces the certificates of a lab with others, of a week ago."""
     past, name = site_folder.utc_now() - PAST, folder.load().name
+    key = (issuer._folder.audit / "key.pem").read_bytes()
+    log, ca = serialization.load_pem_private_key(key, None), issuer.certificate()
     for role in site_folder.ROLES:
-        request = member.new_request()
-        pem = lab_folders.at(past, issuer.certify, request.csr, name, role)
-        ca = issuer.certificate()
-        given = folder, role, request.key, pem, ca
-        lab_folders.at(past, member.install, *given)
+        key, csr = member.new_request()
+        pem = lab_folders.at(past, lab_folders.certify, issuer, csr, name, role, log)
+        lab_folders.at(past, member.install, folder, role, key, pem, ca)
 
 
 @dataclasses.dataclass

@@ -39,7 +39,8 @@ def finish(
         data = yield from greeting.read_exactly(sock, seal.OFFER_BYTES)
         peer = seal.Side(seal.read_offer(data), certificate)
         if peer.offer.secret == ours.offer.secret:
-            raise credentials.CredentialsError("the peer sends back what it gets")
+            text = "the peer sends back what it gets"
+            raise credentials.CredentialsError("reflected", text)
         refusal: errors.NebulaError | None = None
         try:
             admit(peer.offer, certificate)

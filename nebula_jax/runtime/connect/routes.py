@@ -44,7 +44,7 @@ class Settings:
     """HOST:PORT of the listener, for those who dial; of several with commas between
     them. In a federation the lab that all peers have to be of, or empty."""
     tls: str = TLS_OFF
-    """Credentials (see `security.credentials.files`), or `off` for plain TCP."""
+    """Credentials (see `security.tls.credentials.file`), or `off` for plain TCP."""
     federation: str = ""
     """Folder of this lab in a federation, whose switches carry what crosses; empty for
     connections of the clusters' own."""

@@ -142,7 +142,7 @@ class _Own(NamedTuple):
     where: str
     """The value of --tls."""
     descriptors: Sequence[int] = ()
-    """The files in memory that it is handed."""
+    """The file in memory that it is handed."""
 
 
 def _credentials(
@@ -158,8 +158,7 @@ def _credentials(
         return {name: _Own(str(folder)) for name, folder in folders.items()}
     made = {}
     for name, issued in certificates.issue_all(clusters).items():
-        descriptors = [credentials.in_memory(each) for each in issued]
-        for each in descriptors:
-            stack.callback(os.close, each)
-        made[name] = _Own("fd:" + ",".join(map(str, descriptors)), descriptors)
+        descriptor = credentials.in_memory(issued)
+        stack.callback(os.close, descriptor)
+        made[name] = _Own(f"fd:{descriptor}", [descriptor])
     return made

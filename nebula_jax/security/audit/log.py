@@ -68,7 +68,7 @@ class Log:
             covers have changed, or no lab can have this name.
           private_files.PrivateFileError: if others can read its key.
         """
-        self._folder, self._lab, self._clock = folder, lab, clock
+        self._folder, self.lab, self._clock = folder, lab, clock
         self._paths = paths = audit.paths(folder)
         self._mutex = threading.Lock()  # held while an entry is appended
         self._syncing = threading.RLock()  # held while the disk writes: first of both
@@ -145,6 +145,18 @@ class Log:
     def verifier(self) -> str:
         """The public key of this log, as peers are given it."""
         return self._verifier.text
+
+    def receipt(self, facts: bytes) -> bytes:
+        """Signs what an entry is about, once all entries so far are on the disk.
+
+        Args:
+          facts: of a certificate, see `tls.certificates.facts`; no checkpoint.
+
+        Raises:
+          AuditError: if the disk fails.
+        """
+        self.commit()
+        return self._key.sign(facts)
 
     def sign_head(self) -> str:
         """Signs what there is, once it is on the disk; returns the checkpoint.
@@ -327,7 +339,7 @@ class Log:
     def _note(self, what: dict[str, Any]) -> None:
         """Appends an entry about the log itself, on the disk at once."""
         with self._mutex:
-            self._write(audit_entries.encode("audit", self._clock(), self._lab, what))
+            self._write(audit_entries.encode("audit", self._clock(), self.lab, what))
         self._sync()
 
     def _sign(self, size: int, root: bytes, hashes: bytes) -> checkpoint_note.Note:

@@ -9,16 +9,14 @@ certificate, vouches for every one.
 
 import datetime
 import hmac
-import secrets
 from collections.abc import Sequence
 from typing import Any
 
 from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 from nebula_jax import files
-from nebula_jax.security import store
+from nebula_jax.security import private_files, store
 from nebula_jax.security.membership import (
     invitations,
     member,
@@ -26,7 +24,7 @@ from nebula_jax.security.membership import (
     site_folder,
 )
 from nebula_jax.security.membership.site_folder import FederationError
-from nebula_jax.security.tls import certificates
+from nebula_jax.security.tls import certificates, credentials
 
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
 """Longer than any federation: with another authority every lab would join anew."""
@@ -45,9 +43,9 @@ expired so long ago, unless it was revoked."""
 
 Ledger = store.Tables
 """What the authority remembers: invitations by the digests of their secrets (lab, end,
-state), labs (state, from when on their certificates count, and from when on the newest
-is valid), and the newest list (number, signed, text). Times are unix seconds."""
-PARTS = ("invitations", "labs", "list")
+state) and labs (state, from when on their certificates count, and from when on the
+newest is valid). Times are unix seconds. The newest list is that of the folder."""
+PARTS = ("invitations", "labs")
 
 
 class RequestRefused(site_folder.Refusal):
@@ -74,10 +72,9 @@ class LocalAuthority:
             folder.load()  # which refuses that of another version
         self._folder = folder
         try:
-            pem = folder.authority_certificate.read_bytes()
-            certificate = x509.load_pem_x509_certificate(pem)
             pem = folder.authority_key.read_bytes()
             key: Any = serialization.load_pem_private_key(pem, None)
+            certificate = x509.load_pem_x509_certificate(pem)
             self.lab = member.issuing_lab(certificate)
         except FileNotFoundError:
             raise FederationError(
@@ -86,23 +83,23 @@ class LocalAuthority:
             ) from None
         except (OSError, *site_folder.UNREADABLE, site_folder.Refusal) as error:
             text = " ".join(str(error).split())[:200]
-            raise FederationError(f"{folder.authority}: {text}") from None
-        if key.public_key() != certificate.public_key():
-            raise FederationError(
-                f"{folder.authority_key}: the key of another authority"
-            )
+            raise FederationError(f"{folder.authority_key}: {text}") from None
         self._signer = certificates.Authority(certificate, key)
         self._ledger = store.Store(folder.authority_ledger, PARTS)
         self._ledger.read()  # what is wrong with it is named at once
         self.fingerprint = site_folder.fingerprint(certificate)
 
     @classmethod
-    def create(cls, folder: site_folder.Folder, lab: str) -> "LocalAuthority":
+    def create(
+        cls, folder: site_folder.Folder, lab: str, log_key: bytes
+    ) -> "LocalAuthority":
         """Makes an authority, with its lab as the first member.
 
         Args:
           folder: of the lab; it is made if missing.
           lab: the name of the lab, which is in the authority's certificate.
+          log_key: public, of the lab's audit log: it is there as well, and peers refuse
+            what has no receipt of that log.
 
         Raises:
           FederationError: if there is one already, or it cannot be made.
@@ -111,23 +108,20 @@ class LocalAuthority:
         folder.prepare()
         if folder.authority.exists():
             raise FederationError(f"{folder.authority}: an authority is here already")
-        # With a part of its own: another authority of the lab is another issuer.
-        name = certificates.name(f"authority {secrets.token_hex(8)}", lab)
-        now, key = site_folder.utc_now(), ec.generate_private_key(ec.SECP256R1())
+        now = site_folder.utc_now()
         begin, end = now - member.BACKDATED, now + AUTHORITY_LIFETIME
-        signer = certificates.authority(key, name, begin, end)
+        made = certificates.authority(begin, end, lab, log_key)
         try:
             with files.writing(folder.authority) as partial:
                 partial.mkdir(mode=0o700)
-                pem = signer.certificate.public_bytes(serialization.Encoding.PEM)
-                (partial / "ca.pem").write_bytes(pem)
-                certificates.write_key(partial / "key.pem", certificates.key_pem(key))
+                text = certificates.pem(made.key, made.certificate).decode()
+                private_files.write(partial / folder.authority_key.name, text)
                 store.Store(partial / folder.authority_ledger.name, PARTS).create()
         except OSError as error:
             raise FederationError(f"{folder.authority}: {error.strerror}") from None
-        made = cls(folder)
-        made.admit(lab)
-        return made
+        issuer = cls(folder)
+        issuer.admit(lab)
+        return issuer
 
     def certificate(self) -> bytes:
         """Returns the authority's own certificate (PEM)."""
@@ -186,7 +180,6 @@ class LocalAuthority:
           invitations.InvitationRefused: if it does not serve; the reason is a key of
             `invitations.REASONS`.
         """
-        listed = revocation.RevocationList(self._folder)
         with self._ledger.changing() as ledger:
             made, reason = _claimed(ledger, claim, lab, requests)
             if reason:
@@ -198,7 +191,7 @@ class LocalAuthority:
             made["state"] = "used"
             if _state(ledger, lab) == "member":
                 _revoke(ledger, lab)
-                self._sign_list(ledger, listed)
+                self._sign_list(ledger)
             _set_state(ledger, lab, "member")
 
     def admit(self, lab: str) -> None:
@@ -225,7 +218,7 @@ class LocalAuthority:
         try:
             former = x509.load_pem_x509_certificate(renewal.certificate)
             former.verify_directly_issued_by(self._signer.certificate)
-            found = member.names_of(former)
+            found = credentials.names_of(former)
             owner = site_folder.parse_name(found[0]) if len(found) == 1 else None
             is_owner = member.is_proof(former, renewal)
         except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
@@ -235,6 +228,10 @@ class LocalAuthority:
                 "bad_signature",
                 "the request is not signed with the key of a certificate of this"
                 " federation",
+            )
+        if not certificates.is_logged(former, self._signer.certificate):
+            raise RequestRefused(
+                "unlogged", f"the certificate of {found[0]} is not in this lab's log"
             )
         lab, role = owner
         if site_folder.utc_now() > former.not_valid_after_utc + GRACE:
@@ -253,7 +250,7 @@ class LocalAuthority:
         return self.certify(renewal.csr, lab, role), lab, role
 
     def certify(self, csr_pem: bytes, lab: str, role: str) -> bytes:
-        """Issues a certificate.
+        """Issues a certificate, which peers refuse until `attach`.
 
         Args:
           csr_pem: a request, from whom the caller has checked to be the lab.
@@ -283,14 +280,31 @@ class LocalAuthority:
             known["newest"] = max(known["newest"], int(begin.timestamp()))
         name = x509.DNSName(site_folder.dns_name(lab, role))
         end = min(now + LEAF_LIFETIME, self._signer.certificate.not_valid_after_utc)
-        subject = certificates.name("lab")
-        made = certificates.leaf(self._signer, key, subject, name, begin, end)
+        made = certificates.leaf(self._signer, key, name, begin, end)
         return made.public_bytes(serialization.Encoding.PEM)
+
+    def attach(self, certificate_pem: bytes, receipt: bytes) -> bytes:
+        """Puts the receipt of the lab's log into a certificate that was issued.
+
+        Args:
+          certificate_pem, receipt: from anybody; a wrong receipt lets nobody in.
+
+        Raises:
+          RequestRefused: if this authority has not issued it.
+        """
+        try:
+            made = x509.load_pem_x509_certificate(certificate_pem)
+            made.verify_directly_issued_by(self._signer.certificate)
+            final = certificates.with_receipt(self._signer, made, receipt)
+        except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
+            text = "this is no certificate of the authority"
+            raise RequestRefused("bad_signature", text) from None
+        return final.public_bytes(serialization.Encoding.PEM)
 
     def revoke(self, lab: str) -> int:
         """Revokes the certificates of a lab, and withdraws its invitation.
 
-        It gets no other until it has been invited anew.
+        It gets no other until it has been invited anew. The list of the folder is new.
 
         Args:
           lab: a member, or one that was; or one that was invited.
@@ -307,7 +321,6 @@ class LocalAuthority:
                 f"{lab} has the authority and cannot be revoked; `nebula rotate` gives"
                 " it new keys"
             )
-        listed = revocation.RevocationList(self._folder)
         with self._ledger.changing() as ledger:
             was_invited = _withdraw(ledger, lab)
             if _state(ledger, lab) is not None:
@@ -317,32 +330,27 @@ class LocalAuthority:
                 raise FederationError(
                     f"{lab} is no member of this federation, and was not invited"
                 )
-            return self._sign_list(ledger, listed)
+            return self._sign_list(ledger).number
 
     def revocation_list(self) -> tuple[int, str]:
         """Returns the newest revocation list, its number and its text.
 
-        It is signed anew when it is a day old, or the lab has a newer one: then the
-        authority has come back from a copy.
+        It is signed anew when it is a day old, or missing.
         """
-        now = site_folder.utc_now().timestamp()
-        listed = revocation.RevocationList(self._folder)
+        listed, now = revocation.RevocationList(self._folder), site_folder.utc_now()
         with self._ledger.changing() as ledger:
-            newest = ledger["list"]
-            if (
-                newest.get("number", -1) < listed.number
-                or now - newest["signed"] >= LIST_RENEWAL.total_seconds()
-            ):
-                self._sign_list(ledger, listed)
-            return ledger["list"]["number"], ledger["list"]["text"]
+            newest, oldest = listed.newest(), now - LIST_RENEWAL - member.BACKDATED
+            if newest is None or newest.begin <= oldest.timestamp():
+                newest = self._sign_list(ledger)
+            return newest.number, newest.text
 
-    def _sign_list(self, ledger: Ledger, listed: revocation.RevocationList) -> int:
-        """Signs the next revocation list; returns its number.
+    def _sign_list(self, ledger: Ledger) -> revocation.Listed:
+        """Signs the next revocation list, and puts it into the folder.
 
-        It goes on from what the lab has: no lab takes a list with a lower number, and
-        what was revoked there stays so, if the ledger has come back from a copy.
+        It goes on from what is there: no lab takes a list with a lower number, and what
+        was revoked stays so, if the ledger has come back from a copy.
         """
-        number = 1 + max(ledger["list"].get("number", 0), listed.number)
+        listed = revocation.RevocationList(self._folder)
         for lab, begin in listed.revoked().items():
             if _state(ledger, lab) is None:
                 _set_state(ledger, lab, "revoked")
@@ -350,13 +358,15 @@ class LocalAuthority:
             known["begin"] = max(known["begin"], begin)
         labs, now = ledger["labs"].items(), site_folder.utc_now()
         revoked = {lab: each["begin"] for lab, each in labs if each["begin"]}
-        life = now - member.BACKDATED, now + LIST_LIFETIME
-        ledger["list"] = {
-            "number": number,
-            "signed": int(now.timestamp()),
-            "text": revocation.sign(self._signer.key, number, revoked, *life),
-        }
-        return number
+        begin, end = now - member.BACKDATED, now + LIST_LIFETIME
+        number = listed.number + 1
+        text = revocation.sign(self._signer.key, number, revoked, begin, end)
+        if not listed.accept(text):
+            raise FederationError(
+                f"list {number} is not in force: another process has put in a newer"
+                " one; try again"
+            )
+        return listed.present()
 
 
 def requested_key(csr_pem: bytes) -> Any:
@@ -373,7 +383,7 @@ def requested_key(csr_pem: bytes) -> Any:
             raise ValueError("it is too long")
         request = x509.load_pem_x509_csr(csr_pem)
         key = request.public_key()
-        strong = member.is_strong(key)
+        strong = credentials.is_strong(key)
         valid = strong and request.is_signature_valid
     except site_folder.UNREADABLE:
         raise RequestRefused("malformed", "this is no certificate request") from None

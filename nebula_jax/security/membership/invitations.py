@@ -8,7 +8,6 @@ requests, so that no switch on the way puts in others.
 """
 
 import base64
-import binascii
 import dataclasses
 import datetime
 import hashlib
@@ -113,8 +112,12 @@ def parse(text: str) -> Invitation:
             and len(invitation.secret) == SECRET_BYTES
         )
     except (
-        *(binascii.Error, ValueError, TypeError, KeyError, OverflowError),
-        *(AttributeError, OSError),
+        ArithmeticError,
+        AttributeError,
+        LookupError,
+        OSError,
+        TypeError,
+        ValueError,
     ):
         whole = False
     if not whole:

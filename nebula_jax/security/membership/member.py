@@ -33,10 +33,6 @@ _BEGIN = b"-----BEGIN CERTIFICATE-----"
 _PURPOSE = b"nebula renewal 1\0"
 
 
-class CredentialsRefused(site_folder.Refusal):
-    """An error in credentials of this lab: they must not be used."""
-
-
 class Request(NamedTuple):
     """A new key, which stays here, and the request for its certificate (PEM)."""
 
@@ -70,33 +66,15 @@ class Renewal(NamedTuple):
         """Reads the fields of `fields`.
 
         Raises:
-          CredentialsRefused: if they are none.
+          credentials.CredentialsError: if they are none.
         """
         try:
             csr, certificate = fields["csr"].encode(), fields["certificate"].encode()
             return cls(csr, certificate, bytes.fromhex(fields["proof"]))
         except (KeyError, AttributeError, ValueError, TypeError):
-            raise CredentialsRefused("malformed", "this is no renewal") from None
-
-
-class Credentials(NamedTuple):
-    """A set of credentials that are in order.
-
-    Attributes:
-      pem: the bytes of the file: key, certificate and authority.
-      certificate: of this lab.
-      authority: the pinned one, which issued it.
-    """
-
-    pem: bytes
-    certificate: x509.Certificate
-    authority: x509.Certificate
-
-
-def is_strong(key: Any) -> bool:
-    """Returns True if a public key is on the curve P-256, as all of a federation."""
-    is_curve = isinstance(key, ec.EllipticCurvePublicKey)
-    return is_curve and isinstance(key.curve, ec.SECP256R1)
+            raise credentials.CredentialsError(
+                "malformed", "this is no renewal"
+            ) from None
 
 
 def new_request() -> Request:
@@ -128,7 +106,7 @@ def install(
       The certificate.
 
     Raises:
-      CredentialsRefused: if they do not fit; what was there stays.
+      credentials.CredentialsError: if they do not fit; what was there stays.
       errors.NebulaError: if the folder does not serve.
     """
     settings = folder.load()
@@ -140,29 +118,26 @@ def install(
             else pinned_authority(folder)
         )
     except site_folder.UNREADABLE:
-        raise CredentialsRefused(
+        raise credentials.CredentialsError(
             "malformed", "what the authority sent are not two certificates"
         ) from None
-    what = "the certificate from the authority"
-    _check(settings, role, key.public_key(), certificate, authority, what)
-    pem = serialization.Encoding.PEM
-    parts = [each.public_bytes(pem).decode() for each in (certificate, authority)]
-    text = "".join([certificates.key_pem(key).decode(), *parts])
-    private_files.write(folder.credentials(role), text)
+    pem = certificates.pem(key, certificate, authority)
+    made = credentials.Credentials(pem, key, certificate, authority)
+    _check(settings, role, made, "the certificate from the authority")
+    private_files.write(folder.credentials(role), pem.decode())
     return certificate
 
 
-def load(folder: site_folder.Folder, role: str) -> Credentials:
+def load(folder: site_folder.Folder, role: str) -> credentials.Credentials:
     """Reads the newest credentials of a role, and checks them.
 
     Raises:
-      CredentialsRefused: if they must not be used: in one line that names the file.
+      credentials.CredentialsError: if they must not be used, with the file's name.
       site_folder.FederationError: if there are none, or others can read the key.
     """
     settings = folder.load()  # which checks the modes
-    found, key = _read(folder, role)
-    what = f"{folder.credentials(role)}: the certificate"
-    _check(settings, role, key.public_key(), found.certificate, found.authority, what)
+    found = _read(folder, role)
+    _check(settings, role, found, f"{folder.credentials(role)}: the certificate")
     return found
 
 
@@ -172,16 +147,14 @@ def own_certificate(folder: site_folder.Folder, role: str) -> x509.Certificate:
     Raises:
       site_folder.FederationError: if there is none.
     """
-    return _read(folder, role)[0].certificate
+    return _read(folder, role).certificate
 
 
-def _read(folder: site_folder.Folder, role: str) -> tuple[Credentials, Any]:
-    """Reads the newest credentials of a role and their key, and checks nothing."""
+def _read(folder: site_folder.Folder, role: str) -> credentials.Credentials:
+    """Reads the newest credentials of a role, and checks nothing."""
     path = folder.credentials(role)
     try:
-        pem = path.read_bytes()
-        key = serialization.load_pem_private_key(pem, None)
-        certificate, authority = x509.load_pem_x509_certificates(pem)
+        return credentials.parse(path.read_bytes())
     except FileNotFoundError:
         raise site_folder.FederationError(
             f"{path}: is missing; `nebula init` and `nebula join` make it"
@@ -189,7 +162,6 @@ def _read(folder: site_folder.Folder, role: str) -> tuple[Credentials, Any]:
     except (OSError, *site_folder.UNREADABLE) as error:
         text = " ".join(str(error).split())[:200]
         raise site_folder.FederationError(f"{path}: cannot be read: {text}") from None
-    return Credentials(pem, certificate, authority), key
 
 
 def renewal_request(folder: site_folder.Folder, role: str) -> tuple[Request, Renewal]:
@@ -201,9 +173,9 @@ def renewal_request(folder: site_folder.Folder, role: str) -> tuple[Request, Ren
       site_folder.FederationError: if there are none, or others can read the key.
     """
     folder.check()
-    found, key = _read(folder, role)
+    found = _read(folder, role)
     made, pem = new_request(), serialization.Encoding.PEM
-    proof = key.sign(_PURPOSE + made.csr, _DIGEST)
+    proof = found.key.sign(_PURPOSE + made.csr, _DIGEST)
     return made, Renewal(made.csr, found.certificate.public_bytes(pem), proof)
 
 
@@ -221,11 +193,11 @@ def pinned_authority(folder: site_folder.Folder) -> x509.Certificate:
     """Reads the authority's certificate, as its fingerprint in federation.json has it.
 
     Raises:
-      CredentialsRefused: if it is another one.
+      credentials.CredentialsError: if it is another one.
       site_folder.FederationError: if there is none.
     """
     settings = folder.load()
-    for path in (folder.switch, folder.trainer, folder.authority_certificate):
+    for path in (folder.switch, folder.trainer, folder.authority_key):
         with contextlib.suppress(FileNotFoundError):
             *_, last = path.read_bytes().rpartition(_BEGIN)  # the authority's is last
             return trusted_authority(_BEGIN + last, settings.fingerprint)
@@ -243,14 +215,16 @@ def trusted_authority(ca_pem: bytes, fingerprint: str) -> x509.Certificate:
       fingerprint: of the right one, from an invitation or federation.json.
 
     Raises:
-      CredentialsRefused: if it is another one.
+      credentials.CredentialsError: if it is another one.
     """
     try:
         authority = x509.load_pem_x509_certificate(ca_pem)
     except site_folder.UNREADABLE:
-        raise CredentialsRefused("malformed", "this is no certificate") from None
+        raise credentials.CredentialsError(
+            "malformed", "this is no certificate"
+        ) from None
     if site_folder.fingerprint(authority) != fingerprint:
-        raise CredentialsRefused(
+        raise credentials.CredentialsError(
             "unknown_authority",
             "the authority's certificate is not the one that was agreed: its"
             f" fingerprint is {site_folder.fingerprint(authority)}, not {fingerprint}",
@@ -262,12 +236,12 @@ def issuing_lab(authority: x509.Certificate) -> str:
     """Returns the lab whose authority this is: its certificate has the name.
 
     Raises:
-      CredentialsRefused: if it has none.
+      credentials.CredentialsError: if it has none.
     """
     found = authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     value = found[0].value if len(found) == 1 else ""
     if not isinstance(value, str) or not site_folder.is_lab(value):
-        raise CredentialsRefused("wrong_name", "the authority is of no lab")
+        raise credentials.CredentialsError("wrong_name", "the authority is of no lab")
     return value
 
 
@@ -277,48 +251,19 @@ def renewal_due(certificate: x509.Certificate) -> bool:
     return site_folder.utc_now() >= begin + (end - begin) * RENEWAL
 
 
-def names_of(certificate: x509.Certificate) -> list[str]:
-    """Returns the DNS names of a certificate, or [] if it has other names as well.
-
-    Raises:
-      Exception: one of `site_folder.UNREADABLE`.
-    """
-    found = credentials.extension(certificate, x509.SubjectAlternativeName) or []
-    if not all(isinstance(each, x509.DNSName) for each in found):
-        return []
-    return [each.value for each in found]
-
-
 def _check(
-    settings: site_folder.Settings,
-    role: str,
-    key: Any,
-    certificate: x509.Certificate,
-    authority: x509.Certificate,
-    what: str,
+    settings: site_folder.Settings, role: str, own: credentials.Credentials, what: str
 ) -> None:
-    """Checks credentials of this lab.
+    """Checks credentials of this lab; raises credentials.CredentialsError.
 
-    Raises:
-      CredentialsRefused: if they must not be used.
+    Their authority is the pinned one.
     """
-    pem = authority.public_bytes(serialization.Encoding.PEM)
+    pem = own.authority.public_bytes(serialization.Encoding.PEM)
     trusted_authority(pem, settings.fingerprint)
     try:
-        certificate.verify_directly_issued_by(authority)
-        found = names_of(certificate)
-    except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
-        raise CredentialsRefused(
-            "unknown_authority", f"{what} was not issued by this federation's authority"
-        ) from None
-    if certificate.public_key() != key:
-        raise CredentialsRefused("wrong_key", f"{what} is for another key")
-    wanted = site_folder.dns_name(settings.name, role)
-    if found != [wanted]:
-        owner = ", ".join(found)[:200] or "nobody"
-        raise CredentialsRefused("wrong_name", f"{what} is for {owner}, not {wanted}")
-    if wrong := credentials.out_of_period(certificate, site_folder.utc_now()):
-        reason, text = wrong
-        if reason == "expired":
-            text += "; a running `nebula switch` that reaches the authority replaces it"
-        raise CredentialsRefused(reason, f"{what} {text}")
+        credentials.check(own, what, site_folder.dns_name(settings.name, role))
+    except credentials.CredentialsError as error:
+        if error.reason != "expired":
+            raise
+        text = "a running `nebula switch` that reaches the authority replaces it"
+        raise credentials.CredentialsError("expired", f"{error}; {text}") from None

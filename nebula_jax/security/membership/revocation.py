@@ -9,10 +9,9 @@ higher epoch shows it. Without a list that is valid, nobody is admitted.
 """
 
 import datetime
+import functools
 import json
-import pathlib
 import re
-import threading
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -67,9 +66,9 @@ def sign(
 class RevocationList:
     """The newest revocation list of a lab, which several processes share.
 
-    It is read again when another process has replaced it. With a list that does not
-    serve every question raises, until `accept` has taken one that does: it is signed,
-    so that it may come over a connection on which the peer is not checked for it.
+    It is read for each question: another process may have replaced it. With a list that
+    does not serve every question raises, until `accept` has taken one that does: it is
+    signed, so that it may come over a connection on which the peer is not checked.
 
     Args:
       folder: of the lab; it has credentials, and so the authority's certificate.
@@ -84,22 +83,22 @@ class RevocationList:
         self._path = folder.list_of(role)
         self._number_path = self._path.with_suffix(".number")
         self._lock_path = folder.path / ".lock"
-        self._lock = threading.RLock()
-        self._state: tuple[object, ...] | None = None
-        self._list: Listed | None = None
-        self._problem = ListRefused("", "")  # why there is no list
-        self._number = 0
-        self._refresh()
-        if self._number > self._highest():  # a crash came in between; see `accept`
+        if self.number > self._highest():  # a crash came in between; see `accept`
             with private_files.locked(self._lock_path):
-                self._keep_number(self._number)
+                self._keep_number(self.number)
 
     @property
     def number(self) -> int:
         """The epoch of revocation: the highest number of a list here; 0 without any."""
-        with self._lock:
-            self._refresh()
-            return self._number
+        found, highest = self.newest(), self._highest()
+        return found.number if found else highest
+
+    def newest(self) -> Listed | None:
+        """Returns the list; None if there is none that serves."""
+        try:
+            return self.present()
+        except ListRefused:
+            return None
 
     def present(self) -> Listed:
         """Returns the list.
@@ -107,11 +106,27 @@ class RevocationList:
         Raises:
           ListRefused: if there is none that serves.
         """
-        with self._lock:
-            self._refresh()
-            if self._list is None:
-                raise ListRefused(self._problem.reason, str(self._problem))
-            return self._list
+        path = self._path
+        try:
+            text = path.read_bytes().decode("utf-8", "replace")
+        except OSError as error:
+            raise ListRefused(
+                "revocation_list_missing",
+                f"{path}: there is no revocation list ({error.strerror});"
+                " nobody is admitted until the authority's switch has sent one",
+            ) from None
+        try:
+            found = _verified(text, self._authority)
+        except ListRefused as error:
+            raise ListRefused(error.reason, f"{path}: {error}") from None
+        if found.number < (highest := self._highest()):
+            raise ListRefused(
+                "revocation_list_rolled_back",
+                f"{path}: is number {found.number}, but number {highest} was here"
+                " already; nobody is admitted until the authority's switch has sent it"
+                " again",
+            )
+        return found
 
     def check(self) -> None:
         """Checks that there is a list that is valid now.
@@ -131,15 +146,8 @@ class RevocationList:
 
     def revoked(self) -> Mapping[str, int]:
         """Returns `Listed.revoked`, without a list none."""
-        with self._lock:
-            self._refresh()
-            return self._list.revoked if self._list else {}
-
-    def covers(self, text: str) -> bool:
-        """Returns True if all that a list of the authority revokes is revoked here."""
-        here = self.revoked()
-        found = _verified(text, member.pinned_authority(self._folder))
-        return all(here.get(lab, 0) >= begin for lab, begin in found.revoked.items())
+        found = self.newest()
+        return found.revoked if found else {}
 
     def accept(self, text: str) -> bool:
         """Takes over a list that somebody sends, if it is a newer one.
@@ -155,13 +163,13 @@ class RevocationList:
             its number.
           site_folder.FederationError: if the disk does not take it.
         """
-        found = _verified(text, member.pinned_authority(self._folder))
-        with self._lock, private_files.locked(self._lock_path):
-            self._refresh()
-            if found.number < self._number:
+        found = _verified(text, self._authority)
+        with private_files.locked(self._lock_path):
+            if found.number < self.number:
                 return False
-            if found.number == self._number and self._list is not None:
-                if self._list[:-1] == found[:-1]:
+            present = self.newest()
+            if present is not None and present.number == found.number:
+                if present[:-1] == found[:-1]:
                     return False
                 raise ListRefused(
                     "revocation_list_conflicting",
@@ -178,48 +186,11 @@ class RevocationList:
                 raise site_folder.FederationError(
                     f"{self._path}: {error.strerror}"
                 ) from None
-            self._refresh()
             return True
 
-    def _refresh(self) -> None:
-        """Reads the list again if its files have changed."""
-        with self._lock:
-            paths = (self._path, self._number_path)
-            state = tuple(_state_of(path) for path in paths)
-            if state == self._state:
-                return
-            highest = self._highest()
-            self._list, self._number = None, highest
-            try:
-                self._list = self._read(highest)
-                self._number = self._list.number
-            except ListRefused as error:
-                self._problem = error
-            self._state = state
-
-    def _read(self, highest: int) -> Listed:
-        """Returns the list on the disk."""
-        path = self._path
-        try:
-            text = path.read_bytes().decode("utf-8", "replace")
-        except OSError as error:
-            raise ListRefused(
-                "revocation_list_missing",
-                f"{path}: there is no revocation list ({error.strerror});"
-                " nobody is admitted until the authority's switch has sent one",
-            ) from None
-        try:
-            found = _verified(text, member.pinned_authority(self._folder))
-        except ListRefused as error:
-            raise ListRefused(error.reason, f"{path}: {error}") from None
-        if found.number < highest:
-            raise ListRefused(
-                "revocation_list_rolled_back",
-                f"{path}: is number {found.number}, but number {highest} was here"
-                " already; nobody is admitted until the authority's switch has sent it"
-                " again",
-            )
-        return found
+    @functools.cached_property
+    def _authority(self) -> x509.Certificate:
+        return member.pinned_authority(self._folder)
 
     def _keep_number(self, number: int) -> None:
         """Writes the highest number, while the folder is locked."""
@@ -240,6 +211,7 @@ class RevocationList:
         return int(text)
 
 
+@functools.lru_cache(16)  # it is asked often, and a signature takes 0.1 ms
 def _verified(text: str, authority: x509.Certificate) -> Listed:
     """Returns a list that the authority has signed; refuses others."""
     malformed = ListRefused("revocation_list_malformed", "this is no revocation list")
@@ -277,12 +249,3 @@ def _check_period(found: Listed) -> None:
             f"the revocation list expired at {end:%Y-%m-%d %H:%M} UTC; nobody is"
             " admitted until the authority's switch has sent another",
         )
-
-
-def _state_of(path: pathlib.Path) -> tuple[int, ...] | None:
-    """Returns what changes when a file is replaced; None without one."""
-    try:
-        found = path.stat()
-    except OSError:
-        return None
-    return found.st_ino, found.st_size, found.st_mtime_ns

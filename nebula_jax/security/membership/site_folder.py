@@ -14,7 +14,7 @@ policy.json and a link switch.sock to the socket that the switch has for them.
     switch.json       of the running switch; carried.json is for the next one
     prepared/         tokenized text that is served
     trainers/         trainer.pem, likewise; a list; epochs/: incarnations
-    authority/        only at the lab that issues certificates
+    authority/        only at the lab that issues certificates: authority.pem, its key
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ from cryptography.hazmat.primitives import hashes
 from nebula_jax import errors, files, strict_json
 from nebula_jax.security import names
 
-VERSION = 3  # of the files of a folder
+VERSION = 4  # of the files of a folder
 ROLES = ("switch", "trainer")
 """The parts of a lab that have a certificate of their own."""
 
@@ -91,16 +91,12 @@ class Folder:
         self.settings = path / "federation.json"
         # At the lab that issues certificates alone.
         self.authority = path / "authority"
-        self.authority_certificate = self.authority / "ca.pem"
-        self.authority_key = self.authority / "key.pem"
+        self.authority_key = self.authority / "authority.pem"
         self.authority_ledger = self.authority / "ledger.json"
         # The newest credentials.
         self.trainers = path / "trainers"
         self.switch = self.credentials("switch")
         self.trainer = self.credentials("trainer")
-        # The switch's list, and the number of the newest one that was ever here.
-        self.revocation_list = self.list_of("switch")
-        self.revocation_number = self.revocation_list.with_suffix(".number")
         self.people = path / "people.json"
         self.audit = path / "audit"
         self.epochs = self.trainers / "epochs"
@@ -110,9 +106,7 @@ class Folder:
 
     def of(self, role: str) -> pathlib.Path:
         """Returns the folder of a role, one of ROLES."""
-        if role not in ROLES:
-            raise ValueError(f"{role!r} is none of {', '.join(ROLES)}")
-        return self.trainers if role == "trainer" else self.path
+        return {"switch": self.path, "trainer": self.trainers}[role]
 
     def credentials(self, role: str) -> pathlib.Path:
         """Returns the path of the credentials of a role, one of ROLES."""
@@ -264,9 +258,7 @@ def trainer_name(lab: str) -> str:
 
 def dns_name(lab: str, role: str) -> str:
     """Returns the only DNS name of the certificate of a role, one of ROLES."""
-    if role not in ROLES:
-        raise ValueError(f"{role!r} is none of {', '.join(ROLES)}")
-    return lab if role == "switch" else trainer_name(lab)
+    return {"switch": lab, "trainer": trainer_name(lab)}[role]
 
 
 def parse_name(name: str) -> tuple[str, str] | None:

@@ -1,10 +1,10 @@
 """Mutual TLS between clusters (section 2.4, third mechanism).
 
-A folder of credentials holds `ca.pem`, the authority both sides trust, and `cert.pem`
-with `key.pem` of this cluster. The certificate's DNS name is the cluster's, such as
-`discriminator` or `generator-0`. `certificates` issues them, `credentials` checks them.
+The certificate's DNS name is the cluster's, such as `discriminator` or `generator-0`;
+in a federation the lab's. `certificates` makes them, `credentials` checks them.
 """
 
+import os
 import pathlib
 import re
 import socket
@@ -12,7 +12,15 @@ import ssl
 from collections.abc import Callable
 from typing import Any
 
+from cryptography.hazmat.primitives import serialization
+
+from nebula_jax import errors
 from nebula_jax.security.tls import credentials
+
+FLOORS = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}
+CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
+"""The ciphers of TLS 1.2: forward secret, and authenticated. 1.3 has no other."""
+DER = serialization.Encoding.DER
 
 
 def server_contexts(
@@ -24,7 +32,7 @@ def server_contexts(
     admit a peer whose certificate was revoked in the meantime.
 
     Args:
-      folder: of credentials; see `credentials.files`.
+      folder: of credentials; see `credentials.file`.
       cluster: whose they are to be; None for anybody's.
 
     Raises:
@@ -36,15 +44,16 @@ def server_contexts(
 def client_contexts(
     folder: pathlib.Path, cluster: str | None = None
 ) -> Callable[[], ssl.SSLContext]:
-    """Returns a function that makes a client context from the folder's present files.
-
-    It trusts only the folder's authority, and shows the folder's certificate. For the
-    arguments see `server_contexts`.
-
-    Raises:
-      credentials.CredentialsError: if they must not be used.
-    """
+    """Returns a function that makes a client context; see `server_contexts`."""
     return _contexts(ssl.PROTOCOL_TLS_CLIENT, folder, cluster)
+
+
+def _contexts(
+    side: int, folder: pathlib.Path, cluster: str | None
+) -> Callable[[], ssl.SSLContext]:
+    credentials.load(folder, cluster)  # fail at start, not at the first peer
+    # The paper's version at least; 1.3 is negotiated.
+    return lambda: context(side, credentials.load(folder, cluster), floor="1.2")
 
 
 class Context(ssl.SSLContext):
@@ -52,6 +61,46 @@ class Context(ssl.SSLContext):
 
     certificate = b""
     """DER."""
+
+
+def context(side: int, own: credentials.Credentials, floor: str = "1.3") -> Context:
+    """Makes the context of one connection, which both sides show certificates on.
+
+    It trusts only the authority of the credentials.
+
+    Args:
+      side: ssl.PROTOCOL_TLS_SERVER or ssl.PROTOCOL_TLS_CLIENT.
+      own: which were checked.
+      floor: a key of FLOORS; the oldest version of TLS.
+    """
+    made = bare_context(side, floor)
+    made.certificate = own.certificate.public_bytes(DER)
+    made.verify_mode = ssl.CERT_REQUIRED
+    if side == ssl.PROTOCOL_TLS_SERVER:  # no session is resumed
+        made.num_tickets = 0  # TLS 1.3; the option is for 1.2
+        made.options |= ssl.OP_NO_TICKET | ssl.OP_CIPHER_SERVER_PREFERENCE
+    made.load_verify_locations(cadata=own.authority.public_bytes(DER))
+    descriptor = credentials.in_memory(own.pem)  # as it was checked: it is replaced
+    try:
+        made.load_cert_chain(f"/proc/self/fd/{descriptor}")
+    finally:
+        os.close(descriptor)
+    return made
+
+
+def bare_context(side: int, floor: str = "1.3") -> Context:
+    """Makes a context that trusts nobody yet; for the arguments see `context`."""
+    if floor not in FLOORS:
+        raise errors.SettingsError(
+            f"TLS {floor!r} cannot be the oldest version: it is one of"
+            f" {', '.join(FLOORS)}"
+        )
+    made = Context(side)
+    made.minimum_version = FLOORS[floor]
+    made.set_ciphers(CIPHERS)
+    made.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    made.verify_flags |= ssl.VERIFY_X509_STRICT
+    return made
 
 
 def own_certificate(sock: ssl.SSLSocket) -> bytes:
@@ -93,28 +142,3 @@ def in_words(error: BaseException) -> str:
         if re.search(pattern, text):
             return f"{meaning} ({text})"
     return f"TLS failed ({text})"
-
-
-def _contexts(
-    side: int, folder: pathlib.Path, cluster: str | None
-) -> Callable[[], ssl.SSLContext]:
-    _load(side, folder, cluster)  # fail at start, not at the first peer
-    return lambda: _load(side, folder, cluster)
-
-
-def _load(side: int, folder: pathlib.Path, cluster: str | None) -> ssl.SSLContext:
-    files = credentials.check(folder, cluster)
-    context = ssl.SSLContext(side)
-    context.minimum_version = ssl.TLSVersion.TLSv1_2  # the paper's; 1.3 is negotiated
-    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    context.verify_mode = ssl.CERT_REQUIRED
-    if side == ssl.PROTOCOL_TLS_SERVER:
-        context.num_tickets = 0  # a session must not be resumed
-    try:
-        context.load_verify_locations(files.authority)
-        context.load_cert_chain(files.certificate, files.key)
-    except (OSError, ssl.SSLError) as error:
-        raise credentials.CredentialsError(
-            f"tls={folder}: OpenSSL does not take ca.pem, cert.pem, key.pem: {error}"
-        ) from None
-    return context

@@ -8,26 +8,18 @@ when it reads first that it was refused, and not always why: the reason is the s
 """
 
 import datetime
-import os
 import ssl
 from typing import NamedTuple
 
 from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
 
 from nebula_jax import errors
 from nebula_jax.security import tls
 from nebula_jax.security.membership import member, revocation, site_folder
-from nebula_jax.security.tls import credentials
+from nebula_jax.security.tls import certificates, credentials
 
 LONGEST = datetime.timedelta(days=8)
 """A peer's certificate lasts no longer: a week at most is issued."""
-FLOORS = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}
-CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
-"""The ciphers of TLS 1.2: forward secret, and authenticated. 1.3 has no other."""
-
-HASHES = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
-"""Digests that a signature may be of; older ones can be forged."""
 
 _VERIFY_CODES = {  # of `verify_code`, OpenSSL's x509_vfy.h
     "unknown_authority": (2, 7, 19, 20, 21, 30),
@@ -61,10 +53,6 @@ SSL_REASONS = {  # of `reason`, OpenSSL's sslerr.h
 }
 
 
-class PeerRefused(site_folder.Refusal):
-    """An error in what a peer shows: no connection with it."""
-
-
 class Peer(NamedTuple):
     """A peer whose certificate is in order.
 
@@ -93,7 +81,7 @@ def server_context(
 
     Args:
       role: whose credentials it shows.
-      floor: a key of FLOORS; the oldest version of TLS.
+      floor: a key of tls.FLOORS; the oldest version of TLS.
       allows_joining: True if a client may come without a certificate, with an
         invitation; `check_peer` refuses it.
 
@@ -102,8 +90,6 @@ def server_context(
         list of this lab do not serve.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, folder, role, floor)
-    context.num_tickets = 0  # TLS 1.3; the option below is for 1.2
-    context.options |= ssl.OP_NO_TICKET | ssl.OP_CIPHER_SERVER_PREFERENCE
     if allows_joining:
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
@@ -129,8 +115,8 @@ def joining_context(authority: x509.Certificate) -> tuple[ssl.SSLContext, str]:
     Returns:
       The context, and the name that the server has to have: the authority's lab's.
     """
-    context = _bare_context(ssl.PROTOCOL_TLS_CLIENT)
-    context.load_verify_locations(cadata=_der(authority))
+    context = tls.bare_context(ssl.PROTOCOL_TLS_CLIENT)
+    context.load_verify_locations(cadata=authority.public_bytes(tls.DER))
     return context, member.issuing_lab(authority)
 
 
@@ -140,7 +126,7 @@ def unverified_context() -> ssl.SSLContext:
     `member.trusted_authority` compares it with the fingerprint, before anything secret
     is sent.
     """
-    context = _bare_context(ssl.PROTOCOL_TLS_CLIENT)
+    context = tls.bare_context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
     return context
@@ -163,32 +149,30 @@ def check_peer(
       Whose it is.
 
     Raises:
-      PeerRefused: if it must not be used.
+      credentials.CredentialsError: if it must not be used.
       revocation.ListRefused: if this lab has no revocation list that serves.
     """
-    if not der:
-        raise PeerRefused("none", "the peer has shown no certificate")
-    try:
-        certificate = x509.load_der_x509_certificate(der)
-        peer = _named(certificate, expected_name)
-        _check_kind(certificate)
-    except site_folder.UNREADABLE:
-        raise PeerRefused("malformed", "the peer's certificate is damaged") from None
-    what = f"the certificate of {site_folder.dns_name(peer.lab, peer.role)}"
-    if wrong := credentials.out_of_period(certificate, site_folder.utc_now()):
-        reason, text = wrong
-        raise PeerRefused(reason, f"{what} {text}")
+    certificate, found = credentials.check_peer(der, LONGEST)
+    owner = site_folder.parse_name(found[0]) if len(found) == 1 else None
+    if owner is None or expected_name not in (None, found[0]):
+        shown = ", ".join(found)[:200] or "nobody"
+        wanted = expected_name or "one part of one lab"
+        raise credentials.CredentialsError(
+            "wrong_name", f"the peer's certificate is for {shown}, not for {wanted}"
+        )
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if end - begin > LONGEST:
-        raise PeerRefused(
-            "too_long",
-            f"{what} is valid for {(end - begin).days} days, more than {LONGEST.days}",
+    if not certificates.is_logged(certificate, member.pinned_authority(folder)):
+        raise credentials.CredentialsError(
+            "unlogged",
+            f"the certificate of {found[0]} has no receipt of the audit log of the lab"
+            " that issues certificates",
         )
     listed = revoked or revocation.RevocationList(folder)
     listed.check()
-    if listed.is_revoked(peer.lab, begin):
-        raise PeerRefused("revoked", f"{what} was revoked")
-    return peer
+    if listed.is_revoked(owner[0], begin):
+        text = f"the certificate of {found[0]} was revoked"
+        raise credentials.CredentialsError("revoked", text)
+    return Peer(*owner, certificate.serial_number, begin, end)
 
 
 def reason_of(error: BaseException) -> str:
@@ -224,73 +208,4 @@ def _context(
 ) -> ssl.SSLContext:
     own = member.load(folder, role)
     revocation.RevocationList(folder, role).check()
-    context = _bare_context(side, floor)
-    context.certificate = _der(own.certificate)
-    context.verify_mode = ssl.CERT_REQUIRED
-    descriptor = credentials.in_memory(own.pem)  # as it was checked: it is replaced
-    try:
-        context.load_verify_locations(cadata=_der(own.authority))
-        context.load_cert_chain(f"/proc/self/fd/{descriptor}")
-    except (OSError, ssl.SSLError) as error:
-        raise site_folder.FederationError(
-            f"{folder.path}: OpenSSL does not take {role}.pem: {error}"
-        ) from None
-    finally:
-        os.close(descriptor)
-    return context
-
-
-def _bare_context(side: int, floor: str = "1.3") -> tls.Context:
-    """Makes a context that trusts nobody yet."""
-    if floor not in FLOORS:
-        raise errors.SettingsError(
-            f"TLS {floor!r} cannot be the oldest version: it is one of"
-            f" {', '.join(FLOORS)}"
-        )
-    context = tls.Context(side)
-    context.minimum_version = FLOORS[floor]
-    context.set_ciphers(CIPHERS)
-    context.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
-    context.verify_flags |= ssl.VERIFY_X509_STRICT
-    return context
-
-
-def _named(certificate: x509.Certificate, expected_name: str | None) -> Peer:
-    """Returns whose certificate it is; raises UNREADABLE if it is damaged."""
-    found = member.names_of(certificate)
-    owner = site_folder.parse_name(found[0]) if len(found) == 1 else None
-    if owner is None:
-        raise PeerRefused(
-            "wrong_name", "the peer's certificate is not for one part of one lab"
-        )
-    if expected_name is not None and found != [expected_name]:
-        raise PeerRefused(
-            "wrong_name",
-            f"the peer's certificate is for {found[0]}, not for {expected_name}",
-        )
-    lab, role = owner
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    return Peer(lab, role, certificate.serial_number, begin, end)
-
-
-def _check_kind(certificate: x509.Certificate) -> None:
-    """Checks that a certificate is of a kind that an authority issues to labs."""
-    what = "the peer's certificate"
-    if certificate.serial_number <= 0:
-        raise PeerRefused("malformed", f"{what} has no serial number")
-    constraints = credentials.extension(certificate, x509.BasicConstraints)
-    usage = credentials.extension(certificate, x509.KeyUsage)
-    if (constraints and constraints.ca) or (usage and usage.key_cert_sign):
-        raise PeerRefused("authority_as_leaf", f"{what} is an authority's")
-    usages = list(credentials.extension(certificate, x509.ExtendedKeyUsage) or [])
-    if any(each not in usages for each in credentials.USAGES):
-        raise PeerRefused("wrong_usage", f"{what} is not for both ends of a connection")
-    if not member.is_strong(certificate.public_key()):
-        raise PeerRefused("weak_key", f"the key of {what} is not on P-256")
-    digest = certificate.signature_hash_algorithm
-    if digest is not None and not isinstance(digest, HASHES):
-        raise PeerRefused("weak_digest", f"{what} is signed with {digest.name}")
-
-
-def _der(certificate: x509.Certificate) -> bytes:
-    return certificate.public_bytes(serialization.Encoding.DER)
+    return tls.context(side, own, floor)

@@ -1,4 +1,4 @@
-"""Certificates of an authority and of those that it issues for, and their files.
+"""Certificates of an authority and of those that it issues for.
 
 For the clusters of one run an authority and a certificate each are made at once
 (`issue_for_run`), and its key is not kept. A federation's authority keeps its key
@@ -8,19 +8,20 @@ owner's, and nothing else in it counts.
 """
 
 import datetime
-import os
+import json
 import pathlib
 import secrets
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-from cryptography import x509
+from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519
 from cryptography.x509.oid import NameOID
 
-from nebula_jax.security import names
-from nebula_jax.security.tls.credentials import USAGES
+from nebula_jax.security import names, private_files
+from nebula_jax.security.membership import site_folder
+from nebula_jax.security.tls import credentials
 
 LIFETIME = datetime.timedelta(days=365)
 """Longer than any run: nobody can renew a certificate, as the authority's key is not
@@ -28,6 +29,12 @@ kept, and a run whose certificates expire cannot reconnect. Short enough that a 
 key does not serve for ever."""
 CLOCK_DIFFERENCE = datetime.timedelta(days=1)
 """Clocks of clusters may be this far behind the one that issued the certificates."""
+
+LOG_KEY = x509.ObjectIdentifier("2.25.226310164853811704157937265498204158273")
+"""The extension of an authority: the key of the log that has all it issues."""
+RECEIPT = x509.ObjectIdentifier("2.25.226310164853811704157937265498204158274")
+"""The extension of a certificate: the signature of that log, see `facts`."""
+_OCTET_STRING = 0x04  # of DER; its length is one byte up to 127
 
 
 class Authority(NamedTuple):
@@ -37,52 +44,120 @@ class Authority(NamedTuple):
     key: ec.EllipticCurvePrivateKey
 
 
-class Credentials(NamedTuple):
-    """The contents of ca.pem, cert.pem and key.pem."""
-
-    authority: bytes
-    certificate: bytes
-    key: bytes
-
-
 def authority(
-    key: ec.EllipticCurvePrivateKey,
-    subject: x509.Name,
     begin: datetime.datetime,
     end: datetime.datetime,
+    lab: str | None = None,
+    log_key: bytes = b"",
 ) -> Authority:
-    """Makes an authority that signs no other authority."""
+    """Makes an authority, with a new key, that signs no other authority.
+
+    Args:
+      lab: whose it is; None for the clusters of one run.
+      log_key: of the log that has all that it issues (Ed25519, 32 bytes); b"" of none.
+    """
+    key = ec.generate_private_key(ec.SECP256R1())
+    # A name of its own: a certificate of another authority has an unknown issuer.
+    subject = name(f"authority {secrets.token_hex(8)}", lab)
     builder = _builder(subject, subject, key.public_key(), begin, end)
     constraints = x509.BasicConstraints(ca=True, path_length=0)
     builder = builder.add_extension(constraints, critical=True)
     builder = builder.add_extension(key_usage(signs_certificates=True), critical=True)
+    builder = _with(builder, LOG_KEY, log_key)
     return Authority(builder.sign(key, hashes.SHA256()), key)
 
 
 def leaf(
     signer: Authority,
     key: Any,
-    subject: x509.Name,
-    name: x509.GeneralName,
+    owner: x509.GeneralName,
     begin: datetime.datetime,
     end: datetime.datetime,
 ) -> x509.Certificate:
     """Makes a certificate that signs nothing.
 
     Args:
-      subject: which does not count.
-      name: its only subject alternative name; `x509.DNSName` of its owner.
+      owner: its only subject alternative name; `x509.DNSName` of a cluster or lab.
     """
-    builder = _builder(subject, signer.certificate.subject, key, begin, end)
+    builder = _builder(name("member"), signer.certificate.subject, key, begin, end)
     constraints = x509.BasicConstraints(ca=False, path_length=None)
     return (
         builder.add_extension(constraints, critical=True)
         .add_extension(key_usage(signs_certificates=False), critical=True)
-        .add_extension(x509.ExtendedKeyUsage(USAGES), critical=True)
-        .add_extension(x509.SubjectAlternativeName([name]), critical=True)
+        .add_extension(x509.ExtendedKeyUsage(credentials.USAGES), critical=True)
+        .add_extension(x509.SubjectAlternativeName([owner]), critical=True)
         .add_extension(identifier_of(signer), critical=False)
         .sign(signer.key, hashes.SHA256())
     )
+
+
+def with_receipt(
+    signer: Authority, made: x509.Certificate, receipt: bytes
+) -> x509.Certificate:
+    """Makes a certificate once more, with the receipt of the authority's log in it.
+
+    Raises:
+      Exception: one of `site_folder.UNREADABLE`, if it has one already.
+    """
+    builder = x509.CertificateBuilder(
+        made.issuer,
+        made.subject,
+        made.public_key(),
+        made.serial_number,
+        made.not_valid_before_utc.replace(tzinfo=None),
+        made.not_valid_after_utc.replace(tzinfo=None),
+        list(made.extensions),
+    )
+    return _with(builder, RECEIPT, receipt).sign(signer.key, hashes.SHA256())
+
+
+def facts(certificate: x509.Certificate) -> bytes:
+    """Returns what a log signs in the receipt of a certificate.
+
+    That is whose it is, its key, its number and its life: the same before and after the
+    receipt is in it, as with the precertificates of RFC 6962.
+    """
+    form = serialization.PublicFormat.SubjectPublicKeyInfo
+    key = certificate.public_key().public_bytes(serialization.Encoding.DER, form)
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    life = [int(each.timestamp()) for each in (begin, end)]
+    names_there, number = credentials.names_of(certificate), certificate.serial_number
+    said = ["nebula receipt 1", names_there, key.hex(), f"{number:x}", life]
+    return json.dumps(said).encode()
+
+
+def is_logged(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
+    """Returns True if a certificate has a receipt of the log that its authority names.
+
+    Raises:
+      Exception: one of `site_folder.UNREADABLE`.
+    """
+    log_key, receipt = _value(authority, LOG_KEY), _value(certificate, RECEIPT)
+    try:
+        key = ed25519.Ed25519PublicKey.from_public_bytes(log_key)
+        key.verify(receipt, facts(certificate))
+    except (ValueError, exceptions.InvalidSignature):
+        return False
+    return True
+
+
+def _with(
+    builder: x509.CertificateBuilder, kind: x509.ObjectIdentifier, value: bytes
+) -> x509.CertificateBuilder:
+    """Returns a builder with a short value (an OCTET STRING) of ours, if it has any."""
+    if not value:
+        return builder
+    coded = bytes([_OCTET_STRING, len(value)]) + value
+    return builder.add_extension(x509.UnrecognizedExtension(kind, coded), False)
+
+
+def _value(certificate: x509.Certificate, kind: x509.ObjectIdentifier) -> bytes:
+    """Returns what `_with` has put into a certificate; b"" if that is nothing."""
+    try:
+        found: Any = certificate.extensions.get_extension_for_oid(kind).value
+    except x509.ExtensionNotFound:
+        return b""
+    return bytes(found.value[2:])
 
 
 def name(unit: str, lab: str | None = None) -> x509.Name:
@@ -103,47 +178,28 @@ def identifier_of(signer: Authority) -> x509.AuthorityKeyIdentifier:
 
 def new_authority() -> Authority:
     """Makes an authority for the clusters of one run."""
-    # A name of its own: a certificate of another authority has an unknown issuer.
-    subject = name(f"authority {secrets.token_hex(8)}")
-    return authority(ec.generate_private_key(ec.SECP256R1()), subject, *_period())
+    return authority(*_period())
 
 
-def issue(signer: Authority, owner: x509.GeneralName) -> Credentials:
-    """Issues a certificate with a new key; `owner` is a cluster's `x509.DNSName`."""
+def issue(signer: Authority, owner: x509.GeneralName) -> bytes:
+    """Makes credentials with a new key (PEM); `owner` is a cluster's `x509.DNSName`."""
     key = ec.generate_private_key(ec.SECP256R1())
-    made = leaf(signer, key.public_key(), name("cluster"), owner, *_period())
-    pem = serialization.Encoding.PEM
-    return Credentials(
-        signer.certificate.public_bytes(pem), made.public_bytes(pem), key_pem(key)
-    )
+    made = leaf(signer, key.public_key(), owner, *_period())
+    return pem(key, made, signer.certificate)
 
 
-def key_pem(key: Any) -> bytes:
-    """Returns a private key as it is written (PEM)."""
-    return key.private_bytes(
-        serialization.Encoding.PEM,
-        serialization.PrivateFormat.PKCS8,
-        serialization.NoEncryption(),
-    )
+def pem(key: Any, *chain: x509.Certificate) -> bytes:
+    """Returns a private key and certificates as they are written (PEM).
+
+    With a certificate and its authority, that is a file of credentials.
+    """
+    coding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
+    own = key.private_bytes(coding, form, serialization.NoEncryption())
+    return b"".join([own, *(each.public_bytes(coding) for each in chain)])
 
 
-def write(folder: pathlib.Path, credentials: Credentials) -> None:
-    """Writes ca.pem, cert.pem and key.pem; folder and key are for this user only."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    (folder / "ca.pem").write_bytes(credentials.authority)
-    (folder / "cert.pem").write_bytes(credentials.certificate)
-    write_key(folder / "key.pem", credentials.key)
-
-
-def write_key(path: pathlib.Path, contents: bytes) -> None:
-    """Writes a private key, for this user only."""
-    key = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-    with os.fdopen(key, "wb") as stream:
-        stream.write(contents)
-
-
-def issue_all(clusters: Iterable[str]) -> dict[str, Credentials]:
-    """Makes a new authority and credentials for the clusters of one run.
+def issue_all(clusters: Iterable[str]) -> dict[str, bytes]:
+    """Makes a new authority and credentials (PEM) for the clusters of one run.
 
     The authority's key is not kept: no cluster can be added later.
 
@@ -160,21 +216,24 @@ def issue_all(clusters: Iterable[str]) -> dict[str, Credentials]:
 
 
 def issue_for_run(folder: pathlib.Path, clusters: Iterable[str]) -> None:
-    """Writes the credentials of `issue_all`.
+    """Writes the credentials of `issue_all`, for this user alone.
 
     Args:
       folder: gets one sub-folder per cluster, named after its certificate.
 
     Raises:
       errors.SettingsError: see `issue_all`; nothing is written.
+      errors.NebulaError: if the disk does not take it.
     """
-    for cluster, credentials in issue_all(clusters).items():
-        write(folder / names.label(cluster), credentials)
+    for cluster, made in issue_all(clusters).items():
+        own = folder / names.label(cluster)
+        own.mkdir(parents=True, exist_ok=True, mode=0o700)
+        private_files.write(own / credentials.FILE, made.decode())
 
 
 def _period() -> tuple[datetime.datetime, datetime.datetime]:
     """Returns begin and end of a certificate of a run that is made now."""
-    now = datetime.datetime.now(datetime.UTC)
+    now = site_folder.utc_now()
     return now - CLOCK_DIFFERENCE, now + LIFETIME
 
 

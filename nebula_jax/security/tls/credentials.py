@@ -1,8 +1,9 @@
-"""The credentials of one cluster as it finds them, and if they may be used.
+"""Credentials: a key, its certificate, and the authority that both sides trust.
 
-They are three PEM files: the authority that both sides trust, and the certificate and
-key of this cluster. OpenSSL checks that a peer's certificate comes from the authority
-and is valid at present; what it lets pass is checked here, on either side alike.
+The three are one PEM file, for a cluster of a run (`cluster.pem`) as for the switch and
+the trainers of a lab: whoever reads it once has parts that belong together. OpenSSL
+checks that a peer's certificate comes from the authority and is valid at present; what
+it lets pass is checked here, on either side alike.
 """
 
 import datetime
@@ -12,158 +13,237 @@ import re
 import stat
 from typing import Any, NamedTuple
 
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
+from cryptography import exceptions, x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from nebula_jax import errors
 from nebula_jax.security import names
+from nebula_jax.security.membership import site_folder
 
+FILE = "cluster.pem"
+"""The credentials of a cluster, in the folder that is its setting `tls`."""
 LONGEST_LIFETIME = datetime.timedelta(days=2 * 366)
 """A stolen key serves no longer. Twice what `certificates` issues."""
 USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
-"""The usages of a cluster's certificate: it may listen and connect."""
-_DESCRIPTORS = re.compile(r"fd:([0-9]{1,9}),([0-9]{1,9}),([0-9]{1,9})")
+"""The usages of a certificate: its owner may listen and connect."""
+HASHES = (hashes.SHA256, hashes.SHA384, hashes.SHA512)
+"""Digests that a signature may be of; older ones can be forged."""
+_DESCRIPTOR = re.compile(r"fd:([0-9]{1,9})")
 
 
-class CredentialsError(errors.NebulaError):
-    """An error in credentials: they are missing, or must not be used."""
+class CredentialsError(site_folder.Refusal):
+    """An error in credentials, of this side or of a peer: they must not be used."""
 
 
 class NoCredentialsError(CredentialsError, errors.SettingsError):
     """A folder, named by a setting, that holds no credentials."""
 
 
-class Files(NamedTuple):
-    """The files of one cluster's credentials."""
+class Credentials(NamedTuple):
+    """The contents of a file of credentials."""
 
-    authority: pathlib.Path
-    certificate: pathlib.Path
-    key: pathlib.Path
+    pem: bytes
+    """All of it."""
+    key: Any
+    """The private one of the certificate."""
+    certificate: x509.Certificate
+    authority: x509.Certificate
 
 
-def files(where: pathlib.Path) -> Files:
-    """Returns the files of credentials.
+def parse(pem: bytes) -> Credentials:
+    """Reads the contents of a file of credentials, and checks nothing.
 
-    Args:
-      where: a folder with ca.pem, cert.pem and key.pem; or `fd:CA,CERT,KEY`, the
-        numbers of descriptors of files in memory, which the launcher hands down.
+    Raises:
+      Exception: one of `site_folder.UNREADABLE`.
     """
-    if found := _DESCRIPTORS.fullmatch(str(where)):
-        return Files(*(pathlib.Path("/proc/self/fd") / each for each in found.groups()))
-    return Files(where / "ca.pem", where / "cert.pem", where / "key.pem")
+    key = serialization.load_pem_private_key(pem, None)
+    certificate, authority = x509.load_pem_x509_certificates(pem)
+    return Credentials(pem, key, certificate, authority)
 
 
-def check(where: pathlib.Path, cluster: str | None = None) -> Files:
-    """Checks that a cluster can use its credentials, and that nobody else can.
+def file(where: pathlib.Path) -> pathlib.Path:
+    """Returns the file of a cluster's credentials.
 
     Args:
-      where: see `files`.
-      cluster: whose they are to be; None for anybody's.
+      where: its folder; or `fd:NUMBER`, the descriptor of a file in memory, which the
+        launcher hands down.
+    """
+    if found := _DESCRIPTOR.fullmatch(str(where)):
+        return pathlib.Path("/proc/self/fd") / found[1]
+    return where / FILE
 
-    Returns:
-      Their files.
+
+def load(where: pathlib.Path, cluster: str | None = None) -> Credentials:
+    """Reads the credentials of a cluster, and checks that it alone can use them.
+
+    Args:
+      where: see `file`.
+      cluster: whose they are to be; None for anybody's.
 
     Raises:
       CredentialsError: in one line that names the file.
     """
-    found = files(where)
+    path = file(where)
     try:
-        authorities = x509.load_pem_x509_certificates(found.authority.read_bytes())
-        certificate = x509.load_pem_x509_certificate(found.certificate.read_bytes())
-        mode = stat.S_IMODE(found.key.stat().st_mode)
-        key = serialization.load_pem_private_key(found.key.read_bytes(), None)
-    except (OSError, TypeError, ValueError) as error:
+        mode = stat.S_IMODE(path.stat().st_mode)
+        found = parse(path.read_bytes())
+    except (OSError, *site_folder.UNREADABLE) as error:
+        text = " ".join((getattr(error, "strerror", None) or str(error)).split())
         raise NoCredentialsError(
-            f"tls={where}: needs ca.pem, cert.pem and key.pem: {_brief(error)}"
+            "missing",
+            f"tls={where}: needs {FILE} as scripts.issue_certificates makes it:"
+            f" {text[:200]}",
         ) from None
-    for authority in authorities:
-        _check_period(authority, f"{found.authority}: the authority")
-    what = f"{found.certificate}: the certificate"
-    _check_certificate(certificate, what)
-    if cluster is not None:
-        names_there = _extension(certificate, x509.SubjectAlternativeName, what)
-        there = names_there.get_values_for_type(x509.DNSName) if names_there else []
-        wanted = names.label(cluster)
-        if wanted not in there:
-            owner = ", ".join(sorted(there)) or "nobody's DNS name"
-            raise CredentialsError(f"{what} is for {owner}, not for {wanted}")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise CredentialsError(
-            f"{found.key}: others can read or change this key (mode {mode:04o}):"
-            f" chmod 600 {found.key}"
+            "readable",
+            f"{path}: others can read or change this key (mode {mode:04o}):"
+            f" chmod 600 {path}",
         )
-    if certificate.public_key() != key.public_key():
-        raise CredentialsError(f"{found.key}: the key of another certificate")
+    name = None if cluster is None else names.label(cluster)
+    check(found, f"{path}: the certificate", name)
     return found
 
 
-def check_peer(certificate: bytes) -> None:
-    """Checks a peer's certificate (DER), which OpenSSL has let pass.
+def check(own: Credentials, what: str, name: str | None) -> None:
+    """Checks credentials of this side.
+
+    Args:
+      what: the certificate, in words.
+      name: its only DNS name; None for any.
+
+    Raises:
+      CredentialsError: if they must not be used.
+    """
+    certificate = own.certificate
+    try:
+        certificate.verify_directly_issued_by(own.authority)
+        found = names_of(certificate)
+    except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
+        raise CredentialsError(
+            "unknown_authority", f"{what} was not issued by the authority beside it"
+        ) from None
+    if certificate.public_key() != own.key.public_key():
+        raise CredentialsError("wrong_key", f"{what} is for another key")
+    if name is not None and found != [name]:
+        owner = ", ".join(found)[:200] or "nobody's DNS name"
+        raise CredentialsError("wrong_name", f"{what} is for {owner}, not for {name}")
+    _check_period(own.authority, f"{what}'s authority")
+    check_certificate(certificate, what)
+
+
+def check_peer(
+    der: bytes | None, longest: datetime.timedelta = LONGEST_LIFETIME
+) -> tuple[x509.Certificate, list[str]]:
+    """Checks a peer's certificate, which OpenSSL has let pass.
+
+    Args:
+      der: the certificate; None or empty if it has shown none.
+      longest: its life.
+
+    Returns:
+      The certificate, and its DNS names, see `names_of`.
 
     Raises:
       CredentialsError: if it must not be used.
     """
-    what = "the peer's certificate"
+    if not der:
+        raise CredentialsError("none", "the peer has shown no certificate")
     try:
-        _check_certificate(x509.load_der_x509_certificate(certificate), what)
-    except ValueError as error:
-        raise CredentialsError(f"{what}: {_brief(error)}") from None
+        found = x509.load_der_x509_certificate(der)
+        there = names_of(found)
+        owner = ", ".join(there)[:200] or "the peer"
+        check_certificate(found, f"the certificate of {owner}", longest)
+    except site_folder.UNREADABLE:
+        raise CredentialsError(
+            "malformed", "the peer's certificate is damaged"
+        ) from None
+    return found, there
 
 
-def _check_certificate(certificate: x509.Certificate, what: str) -> None:
-    """Checks the period of a cluster's certificate, and what it is for."""
+def check_certificate(
+    certificate: x509.Certificate,
+    what: str,
+    longest: datetime.timedelta = LONGEST_LIFETIME,
+) -> None:
+    """Checks the kind of a certificate, and its period.
+
+    Raises:
+      CredentialsError: if it is no certificate of a cluster or lab.
+      Exception: one of `site_folder.UNREADABLE`.
+    """
+    if certificate.serial_number <= 0:
+        raise CredentialsError("malformed", f"{what} has no serial number")
+    constraints = extension(certificate, x509.BasicConstraints)
+    usage = extension(certificate, x509.KeyUsage)
+    if (constraints and constraints.ca) or (usage and usage.key_cert_sign):
+        raise CredentialsError("authority_as_leaf", f"{what} is an authority's")
+    usages = list(extension(certificate, x509.ExtendedKeyUsage) or [])
+    if any(each not in usages for each in USAGES):
+        there = ", ".join(each._name for each in usages) or "not limited"
+        raise CredentialsError(
+            "wrong_usage",
+            f"{what} is not for both ends of a TLS connection: its extended key usage"
+            f" is {there}, and must have serverAuth and clientAuth",
+        )
+    if not is_strong(certificate.public_key()):
+        raise CredentialsError("weak_key", f"the key of {what} is not on P-256")
+    digest = certificate.signature_hash_algorithm
+    if digest is not None and not isinstance(digest, HASHES):
+        raise CredentialsError("weak_digest", f"{what} is signed with {digest.name}")
     _check_period(certificate, what)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    if end - begin > LONGEST_LIFETIME:
+    if end - begin > longest:
         raise CredentialsError(
+            "too_long",
             f"{what} is valid for {(end - begin).days} days, from {begin:%Y-%m-%d} to"
-            f" {end:%Y-%m-%d}; at most {LONGEST_LIFETIME.days} are allowed"
-        )
-    usages = list(_extension(certificate, x509.ExtendedKeyUsage, what) or [])
-    if any(usage not in usages for usage in USAGES):
-        there = ", ".join(usage._name for usage in usages) or "not limited"
-        raise CredentialsError(
-            f"{what} is not for both ends of a TLS connection: its extended key usage"
-            f" is {there}, and must have serverAuth and clientAuth"
+            f" {end:%Y-%m-%d}; at most {longest.days} are allowed",
         )
 
 
 def _check_period(certificate: x509.Certificate, what: str) -> None:
-    if found := out_of_period(certificate, datetime.datetime.now(datetime.UTC)):
-        raise CredentialsError(f"{what} {found[1]}")
-
-
-def out_of_period(
-    certificate: x509.Certificate, now: datetime.datetime
-) -> tuple[str, str] | None:
-    """Returns reason and text if a certificate is not valid at a time."""
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    now = site_folder.utc_now()
     if now < begin:
-        text = f"is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC; is this machine's"
-        return "not_yet_valid", f"{text} clock right?"
+        raise CredentialsError(
+            "not_yet_valid",
+            f"{what} is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC; is this"
+            " machine's clock right?",
+        )
     if now > end:
-        return "expired", f"expired on {end:%Y-%m-%d %H:%M:%S} UTC"
-    return None
+        raise CredentialsError("expired", f"{what} expired on {end:%Y-%m-%d %H:%M} UTC")
+
+
+def is_strong(key: Any) -> bool:
+    """Returns True if a public key is on the curve P-256, as all of ours."""
+    is_curve = isinstance(key, ec.EllipticCurvePublicKey)
+    return is_curve and isinstance(key.curve, ec.SECP256R1)
+
+
+def names_of(certificate: x509.Certificate) -> list[str]:
+    """Returns the DNS names of a certificate, or [] if it has other names as well.
+
+    Raises:
+      Exception: one of `site_folder.UNREADABLE`.
+    """
+    found = extension(certificate, x509.SubjectAlternativeName) or []
+    if not all(isinstance(each, x509.DNSName) for each in found):
+        return []
+    return [each.value for each in found]
 
 
 def extension(certificate: x509.Certificate, kind: Any) -> Any:
     """Returns the value of an extension; None if it is not there.
 
     Raises:
-      ValueError, x509.DuplicateExtension: if the certificate is damaged.
+      Exception: one of `site_folder.UNREADABLE`, if the certificate is damaged.
     """
     try:
         return certificate.extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound:
         return None
-
-
-def _extension(certificate: x509.Certificate, kind: Any, what: str) -> Any:
-    try:
-        return extension(certificate, kind)
-    except (ValueError, x509.DuplicateExtension) as error:
-        raise CredentialsError(f"{what} cannot be read: {_brief(error)}") from None
 
 
 def in_memory(contents: bytes) -> int:
@@ -173,8 +253,3 @@ def in_memory(contents: bytes) -> int:
     with os.fdopen(os.dup(descriptor), "wb") as stream:
         stream.write(contents)
     return descriptor
-
-
-def _brief(error: Exception) -> str:
-    text = error.strerror if isinstance(error, OSError) else None
-    return " ".join((text or str(error)).split())[:200]

@@ -4,8 +4,6 @@ import concurrent.futures
 import ssl
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import serialization
 from two_contexts import connected
 
 from nebula_jax.communication.wire import frames, greeting, reader, sealing
@@ -22,13 +20,7 @@ def ends(tmp_path):
     certificates.issue_for_run(tmp_path, ["discriminator", "generator:0"])
 
     def context(side, name):
-        made, found = tls.Context(side), credentials.files(tmp_path / name)
-        made.load_verify_locations(found.authority)
-        made.load_cert_chain(found.certificate, found.key)
-        made.verify_mode = ssl.CERT_REQUIRED
-        own = x509.load_pem_x509_certificate(found.certificate.read_bytes())
-        made.certificate = own.public_bytes(serialization.Encoding.DER)
-        return made
+        return tls.context(side, credentials.load(tmp_path / name))
 
     server = context(ssl.PROTOCOL_TLS_SERVER, "discriminator")
     client = context(ssl.PROTOCOL_TLS_CLIENT, "generator-0")

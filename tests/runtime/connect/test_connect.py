@@ -19,7 +19,7 @@ from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import launcher, process
 from nebula_jax.security import tls
-from nebula_jax.security.tls import certificates
+from nebula_jax.security.tls import certificates, credentials
 
 
 @pytest.mark.parametrize(
@@ -255,13 +255,20 @@ def test_who_has_answered_is_not_reported_as_nobody(monkeypatch):
         ("unknown/g-0", "no TLS with d at .*unknown ca"),
     ],
 )
-def test_what_only_a_person_can_mend_is_reported_soon(tmp_path, there, words):
+def test_what_only_a_person_can_mend_is_reported_soon(
+    tmp_path, monkeypatch, there, words
+):
     """Another authority, another cluster's credentials, an authority unknown there."""
     for run in ("ours", "other"):
         certificates.issue_for_run(tmp_path / run, ["d", "g:0", "g:1"])
     shutil.copytree(tmp_path / "other", tmp_path / "unknown")
-    trusted = (tmp_path / "ours" / "g-0" / "ca.pem").read_bytes()
-    (tmp_path / "unknown" / "g-0" / "ca.pem").write_bytes(trusted)
+    # Its own certificate is not looked at, as in a program that is not ours.
+    monkeypatch.setattr(credentials, "check", lambda *given: None)
+    ours, theirs = (
+        credentials.load(tmp_path / run / "g-0") for run in ("ours", "unknown")
+    )
+    mixed = certificates.pem(theirs.key, theirs.certificate, ours.authority)
+    (tmp_path / "unknown" / "g-0" / credentials.FILE).write_bytes(mixed)
     start = time.monotonic()
     server = tls.server_contexts(tmp_path / "ours" / "d")
     with links.listening(hello("d"), tls=server, clusters=["g:0"]) as listening:

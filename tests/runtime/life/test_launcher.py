@@ -20,7 +20,7 @@ from nebula_jax import printable
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import launcher, process, processes, restarts
-from nebula_jax.security.tls import certificates
+from nebula_jax.security.tls import certificates, credentials
 
 
 @pytest.fixture
@@ -103,8 +103,10 @@ def test_keys_of_a_run_are_in_no_file_and_a_cluster_has_no_others(start, tmp_pat
         for name, each in family.items()
     }
     for name, contents in held.items():
-        assert len(contents) == 3, name
-    assert len(set.intersection(*held.values())) == 1  # the authority's certificate
+        assert len(contents) == 1, name
+    assert len(set.union(*held.values())) == len(held)
+    found = [credentials.parse(each) for (each,) in held.values()]
+    assert len({each.authority for each in found}) == 1
     process.kill()
     tiny_runs.assert_all_gone(family)
     left = {path.name for path in tmp_path.iterdir()}
@@ -129,12 +131,12 @@ def test_credentials_that_must_not_be_used_are_named_before_anything_starts(
 ):
     own = tmp_path / "own"
     certificates.issue_for_run(own, tiny_cluster.CLUSTERS)
-    (own / "dials-0" / "key.pem").chmod(0o644)
+    (own / "dials-0" / "cluster.pem").chmod(0o644)
     process = start(tls=own)
     output, _ = process.communicate(timeout=30)
     assert process.returncode == 1
     (line,) = output.splitlines()
-    assert f"chmod 600 {own / 'dials-0' / 'key.pem'}" in line
+    assert f"chmod 600 {own / 'dials-0' / 'cluster.pem'}" in line
     assert not (tmp_path / "listens").exists()
 
 

@@ -75,9 +75,9 @@ def test_a_revocation_list_that_is_old_missing_or_rolled_back(folder):
     )
     with pytest.raises(revocation.ListRefused, match="expired"):
         at(now + 8 * 24 * HOUR, checkup.revocation_list, folder)
-    folder.revocation_number.write_text("7\n")
+    folder.list_of("switch").with_suffix(".number").write_text("7\n")
     assert "number 7 was here already" in wrong(folder)["revocation list"]
-    folder.revocation_list.rename(folder.path / "away")
+    folder.list_of("switch").rename(folder.path / "away")
     assert "no revocation list" in wrong(folder)["revocation list"]
 
 

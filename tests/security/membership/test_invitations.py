@@ -31,8 +31,7 @@ def clock(monkeypatch):
 
 @pytest.fixture
 def issuer(tmp_path):
-    folder = site_folder.Folder(tmp_path / "s")
-    return authority.LocalAuthority.create(folder, "lab-s")
+    return lab_folders.create(tmp_path / "s")
 
 
 @pytest.fixture

@@ -12,11 +12,11 @@ from lab_folders import at
 
 from nebula_jax import files
 from nebula_jax.security.membership import (
-    authority,
     member,
     revocation,
     site_folder,
 )
+from nebula_jax.security.tls import credentials
 
 HOUR = datetime.timedelta(hours=1)
 DAY = 24 * HOUR
@@ -50,7 +50,7 @@ def refused(listed, text, reason, now=None):
 
 
 def test_a_lab_is_revoked_when_the_list_has_come(labs):
-    listed = revocation.RevocationList(labs.s)
+    listed = revocation.RevocationList(labs.t)
     begin = member.load(labs.t, "switch").certificate.not_valid_before_utc
     assert listed.number == 1
     assert not listed.is_revoked("lab-t", begin)
@@ -117,7 +117,7 @@ def test_what_comes_along_with_a_list_is_refused(labs):
     listed = revocation.RevocationList(labs.s)
     refused(listed, text + more, "revocation_list_malformed")
     assert listed.accept(text)
-    labs.s.revocation_list.write_text(text + more)
+    labs.s.list_of("switch").write_text(text + more)
     for each in (listed, revocation.RevocationList(labs.s)):
         with pytest.raises(revocation.ListRefused, match="no revocation list") as error:
             is_out(each)
@@ -136,10 +136,10 @@ def test_a_list_that_lacks_something_is_refused_whoever_signed_it(labs):
 
 def test_a_file_that_was_rolled_back_is_refused_after_a_restart(labs):
     """Input 74 of the reference."""
-    older = labs.s.revocation_list.read_text()
+    older = labs.s.list_of("switch").read_text()
     revocation.RevocationList(labs.s).accept(signed(labs, 5, revoked=NEW))
-    newest = labs.s.revocation_list.read_text()
-    labs.s.revocation_list.write_text(older)
+    newest = labs.s.list_of("switch").read_text()
+    labs.s.list_of("switch").write_text(older)
     restarted = revocation.RevocationList(labs.s)
     for call in (restarted.check, restarted.present, lambda: is_out(restarted)):
         with pytest.raises(revocation.ListRefused, match="number 5 was here") as error:
@@ -155,10 +155,10 @@ def test_a_file_that_was_rolled_back_is_refused_after_a_restart(labs):
 
 
 def test_a_list_that_is_missing_is_refused_until_there_is_one(labs):
-    older = labs.s.revocation_list.read_text()
+    older = labs.s.list_of("switch").read_text()
     revocation.RevocationList(labs.s).accept(signed(labs, 5))
-    newest = labs.s.revocation_list.read_text()
-    labs.s.revocation_list.rename(labs.s.path / "gone")
+    newest = labs.s.list_of("switch").read_text()
+    labs.s.list_of("switch").rename(labs.s.path / "gone")
     listed = revocation.RevocationList(labs.s)
     with pytest.raises(revocation.ListRefused, match="there is no") as error:
         is_out(listed)
@@ -203,7 +203,7 @@ def test_a_crash_between_the_two_files_undoes_nothing(labs, monkeypatch):
     writing = files.writing
 
     def crash(path):
-        if path == labs.s.revocation_number:
+        if path == labs.s.list_of("switch").with_suffix(".number"):
             raise OSError(5, "Input/output error")
         return writing(path)
 
@@ -216,8 +216,10 @@ def test_a_crash_between_the_two_files_undoes_nothing(labs, monkeypatch):
         assert each.number == 5
         assert is_out(each)
         assert not each.accept(signed(labs, 4))
-    assert labs.s.revocation_number.read_text() == "5\n"  # at the restart
-    labs.s.revocation_list.write_text(signed(labs, 4))
+    assert (
+        labs.s.list_of("switch").with_suffix(".number").read_text() == "5\n"
+    )  # at the restart
+    labs.s.list_of("switch").write_text(signed(labs, 4))
     with pytest.raises(revocation.ListRefused, match="number 5 was here"):
         revocation.RevocationList(labs.s).check()
 
@@ -254,7 +256,7 @@ def test_two_processes_do_not_take_lists_at_once(labs, monkeypatch):
 
 @pytest.mark.parametrize("text", ["", "five", "-1", "1" * 19, "5\n5\n"])
 def test_a_number_that_cannot_be_read_is_named(labs, text):
-    labs.s.revocation_number.write_text(text)
+    labs.s.list_of("switch").with_suffix(".number").write_text(text)
     with pytest.raises(
         site_folder.FederationError, match=r"revoked\.number: has no number"
     ):
@@ -264,18 +266,16 @@ def test_a_number_that_cannot_be_read_is_named(labs, text):
 def test_a_lab_without_the_authoritys_certificate(tmp_path):
     folder = site_folder.Folder(tmp_path / "new")
     folder.create("lab-t", lab_folders.ADDRESS, "0f" * 32)
-    folder.revocation_list.write_text("")
+    folder.list_of("switch").write_text("")
     with pytest.raises(site_folder.FederationError, match="no credentials"):
         revocation.RevocationList(folder)
 
 
 def test_no_list_is_accepted_of_an_authority_that_is_not_pinned(labs, tmp_path):
-    other = authority.LocalAuthority.create(
-        site_folder.Folder(tmp_path / "other"), "lab-s"
-    )
+    other = lab_folders.create(tmp_path / "other")
     labs.s.switch.write_bytes(labs.s.switch.read_bytes() + other.certificate())
     listed = revocation.RevocationList(labs.t)
-    with pytest.raises(member.CredentialsRefused):
+    with pytest.raises(credentials.CredentialsError):
         revocation.RevocationList(labs.s)
     refused(listed, other.revocation_list()[1], "revocation_list_forged")
 

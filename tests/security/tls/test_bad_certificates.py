@@ -176,8 +176,9 @@ def certificate(
     is_authority=False,
     identifier=True,
     subject=None,
+    receipt=lab_folders.LOG.sign,
 ):
-    """A certificate with everything at will."""
+    """A certificate with everything at will; `receipt` makes one of its facts."""
     now = site_folder.utc_now()
     public = key.public_key()
     issuer = signer.certificate.subject
@@ -208,6 +209,8 @@ def certificate(
         builder = builder.add_extension(
             x509.AuthorityKeyIdentifier.from_issuer_subject_key_identifier(own), False
         )
+    value = receipt(certificates.facts(builder.sign(signer.key, hashes.SHA256())))
+    builder = certificates._with(builder, certificates.RECEIPT, value)
     return builder.sign(signer.key, hashes.SHA256())
 
 
@@ -337,6 +340,15 @@ BAD = {
     "68 SHA-1": (signed_with_sha1, "weak_digest"),
     "no issuer's key id": (leaf(identifier=False), "malformed"),
     "a year": (leaf(end=365 * DAY), "too_long"),
+    "not logged": (leaf(receipt=lambda facts: b""), "unlogged"),
+    "of another log": (
+        leaf(receipt=ed25519.Ed25519PrivateKey.generate().sign),
+        "unlogged",
+    ),
+    "another's receipt": (
+        leaf(receipt=lambda facts: lab_folders.LOG.sign(facts + b" ")),
+        "unlogged",
+    ),
 }
 
 
@@ -427,7 +439,8 @@ def test_clocks_may_differ_by_a_minute(pki, seconds, reason):
     """Input 64: the authority's clock is ahead of the server's, or behind."""
     now = site_folder.utc_now() + datetime.timedelta(seconds=seconds)
     key, csr = member.new_request()
-    pem = lab_folders.at(now, pki.labs.authority.certify, csr, "lab-t", "switch")
+    issuer = pki.labs.authority
+    pem = lab_folders.at(now, lab_folders.certify, issuer, csr, "lab-t", "switch")
     context = pki.client([x509.load_pem_x509_certificate(pem)], key)
     found, _ = meet(pki.server(), visitor(context), pki.labs.s)
     assert found == reason
@@ -491,13 +504,9 @@ def test_what_is_no_tls_is_called_plaintext(pki, data):
 # Revoked, and lists that do not serve.
 
 
-def revoke(pki, listed=True):
-    """Revokes lab-t; lab-s has the new list."""
+def revoke(pki):
+    """Revokes lab-t; lab-s, whose authority it is, has the new list."""
     pki.labs.authority.revoke("lab-t")
-    if listed:
-        revocation.RevocationList(pki.labs.s).accept(
-            pki.labs.authority.revocation_list()[1]
-        )
 
 
 @pytest.mark.parametrize("role", site_folder.ROLES)
@@ -508,10 +517,7 @@ def test_a_revoked_lab_is_refused(own_pki, role):
     visit = lambda: visitor(between_labs.client_context(labs.t, role), name)  # noqa: E731
     server = own_pki.server(role=role)
     assert meet(server, visit(), labs.s) == ("served", "welcome")
-    revoke(own_pki, listed=False)
-    assert meet(server, visit(), labs.s) == ("served", "welcome")  # no news yet
-    revoke_list = labs.authority.revocation_list()[1]
-    revocation.RevocationList(labs.s).accept(revoke_list)
+    revoke(own_pki)
     assert meet(server, visit(), labs.s) == ("revoked", AT_FIRST_READ)
 
 
@@ -524,7 +530,7 @@ def test_a_revoked_server_is_refused_by_a_client(own_pki):
         served = pool.submit(serve_once, make, server_end, labs.t)
         context = between_labs.client_context(labs.s)
         with context.wrap_socket(client_end, server_hostname="lab-t") as line:
-            with pytest.raises(between_labs.PeerRefused) as error:
+            with pytest.raises(credentials.CredentialsError) as error:
                 between_labs.check_peer(line.getpeercert(True), labs.s, "lab-t")
             assert error.value.reason == "revoked"
         assert served.result(PATIENCE) in ("cut_off", "closed")
@@ -540,14 +546,16 @@ def test_a_live_connection_can_be_checked_again(own_pki):
     check()
     now = site_folder.utc_now()
     for when, reason in ((121 * HOUR, "expired"), (-HOUR, "not_yet_valid")):
-        with pytest.raises(between_labs.PeerRefused, match="lab-t") as error:
+        with pytest.raises(credentials.CredentialsError, match="lab-t") as error:
             lab_folders.at(now + when, check)
         assert error.value.reason == reason
     revoke(own_pki)
-    with pytest.raises(between_labs.PeerRefused, match="lab-t was revoked") as error:
+    with pytest.raises(
+        credentials.CredentialsError, match="lab-t was revoked"
+    ) as error:
         check()
     assert error.value.reason == "revoked"
-    labs.s.revocation_list.write_text(list_of(own_pki, now - 8 * DAY, 9))
+    labs.s.list_of("switch").write_text(list_of(own_pki, now - 8 * DAY, 9))
     with pytest.raises(revocation.ListRefused) as error:
         check()  # a connection ends with the list that admitted it
     assert error.value.reason == "revocation_list_expired"
@@ -580,7 +588,7 @@ def shows_session(own_pki, make_context, version):
 def _files(folder):
     """Chain and key of a lab's switch."""
     own = member.load(folder, "switch")
-    return [own.certificate], serialization.load_pem_private_key(own.pem, None)
+    return [own.certificate], own.key
 
 
 @pytest.mark.parametrize("version", VERSIONS)
@@ -621,11 +629,11 @@ def test_without_a_list_that_serves_nobody_is_served(own_pki, name, by):
     context = between_labs.client_context(labs.t)
     before = own_pki.server()()  # that of a connection under way
     if made is None:
-        labs.s.revocation_list.rename(labs.s.path / "gone")
+        labs.s.list_of("switch").rename(labs.s.path / "gone")
     else:
         with pytest.raises(revocation.ListRefused):
             revocation.RevocationList(labs.s).accept(made)
-        labs.s.revocation_list.write_text(made)
+        labs.s.list_of("switch").write_text(made)
     server = own_pki.server() if by == "context" else lambda: before
     found, noticed = meet(server, visitor(context), labs.s)
     assert found == f"revocation_list_{name.rpartition(' ')[2]}"
@@ -635,9 +643,9 @@ def test_without_a_list_that_serves_nobody_is_served(own_pki, name, by):
 def test_a_list_rolled_back_over_a_restart_does_not_let_the_revoked_in(own_pki):
     """Input 74."""
     labs = own_pki.labs
-    older = labs.s.revocation_list.read_bytes()
+    older = labs.s.list_of("switch").read_bytes()
     revoke(own_pki)
-    labs.s.revocation_list.write_bytes(older)
+    labs.s.list_of("switch").write_bytes(older)
     found, _ = meet(
         own_pki.server(), visitor(between_labs.client_context(labs.t)), labs.s
     )
@@ -675,10 +683,10 @@ def test_another_authority_is_not_joined(pki, tmp_path):
         other.certificate(),
         another_authority(pki).certificate.public_bytes(PEM),
     ):
-        with pytest.raises(member.CredentialsRefused) as error:
+        with pytest.raises(credentials.CredentialsError) as error:
             member.trusted_authority(ca, pki.labs.authority.fingerprint)
         assert error.value.reason == "unknown_authority"
-    with pytest.raises(member.CredentialsRefused, match="no certificate"):
+    with pytest.raises(credentials.CredentialsError, match="no certificate"):
         member.trusted_authority(b"", pki.labs.authority.fingerprint)
 
 
@@ -788,11 +796,11 @@ def test_a_damaged_certificate_has_a_reason(pki):
         serialization.Encoding.DER
     )
     for damaged in (der[:-1], der[:40], b"no certificate", b"\x30\x82\xff\xff"):
-        with pytest.raises(between_labs.PeerRefused) as error:
+        with pytest.raises(credentials.CredentialsError) as error:
             between_labs.check_peer(damaged, pki.labs.s)
         assert error.value.reason == "malformed"
     for nothing in (None, b""):
-        with pytest.raises(between_labs.PeerRefused) as error:
+        with pytest.raises(credentials.CredentialsError) as error:
             between_labs.check_peer(nothing, pki.labs.s)
         assert error.value.reason == "none"
 
@@ -802,7 +810,7 @@ def test_we_refuse_what_openssl_or_an_expected_name_would_as_well(pki, name):
     make, reason = BAD[name]
     (found,), _ = make(pki)
     der = found.public_bytes(serialization.Encoding.DER)
-    with pytest.raises(between_labs.PeerRefused) as error:
+    with pytest.raises(credentials.CredentialsError) as error:
         between_labs.check_peer(der, pki.labs.s)
     assert error.value.reason == reason
 
@@ -819,7 +827,7 @@ def test_no_flipped_bit_of_a_certificate_raises_anything_else(pki):
         damaged[place // 8] ^= 1 << place % 8
         try:
             between_labs.check_peer(bytes(damaged), pki.labs.s, "lab-t", revoked=listed)
-        except between_labs.PeerRefused as error:
+        except credentials.CredentialsError as error:
             reasons.add(error.reason)
     assert reasons >= {"malformed", "wrong_name", "wrong_usage"}
 
@@ -834,7 +842,7 @@ def test_no_flipped_bit_of_a_certificate_raises_anything_else(pki):
         (ssl.SSLEOFError(8, "EOF occurred"), "cut_off"),
         (ssl.SSLZeroReturnError(6, "closed"), "closed"),
         (ConnectionAbortedError("SSL handshake is taking longer than 5 s"), "stalled"),
-        (between_labs.PeerRefused("revoked", "it was revoked"), "revoked"),
+        (credentials.CredentialsError("revoked", "it was revoked"), "revoked"),
         (errors.SettingsError("a setting"), "own_folder"),
         (OSError(24, "Too many open files"), "failed"),
         (ValueError("check_hostname requires server_hostname"), "failed"),
@@ -868,7 +876,7 @@ def test_contexts_are_fresh_and_show_this_labs_certificate(pki):
         assert context.verify_mode == ssl.CERT_REQUIRED
         assert context.options & ssl.OP_NO_RENEGOTIATION
         assert context.options & ssl.OP_NO_COMPRESSION
-    for floor in between_labs.FLOORS:  # and no context hands out tickets
+    for floor in tls.FLOORS:  # and no context hands out tickets
         context = between_labs.server_context(pki.labs.s, floor=floor)
         assert context.num_tickets == 0
         assert context.options & ssl.OP_NO_TICKET
@@ -881,16 +889,6 @@ def test_contexts_are_fresh_and_show_this_labs_certificate(pki):
 def test_no_other_floor_can_be_set(pki, floor):
     with pytest.raises(errors.SettingsError, match=r"it is one of 1\.3, 1\.2"):
         between_labs.server_context(pki.labs.s, floor=floor)
-
-
-def test_own_credentials_that_openssl_does_not_take_are_named(own_pki, monkeypatch):
-    labs = own_pki.labs
-    loaded = member.load(labs.s, "switch")._replace(pem=b"no key")
-    monkeypatch.setattr(member, "load", lambda *args: loaded)
-    with pytest.raises(
-        site_folder.FederationError, match="OpenSSL does not take switch"
-    ):
-        between_labs.server_context(labs.s)
 
 
 def test_rotated_credentials_are_shown_by_the_next_context(own_pki):

@@ -1,17 +1,25 @@
-"""Credentials that must not be used: one line that names the file, at the start."""
+"""The credentials of the clusters of a run: what is made, and what must not be used.
+
+What a peer is refused for is the matrix of `test_bad_certificates`: contexts and checks
+are those of a federation.
+"""
 
 import datetime
 import os
 import pathlib
 import re
+import ssl
+import stat
 
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.x509.oid import ExtendedKeyUsageOID
+from lab_folders import at
 from two_contexts import shake_hands
 
 from nebula_jax.security import tls
+from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import certificates, credentials
 
 CLUSTERS = ["discriminator", "generator:0"]
@@ -24,6 +32,10 @@ def folder(tmp_path):
     return tmp_path / "generator-0"
 
 
+def read(folder):
+    return credentials.parse((folder / credentials.FILE).read_bytes())
+
+
 def refused(folder, words, cluster=None):
     """Asserts that no context is made of the folder, in either role."""
     for contexts in (tls.server_contexts, tls.client_contexts):
@@ -34,15 +46,18 @@ def refused(folder, words, cluster=None):
 
 def issued(folder, monkeypatch, begin, end, usages=credentials.USAGES, ca_end=None):
     """Credentials of generator:0 with another period and usage."""
-    now = datetime.datetime.now(datetime.UTC)
+    now = site_folder.utc_now()
     monkeypatch.setattr(certificates, "CLOCK_DIFFERENCE", DAY)
     monkeypatch.setattr(certificates, "LIFETIME", ca_end or 365 * DAY)
     authority = certificates.new_authority()
     monkeypatch.setattr(certificates, "LIFETIME", end - now)
     monkeypatch.setattr(certificates, "CLOCK_DIFFERENCE", now - begin)
-    monkeypatch.setattr(certificates, "USAGES", usages)
-    name = x509.DNSName("generator-0")
-    certificates.write(folder, certificates.issue(authority, name))
+    with monkeypatch.context() as other:
+        other.setattr(credentials, "USAGES", usages)
+        made = certificates.issue(authority, x509.DNSName("generator-0"))
+    folder.mkdir(exist_ok=True)
+    (folder / credentials.FILE).write_bytes(made)
+    (folder / credentials.FILE).chmod(0o600)
     return folder
 
 
@@ -50,96 +65,182 @@ def utc(year):
     return datetime.datetime(year, 1, 1, tzinfo=datetime.UTC)
 
 
-def test_credentials_that_serve(folder):
-    assert credentials.check(folder, "generator:0").key == folder / "key.pem"
-    credentials.check(folder)
+# What is made.
+
+
+def test_each_cluster_has_its_name_of_the_one_authority_for_a_year(folder):
+    found = {
+        name: read(folder.parent / name) for name in ("discriminator", folder.name)
+    }
+    assert len({each.authority for each in found.values()}) == 1
+    for name, each in found.items():
+        assert credentials.names_of(each.certificate) == [name]
+        each.certificate.verify_directly_issued_by(each.authority)
+        for made in (each.certificate, each.authority):  # also where clocks are slow
+            begin, end = made.not_valid_before_utc, made.not_valid_after_utc
+            minute, now = datetime.timedelta(minutes=1), site_folder.utc_now()
+            assert abs(now - begin - DAY) < minute
+            assert abs(end - now - 365 * DAY) < minute
+
+
+def test_the_authoritys_key_is_not_kept_and_others_are_for_the_user_alone(folder):
+    files = sorted(folder.parent.rglob("*.*"))
+    assert files == [
+        folder.parent / name / credentials.FILE
+        for name in ("discriminator", "generator-0")
+    ]
+    for path in files:
+        assert path.read_bytes().count(b"PRIVATE KEY-----\n") == 2  # begin and end
+        assert (
+            read(path.parent).authority.public_key()
+            != read(path.parent).key.public_key()
+        )
+        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_key_may_do_what_it_is_for_and_nothing_else(folder):
+    own = read(folder)
+    signs, shakes_hands = {"key_cert_sign", "crl_sign"}, {"digital_signature"}
+    for made, may in ((own.authority, signs), (own.certificate, shakes_hands)):
+        usage = made.extensions.get_extension_for_class(x509.KeyUsage)
+        uses = {
+            *("digital_signature", "content_commitment", "key_encipherment"),
+            *("data_encipherment", "key_agreement", "key_cert_sign", "crl_sign"),
+        }
+        assert {each for each in uses if getattr(usage.value, each)} == may
+        constraints = made.extensions.get_extension_for_class(x509.BasicConstraints)
+        assert constraints.value.ca == (may is signs)
+        assert usage.critical
+        assert constraints.critical
+    for kind in (x509.ExtendedKeyUsage, x509.SubjectAlternativeName):
+        assert own.certificate.extensions.get_extension_for_class(kind).critical
+
+
+# What is used.
+
+
+def test_both_sides_show_certificates_and_speak_tls_1_3(folder):
+    server = tls.server_contexts(folder.parent / "discriminator", "discriminator")
+    client = tls.client_contexts(folder, "generator:0")
+    assert shake_hands(server(), client()).version() == "TLSv1.3"
+    with pytest.raises(ssl.SSLCertVerificationError, match="Hostname mismatch"):
+        shake_hands(server(), client(), name="generator-1")
+    assert server() is not server()  # so no session is resumed
+    for context in (server(), client()):
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert context.verify_mode == ssl.CERT_REQUIRED
+
+
+def test_a_certificate_of_another_authority_is_refused(folder, tmp_path):
+    other = tmp_path / "another run"
+    certificates.issue_for_run(other, CLUSTERS)
+    for server, client in ((folder.parent, other), (other, folder.parent)):
+        context = tls.server_contexts(server / "discriminator")()
+        with pytest.raises(ssl.SSLCertVerificationError, match="self-signed"):
+            shake_hands(context, tls.client_contexts(client / "generator-0")())
+
+
+def test_credentials_in_memory_serve_again_and_again(folder):
+    descriptor = credentials.in_memory((folder / credentials.FILE).read_bytes())
+    where = pathlib.Path(f"fd:{descriptor}")
+    make = tls.client_contexts(where, "generator:0")
+    server = tls.server_contexts(folder.parent / "discriminator")
+    for _ in range(2):
+        shake_hands(server(), make())
+    os.close(descriptor)
+    refused(where, f"tls={where}: needs cluster.pem")
+
+
+# What must not be: one line that names the file, at the start.
 
 
 def test_a_certificate_of_a_thousand_years_for_signing_code(tmp_path, monkeypatch):
     usages = [ExtendedKeyUsageOID.CODE_SIGNING]
-    both = issued(tmp_path / "both", monkeypatch, utc(2000), utc(3000), usages)
-    words = "cert.pem: the certificate is valid for 365243 days, from 2000-01-01 to"
-    refused(both, words)
-    soon = datetime.datetime.now(datetime.UTC) + 30 * DAY
+    long = issued(tmp_path / "long", monkeypatch, utc(2000), utc(3000))
+    words = "cluster.pem: the certificate is valid for 365243 days, from 2000-01-01 to"
+    refused(long, words)
+    soon = site_folder.utc_now() + 30 * DAY
     signing = issued(tmp_path / "signing", monkeypatch, soon - 40 * DAY, soon, usages)
     refused(signing, "its extended key usage is codeSigning, and must have serverAuth")
 
 
 @pytest.mark.parametrize("usage", credentials.USAGES, ids=lambda usage: usage._name)
 def test_a_certificate_for_one_end_only(tmp_path, monkeypatch, usage):
-    now = datetime.datetime.now(datetime.UTC)
+    now = site_folder.utc_now()
     issued(tmp_path, monkeypatch, now - DAY, now + DAY, [usage])
     refused(tmp_path, f"its extended key usage is {usage._name}, and must have")
 
 
 def test_periods(tmp_path, monkeypatch):
-    now = datetime.datetime.now(datetime.UTC)
+    now = site_folder.utc_now()
     late = issued(tmp_path / "late", monkeypatch, now - 9 * DAY, now - 2 * DAY)
-    refused(late, f"cert.pem: the certificate expired on {now - 2 * DAY:%Y-%m-%d}")
+    refused(late, f"cluster.pem: the certificate expired on {now - 2 * DAY:%Y-%m-%d}")
     early = issued(tmp_path / "early", monkeypatch, now + 2 * DAY, now + 9 * DAY)
-    refused(early, "cert.pem: the certificate is not valid before")
+    refused(early, "cluster.pem: the certificate is not valid before")
     old = tmp_path / "old"
     issued(old, monkeypatch, now - DAY, now + DAY, ca_end=-DAY / 2)
-    refused(old, "ca.pem: the authority expired on")
+    refused(old, "cluster.pem: the certificate's authority expired on")
+    made = issued(tmp_path / "made", monkeypatch, now - DAY, now + DAY)
+    make = tls.client_contexts(made)
+    with pytest.raises(credentials.CredentialsError, match="expired"):
+        at(now + 2 * DAY, make)
 
 
 def test_a_certificate_of_another_cluster(folder):
-    words = "cert.pem: the certificate is for generator-0, not for generator-1"
+    words = "cluster.pem: the certificate is for generator-0, not for generator-1"
     refused(folder, words, "generator:1")
 
 
-def test_a_key_of_another_certificate(folder):
-    other = folder.parent / "discriminator" / "key.pem"
-    (folder / "key.pem").write_bytes(other.read_bytes())
-    refused(folder, "key.pem: the key of another certificate")
+def test_a_key_of_another_certificate_and_another_authority(folder):
+    path, own, other = (
+        folder / credentials.FILE,
+        read(folder),
+        read(folder.parent / "discriminator"),
+    )
+    path.write_bytes(certificates.pem(other.key, own.certificate, own.authority))
+    refused(folder, "cluster.pem: the certificate is for another key")
+    unknown = certificates.new_authority().certificate
+    path.write_bytes(certificates.pem(own.key, own.certificate, unknown))
+    refused(folder, "cluster.pem: the certificate was not issued by the authority")
 
 
 @pytest.mark.parametrize("mode", [0o644, 0o640, 0o604, 0o620, 0o601])
 def test_a_key_that_others_can_read_or_change(folder, mode):
-    key = folder / "key.pem"
-    key.chmod(mode)
-    refused(folder, f"(mode {mode:04o}): chmod 600 {key}")
-    key.chmod(0o400)
-    credentials.check(folder)
+    path = folder / credentials.FILE
+    path.chmod(mode)
+    refused(folder, f"(mode {mode:04o}): chmod 600 {path}")
+    path.chmod(0o400)
+    credentials.load(folder)
 
 
-@pytest.mark.parametrize("name", ["ca.pem", "cert.pem", "key.pem"])
 @pytest.mark.parametrize("content", [None, b"", b"no PEM", b"-----BEGIN X-----\n\xff"])
-def test_files_that_are_missing_or_damaged(folder, name, content):
-    (folder / name).unlink()
-    if content is not None:
-        (folder / name).write_bytes(content)
-        (folder / name).chmod(0o600)
-    refused(folder, f"tls={folder}: needs ca.pem, cert.pem and key.pem")
+def test_a_file_that_is_missing_or_damaged(folder, content):
+    path = folder / credentials.FILE
+    whole = path.read_bytes()
+    path.unlink()
+    for contents in (content, content and whole[:-40], content and whole[40:]):
+        if contents is not None:
+            path.write_bytes(contents)
+            path.chmod(0o600)
+        refused(folder, f"tls={folder}: needs cluster.pem")
 
 
 def test_a_key_with_a_password(folder):
-    path = folder / "key.pem"
-    key = serialization.load_pem_private_key(path.read_bytes(), None)
-    path.write_bytes(
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.BestAvailableEncryption(b"secret"),
-        )
+    path, own = folder / credentials.FILE, read(folder)
+    locked = own.key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.PKCS8,
+        serialization.BestAvailableEncryption(b"secret"),
     )
-    refused(folder, "needs ca.pem, cert.pem and key.pem: Password was not given")
+    path.write_bytes(locked + own.pem.partition(b"-----END PRIVATE KEY-----\n")[2])
+    refused(
+        folder, "needs cluster.pem as scripts.issue_certificates makes it: Password"
+    )
 
 
-@pytest.mark.parametrize("junk", [b"", b"junk"])
-def test_a_peer_without_a_certificate_is_no_peer(junk):
-    with pytest.raises(credentials.CredentialsError, match="the peer's"):
+@pytest.mark.parametrize(("junk", "reason"), [(b"", "none"), (b"junk", "malformed")])
+def test_a_peer_without_a_certificate_is_no_peer(junk, reason):
+    with pytest.raises(credentials.CredentialsError, match="the peer") as error:
         credentials.check_peer(junk)
-
-
-def test_credentials_in_memory_serve_again_and_again(folder):
-    contents = [(folder / f"{name}.pem").read_bytes() for name in ("ca", "cert", "key")]
-    descriptors = [credentials.in_memory(each) for each in contents]
-    where = pathlib.Path("fd:" + ",".join(map(str, descriptors)))
-    make = tls.client_contexts(where, "generator:0")
-    server = tls.server_contexts(folder.parent / "discriminator")
-    for _ in range(2):
-        shake_hands(server(), make())
-    for each in descriptors:
-        os.close(each)
-    refused(where, f"tls={where}: needs ca.pem, cert.pem and key.pem")
+    assert error.value.reason == reason
