@@ -2,8 +2,10 @@
 
 import argparse
 import dataclasses
+import pathlib
 import socket
 import sys
+from typing import Any
 
 from nebula_jax.federation import issuer as issuer_lib
 from nebula_jax.federation import joining
@@ -27,6 +29,7 @@ def init(given: argparse.Namespace) -> int:
     _begin(folder, given.name, "founded", fingerprint=issuer.fingerprint)
     print(f"{folder.path}: {given.name} has founded a federation.")
     print(f"fingerprint of its authority: {issuer.fingerprint}")
+    print(f"{folder.root_key} is needed to replace its key alone: keep it elsewhere")
     print(f"next: {arguments.again(given, f'switch --listen 0.0.0.0:{PORT}')}")
     invite = arguments.again(given, "invite lab-t --out invitation")
     print(f"      {invite}    (for another lab)")
@@ -99,6 +102,21 @@ def serve_authority(given: argparse.Namespace) -> int:
     return 0
 
 
+@arguments.command(
+    "rekey",
+    arguments.option("root", type=pathlib.Path, help="file with the root's key"),
+)
+def rekey(given: argparse.Namespace) -> int:
+    """Replaces the authority's key by one that its root signs; no lab joins again."""
+    folder = arguments.folder(given)
+    number = authority.LocalAuthority(folder).replace_key(
+        private_files.read(given.root).encode()
+    )
+    _record(folder, "certificate", event="rekeyed", number=number)
+    print(f"the key of the authority is new (list {number}); {given.root} can go")
+    return 0
+
+
 @arguments.command("revoke", arguments.option("lab", help="name of the lab"))
 def revoke(given: argparse.Namespace) -> int:
     """Revokes a lab's certificates: its connections end within two seconds."""
@@ -109,7 +127,7 @@ def revoke(given: argparse.Namespace) -> int:
     return 0
 
 
-def _record(folder: federation_lib.Folder, kind: str, **what: str) -> None:
+def _record(folder: federation_lib.Folder, kind: str, **what: Any) -> None:
     """Puts an entry into the log of this lab, unless that is another user's."""
     if folder.audit.exists():
         arguments.record(folder, kind, arguments.user(), **what)

@@ -234,7 +234,8 @@ def test_who_has_the_authoritys_key_alone_is_nobody(labs):
             with pytest.raises(credentials.CredentialsError, match="no receipt") as why:
                 between_labs.check_peer(der, other.stolen)
             assert why.value.reason == "unlogged"
-        text = certificates.pem(key, x509.load_pem_x509_certificate(pem)).decode()
+        shown = x509.load_pem_x509_certificates(pem)
+        text = certificates.pem(key, *shown).decode()
         ca = issuer.certificate().decode()
         lab.folder.trainer.rename(kept := lab.folder.path / "kept")
         private_files.write(lab.folder.trainer, text + ca)
@@ -299,6 +300,21 @@ def test_who_gets_a_jobs_data_is_printed_at_the_start(labs, capsys):
     printed = "".join(capsys.readouterr())
     assert "generator:0 is at lab-t" in printed
     assert "discriminator is at lab-s" in printed
+
+
+def test_the_authoritys_key_is_replaced_while_labs_run(labs):
+    away = site_folder.Folder(labs["lab-s"].folder.path.parent / "ca")
+    made = nebula_command.run("rekey", away.root_key, "--federation", away.path)
+    assert made.status == 0, made
+    number = revocation.RevocationList(away).number
+    for lab in labs.values():
+        two_labs.wait_until(lambda lab=lab: lab.switch.upkeep.number == number)
+    one, other = labs["lab-s"], labs["lab-t"]
+    exchange_between(one, other, job="before")  # by certificates of the former key
+    rotate(other)
+    exchange_between(one, other, job="between")
+    rotate(one)
+    exchange_between(other, one, job="after")
 
 
 def test_a_lab_is_revoked_where_the_authority_is_another_users(labs, tmp_path):

@@ -51,4 +51,4 @@ def test_a_peer_is_admitted_by_certificate_role_job_lab_policy_and_number(
         refused("lab-t", offer())
         rules.unlink() if before is None else rules.write_bytes(before)
         monkeypatch.setattr(between_labs, "LONGEST", datetime.timedelta(minutes=1))
-        refused("is valid for .* days, more than 0", offer())
+        refused("is valid for .* days, .* at most 0 are allowed", offer())

@@ -17,7 +17,7 @@ SECRET = re.compile(r"password|token|secret|invitation|key")
 COMMANDS = [
     *("init", "invite", "join", "revoke", "switch", "status", "rotate"),
     *("account", "data", "grant", "ungrant", "grants"),
-    *("audit", "doctor", "authority"),
+    *("audit", "doctor", "authority", "rekey"),
 ]
 
 
@@ -115,6 +115,7 @@ def test_init_makes_a_folder_for_this_user_alone(tmp_path):
     for name in (
         "people.json",
         "authority/authority.pem",
+        "authority/root.pem",
         "audit/key.pem",
     ):
         assert stat.S_IMODE((path / name).stat().st_mode) == 0o600, name
@@ -166,6 +167,14 @@ def test_join_takes_the_invitation_from_a_file_or_standard_input(lab, tmp_path):
     assert nebula_command.run(*join, "lab-t", stdin="x" * 9000).status == 1
     found = nebula_command.run(*join, "lab-t", "--token_file", tmp_path / "none")
     assert found.err.endswith("No such file or directory\n")
+
+
+def test_the_authoritys_key_is_replaced_by_a_file_with_the_roots(lab, tmp_path):
+    root = (lab.path / "authority" / "root.pem").rename(tmp_path / "root.pem")
+    wrong = lab.path / "authority" / "authority.pem"
+    assert "not the key of the federation's root" in lab.fails("rekey", wrong)
+    assert lab("rekey", root).out.startswith("the key of the authority is new (list 2)")
+    assert lab.kinds()[-1] == "certificate"
 
 
 def test_revoke_is_recorded(lab):

@@ -1,16 +1,19 @@
 """The authority of a federation: it issues certificates, and revokes them.
 
-It lies in the folder of the lab that founded the federation. The authority decides
-names. What a request has in it besides its key does not count: a certificate is for a
-lab and a role, and a lab gets one while it is a member. Requests come by way of
-switches, of which none is believed: an invitation's secret, or the key of the former
-certificate, vouches for every one.
+It lies in the folder of the lab that founded the federation. Its key is signed by that
+of a root, which all labs trust, and can be replaced by it; the root's is needed for
+nothing else.
+
+The authority decides names. What a request has in it besides its key does not count: a
+certificate is for a lab and a role, and a lab gets one while it is a member. Requests
+come by way of switches, of which none is believed: an invitation's secret, or the key
+of the former certificate, vouches for every one.
 """
 
 import datetime
 import hmac
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import serialization
@@ -27,7 +30,7 @@ from nebula_jax.security.membership.site_folder import FederationError
 from nebula_jax.security.tls import certificates, credentials
 
 AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
-"""Longer than any federation: with another authority every lab would join anew."""
+"""Longer than any federation: with another root every lab would join anew."""
 LEAF_LIFETIME = datetime.timedelta(days=5)
 """Certificates are a day old when they are renewed: so runs go on while the authority
 is away for four days. A stolen key serves for so long, unless it is revoked."""
@@ -44,8 +47,22 @@ expired so long ago, unless it was revoked."""
 Ledger = store.Tables
 """What the authority remembers: invitations by the digests of their secrets (lab, end,
 state) and labs (state, from when on their certificates count, and from when on the
-newest is valid). Times are unix seconds. The newest list is that of the folder."""
+newest is valid). Times are unix seconds."""
 PARTS = ("invitations", "labs")
+
+
+class _Keys(NamedTuple):
+    """The keys of an authority.
+
+    Attributes:
+      signer: the one that issues.
+      issuers: the certificates of that and of all before it, the newest first.
+      root: the certificate of the root.
+    """
+
+    signer: certificates.Authority
+    issuers: Sequence[x509.Certificate]
+    root: x509.Certificate
 
 
 class RequestRefused(site_folder.Refusal):
@@ -71,23 +88,27 @@ class LocalAuthority:
         if folder.settings.exists():
             folder.load()  # which refuses that of another version
         self._folder = folder
+        self._ledger = store.Store(folder.authority_ledger, PARTS)
+        self.lab = member.issuing_lab(self._keys().root)
+        self.fingerprint = site_folder.fingerprint(self._keys().root)
+        self._ledger.read()  # what is wrong with it is named at once
+
+    def _keys(self) -> "_Keys":
+        """Reads the keys: a command may have replaced them."""
+        folder = self._folder
         try:
             pem = folder.authority_key.read_bytes()
             key: Any = serialization.load_pem_private_key(pem, None)
-            certificate = x509.load_pem_x509_certificate(pem)
-            self.lab = member.issuing_lab(certificate)
+            *issuers, root = x509.load_pem_x509_certificates(pem)
+            return _Keys(certificates.Authority(issuers[0], key), issuers, root)
         except FileNotFoundError:
             raise FederationError(
                 f"{folder.path}: the authority is not in this folder; it is where"
                 " `nebula init` was run"
             ) from None
-        except (OSError, *site_folder.UNREADABLE, site_folder.Refusal) as error:
+        except (OSError, IndexError, *site_folder.UNREADABLE) as error:
             text = " ".join(str(error).split())[:200]
             raise FederationError(f"{folder.authority_key}: {text}") from None
-        self._signer = certificates.Authority(certificate, key)
-        self._ledger = store.Store(folder.authority_ledger, PARTS)
-        self._ledger.read()  # what is wrong with it is named at once
-        self.fingerprint = site_folder.fingerprint(certificate)
 
     @classmethod
     def create(
@@ -110,11 +131,15 @@ class LocalAuthority:
             raise FederationError(f"{folder.authority}: an authority is here already")
         now = site_folder.utc_now()
         begin, end = now - member.BACKDATED, now + AUTHORITY_LIFETIME
-        made = certificates.authority(begin, end, lab, log_key)
+        root = certificates.authority(begin, end, lab, log_key)
+        made = certificates.authority(begin, end, lab, root=root)
+        chain = (made.certificate, root.certificate)
         try:
             with files.writing(folder.authority) as partial:
                 partial.mkdir(mode=0o700)
-                text = certificates.pem(made.key, made.certificate).decode()
+                text = certificates.pem(root.key, root.certificate).decode()
+                private_files.write(partial / folder.root_key.name, text)
+                text = certificates.pem(made.key, *chain).decode()
                 private_files.write(partial / folder.authority_key.name, text)
                 store.Store(partial / folder.authority_ledger.name, PARTS).create()
         except OSError as error:
@@ -124,8 +149,42 @@ class LocalAuthority:
         return issuer
 
     def certificate(self) -> bytes:
-        """Returns the authority's own certificate (PEM)."""
-        return self._signer.certificate.public_bytes(serialization.Encoding.PEM)
+        """Returns the certificate (PEM) of the root, which labs trust."""
+        return self._keys().root.public_bytes(serialization.Encoding.PEM)
+
+    def replace_key(self, root_pem: bytes) -> int:
+        """Replaces the key that issues by a new one, and signs a revocation list by it.
+
+        Lists that the former key signs are refused from then on; its certificates serve
+        until labs renew them.
+
+        Args:
+          root_pem: the root's key and certificate, as `create` has written them.
+
+        Returns:
+          The number of the list.
+
+        Raises:
+          FederationError: if that is another root, or the list cannot be put in.
+        """
+        before = self._keys()
+        try:
+            key: Any = serialization.load_pem_private_key(root_pem, None)
+            is_root = key.public_key() == before.root.public_key()
+        except site_folder.UNREADABLE:
+            is_root = False
+        if not is_root:
+            raise FederationError("this is not the key of the federation's root")
+        now, second = site_folder.utc_now(), datetime.timedelta(seconds=1)
+        begin = before.signer.certificate.not_valid_before_utc + second
+        begin, end = max(begin, now - member.BACKDATED), before.root.not_valid_after_utc
+        root = certificates.Authority(before.root, key)
+        made = certificates.authority(begin, end, self.lab, root=root)
+        chain = (made.certificate, *before.issuers, before.root)
+        text = certificates.pem(made.key, *chain).decode()
+        with self._ledger.changing() as ledger:
+            private_files.write(self._folder.authority_key, text)
+            return self._sign_list(ledger).number
 
     def invite(self, lab: str, address: str) -> str:
         """Makes an invitation, which replaces an older one for the same lab.
@@ -216,20 +275,21 @@ class LocalAuthority:
             valid within GRACE and not revoked; or as `certify`.
         """
         try:
+            keys = self._keys()
             former = x509.load_pem_x509_certificate(renewal.certificate)
-            former.verify_directly_issued_by(self._signer.certificate)
+            is_issued = any(_is_issued(former, each) for each in keys.issuers)
             found = credentials.names_of(former)
             owner = site_folder.parse_name(found[0]) if len(found) == 1 else None
             is_owner = member.is_proof(former, renewal)
         except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
-            owner, is_owner = None, False
-        if owner is None or not is_owner:
+            owner = None
+        if owner is None or not (is_issued and is_owner):
             raise RequestRefused(
                 "bad_signature",
                 "the request is not signed with the key of a certificate of this"
                 " federation",
             )
-        if not certificates.is_logged(former, self._signer.certificate):
+        if not certificates.is_logged(former, keys.root):
             raise RequestRefused(
                 "unlogged", f"the certificate of {found[0]} is not in this lab's log"
             )
@@ -256,15 +316,12 @@ class LocalAuthority:
           csr_pem: a request, from whom the caller has checked to be the lab.
 
         Returns:
-          The certificate (PEM).
+          The certificate (PEM), and that of the key which has signed it.
 
         Raises:
-          RequestRefused: if the request does not serve, or the lab is no member, or
-            there is no such role.
+          RequestRefused: if the request does not serve, or the lab is no member.
           errors.NebulaError: if the disk does not take it.
         """
-        if role not in site_folder.ROLES:
-            raise RequestRefused("wrong_role", f"no lab has a {role[:80]!r}")
         key, now = requested_key(csr_pem), site_folder.utc_now()
         with self._ledger.changing() as ledger:
             if _state(ledger, lab) != "member":
@@ -279,9 +336,9 @@ class LocalAuthority:
             begin = max(now - member.BACKDATED, first)
             known["newest"] = max(known["newest"], int(begin.timestamp()))
         name = x509.DNSName(site_folder.dns_name(lab, role))
-        end = min(now + LEAF_LIFETIME, self._signer.certificate.not_valid_after_utc)
-        made = certificates.leaf(self._signer, key, name, begin, end)
-        return made.public_bytes(serialization.Encoding.PEM)
+        signer = self._keys().signer
+        end = min(now + LEAF_LIFETIME, signer.certificate.not_valid_after_utc)
+        return _chain(signer, certificates.leaf(signer, key, name, begin, end))
 
     def attach(self, certificate_pem: bytes, receipt: bytes) -> bytes:
         """Puts the receipt of the lab's log into a certificate that was issued.
@@ -292,14 +349,14 @@ class LocalAuthority:
         Raises:
           RequestRefused: if this authority has not issued it.
         """
+        signer = self._keys().signer
         try:
             made = x509.load_pem_x509_certificate(certificate_pem)
-            made.verify_directly_issued_by(self._signer.certificate)
-            final = certificates.with_receipt(self._signer, made, receipt)
+            made.verify_directly_issued_by(signer.certificate)
+            return _chain(signer, certificates.with_receipt(signer, made, receipt))
         except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
             text = "this is no certificate of the authority"
             raise RequestRefused("bad_signature", text) from None
-        return final.public_bytes(serialization.Encoding.PEM)
 
     def revoke(self, lab: str) -> int:
         """Revokes the certificates of a lab, and withdraws its invitation.
@@ -335,38 +392,61 @@ class LocalAuthority:
     def revocation_list(self) -> tuple[int, str]:
         """Returns the newest revocation list, its number and its text.
 
-        It is signed anew when it is a day old, or missing.
+        It is signed anew when it is a day old, or the lab has a newer one: then the
+        authority has come back from a copy.
         """
-        listed, now = revocation.RevocationList(self._folder), site_folder.utc_now()
+        now = site_folder.utc_now()
+        oldest = (now - LIST_RENEWAL - member.BACKDATED).timestamp()
         with self._ledger.changing() as ledger:
-            newest, oldest = listed.newest(), now - LIST_RENEWAL - member.BACKDATED
-            if newest is None or newest.begin <= oldest.timestamp():
-                newest = self._sign_list(ledger)
-            return newest.number, newest.text
+            own, labs = self._lists()
+            found = own.newest()
+            if found is None or found.number < labs.number or found.begin <= oldest:
+                found = self._sign_list(ledger)
+            return found.number, found.text
+
+    def _lists(self) -> Sequence[revocation.RevocationList]:
+        """Returns the authority's own list, and that of the folder around it."""
+        roles = ("authority", "switch")
+        return [revocation.RevocationList(self._folder, role) for role in roles]
 
     def _sign_list(self, ledger: Ledger) -> revocation.Listed:
         """Signs the next revocation list, and puts it into the folder.
 
         It goes on from what is there: no lab takes a list with a lower number, and what
-        was revoked stays so, if the ledger has come back from a copy.
+        was revoked stays so, if the authority has come back from a copy.
         """
-        listed = revocation.RevocationList(self._folder)
-        for lab, begin in listed.revoked().items():
+        lists = self._lists()
+        for lab, since in (both for each in lists for both in each.revoked().items()):
             if _state(ledger, lab) is None:
                 _set_state(ledger, lab, "revoked")
             known = ledger["labs"][lab]
-            known["begin"] = max(known["begin"], begin)
+            known["begin"] = max(known["begin"], since)
         labs, now = ledger["labs"].items(), site_folder.utc_now()
         revoked = {lab: each["begin"] for lab, each in labs if each["begin"]}
         begin, end = now - member.BACKDATED, now + LIST_LIFETIME
-        number = listed.number + 1
-        text = revocation.sign(self._signer.key, number, revoked, begin, end)
-        if not listed.accept(text):
-            raise FederationError(
-                f"list {number} is not in force: another process has put in a newer"
-                " one; try again"
-            )
-        return listed.present()
+        number = 1 + max(each.number for each in lists)
+        text = revocation.sign(self._keys().signer, number, revoked, begin, end)
+        for each in lists:
+            if not each.accept(text):
+                raise FederationError(
+                    f"list {number} is not in force: another process has put in a"
+                    " newer one; try again"
+                )
+        return lists[0].present()
+
+
+def _chain(signer: certificates.Authority, made: x509.Certificate) -> bytes:
+    """Returns a certificate and that of its issuer (PEM)."""
+    pem = serialization.Encoding.PEM
+    return made.public_bytes(pem) + signer.certificate.public_bytes(pem)
+
+
+def _is_issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
+    try:
+        certificate.verify_directly_issued_by(issuer)
+    except (ValueError, TypeError, exceptions.InvalidSignature):
+        return False
+    return True
 
 
 def requested_key(csr_pem: bytes) -> Any:

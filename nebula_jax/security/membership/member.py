@@ -99,8 +99,8 @@ def install(
     """Replaces the credentials of a role, key and certificates at once.
 
     Args:
-      certificate_pem: the certificate that the authority issued for it.
-      ca_pem: the authority's own; None if this lab has it.
+      certificate_pem: the certificate that was issued for it, and that of the issuer.
+      ca_pem: the authority's own, the root; None if this lab has it.
 
     Returns:
       The certificate.
@@ -111,7 +111,7 @@ def install(
     """
     settings = folder.load()
     try:
-        certificate = x509.load_pem_x509_certificate(certificate_pem)
+        certificate, *between = x509.load_pem_x509_certificates(certificate_pem)
         authority = (
             x509.load_pem_x509_certificate(ca_pem)
             if ca_pem is not None
@@ -119,10 +119,10 @@ def install(
         )
     except site_folder.UNREADABLE:
         raise credentials.CredentialsError(
-            "malformed", "what the authority sent are not two certificates"
+            "malformed", "what the authority sent are no certificates"
         ) from None
-    pem = certificates.pem(key, certificate, authority)
-    made = credentials.Credentials(pem, key, certificate, authority)
+    pem = certificates.pem(key, certificate, *between, authority)
+    made = credentials.Credentials(pem, key, certificate, between, authority)
     _check(settings, role, made, "the certificate from the authority")
     private_files.write(folder.credentials(role), pem.decode())
     return certificate

@@ -16,19 +16,20 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from cryptography import exceptions, x509
-from cryptography.hazmat.primitives import hashes
+from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from nebula_jax import files, strict_json
 from nebula_jax.security import private_files
 from nebula_jax.security.membership import member, site_folder
+from nebula_jax.security.tls import certificates
 
 MOST_BYTES = 1 << 19
 """Bytes of a list: 5,000 labs."""
 _DIGEST = ec.ECDSA(hashes.SHA256())
 _PURPOSE = b"nebula revocations 1\0"
 _FIELDS = {"number": int, "begin": int, "end": int, "revoked": dict}
-_SIGNED = re.compile(r"([ -~]+)\n((?:[0-9a-f]{2})+)\n")
+_SIGNED = re.compile(r"([ -~]+)\n((?:[0-9a-f]{2})+)\n((?:[0-9a-f]{2})+)\n")
 _NUMBER = re.compile(rb"[0-9]{1,18}\n?")
 
 
@@ -46,21 +47,25 @@ class Listed(NamedTuple):
     """Of its life."""
     revoked: Mapping[str, int]
     """Lab -> from when on a certificate of it has to be valid."""
+    issued: int
+    """When the key that has signed it was made."""
     text: str
     """As it was signed, to be handed on."""
 
 
 def sign(
-    key: ec.EllipticCurvePrivateKey,
+    signer: certificates.Authority,
     number: int,
     revoked: Mapping[str, int],
     begin: datetime.datetime,
     end: datetime.datetime,
 ) -> str:
-    """Signs a list with the authority's key; for the other arguments see `Listed`."""
+    """Signs a list; for the other arguments see `Listed`."""
     life = {"begin": int(begin.timestamp()), "end": int(end.timestamp())}
     body = json.dumps({"number": number, **life, "revoked": dict(revoked)})
-    return f"{body}\n{key.sign(_PURPOSE + body.encode(), _DIGEST).hex()}\n"
+    signature = signer.key.sign(_PURPOSE + body.encode(), _DIGEST).hex()
+    shown = signer.certificate.public_bytes(serialization.Encoding.DER).hex()
+    return f"{body}\n{signature}\n{shown}\n"
 
 
 class RevocationList:
@@ -175,6 +180,11 @@ class RevocationList:
                     "revocation_list_conflicting",
                     f"two revocation lists have the number {found.number}",
                 )
+            if present is not None and found.issued < present.issued:
+                raise ListRefused(
+                    "revocation_list_superseded",
+                    "the key that has signed this revocation list was replaced",
+                )
             _check_period(found)
             try:
                 # A crash in between leaves a list that is newer than the number, which
@@ -212,24 +222,27 @@ class RevocationList:
 
 
 @functools.lru_cache(16)  # it is asked often, and a signature takes 0.1 ms
-def _verified(text: str, authority: x509.Certificate) -> Listed:
+def _verified(text: str, root: x509.Certificate) -> Listed:
     """Returns a list that the authority has signed; refuses others."""
     malformed = ListRefused("revocation_list_malformed", "this is no revocation list")
     found = _SIGNED.fullmatch(text) if len(text) <= MOST_BYTES else None
     if found is None:
         raise malformed
-    key: Any = authority.public_key()
-    body, signature = found[1], bytes.fromhex(found[2])
+    body, signature, shown = found[1], *map(bytes.fromhex, found.groups()[1:])
     try:
+        signer = x509.load_der_x509_certificate(shown)
+        signer.verify_directly_issued_by(root)  # which certificates of labs are not
+        key: Any = signer.public_key()
         key.verify(signature, _PURPOSE + body.encode(), _DIGEST)
-    except exceptions.InvalidSignature:
+    except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
         raise ListRefused(
             "revocation_list_forged", "this revocation list is not the authority's"
         ) from None
     fields = strict_json.loads(body)
     if {name: type(each) for name, each in fields.items()} != _FIELDS:
         raise malformed
-    return Listed(**fields, text=text)
+    issued = int(signer.not_valid_before_utc.timestamp())
+    return Listed(**fields, issued=issued, text=text)
 
 
 def _check_period(found: Listed) -> None:

@@ -14,7 +14,8 @@ policy.json and a link switch.sock to the socket that the switch has for them.
     switch.json       of the running switch; carried.json is for the next one
     prepared/         tokenized text that is served
     trainers/         trainer.pem, likewise; a list; epochs/: incarnations
-    authority/        only at the lab that issues certificates: authority.pem, its key
+    authority/        only at the lab that issues certificates: authority.pem, its key;
+                      root.pem, that of the root, which has its place elsewhere
 """
 
 import dataclasses
@@ -92,6 +93,7 @@ class Folder:
         # At the lab that issues certificates alone.
         self.authority = path / "authority"
         self.authority_key = self.authority / "authority.pem"
+        self.root_key = self.authority / "root.pem"
         self.authority_ledger = self.authority / "ledger.json"
         # The newest credentials.
         self.trainers = path / "trainers"
@@ -105,15 +107,16 @@ class Folder:
         self.prepared = path / "prepared"
 
     def of(self, role: str) -> pathlib.Path:
-        """Returns the folder of a role, one of ROLES."""
-        return {"switch": self.path, "trainer": self.trainers}[role]
+        """Returns the folder of a role, one of ROLES, or of the `authority`."""
+        roles = {"switch": self.path, "trainer": self.trainers}
+        return {**roles, "authority": self.authority}[role]
 
     def credentials(self, role: str) -> pathlib.Path:
         """Returns the path of the credentials of a role, one of ROLES."""
         return self.of(role) / f"{role}.pem"
 
     def list_of(self, role: str) -> pathlib.Path:
-        """Returns the path of the revocation list that a role has."""
+        """Returns the path of the revocation list that a role, or `authority`, has."""
         return self.of(role) / "revoked.json"
 
     def prepare(self) -> None:
@@ -219,7 +222,7 @@ class Folder:
     def _secrets(self) -> Sequence[pathlib.Path]:
         keys = (self.credentials(role) for role in ROLES)
         folders = (self.path, self.authority, self.trainers, self.audit)
-        kept = (self.authority_key, self.authority_ledger, self.people)
+        kept = (self.authority_key, self.root_key, self.authority_ledger, self.people)
         written = (self.audit / "key.pem", self.running_switch, self.epochs)
         return (*folders, *keys, *kept, *written)
 

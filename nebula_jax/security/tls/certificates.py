@@ -49,22 +49,28 @@ def authority(
     end: datetime.datetime,
     lab: str | None = None,
     log_key: bytes = b"",
+    root: Authority | None = None,
 ) -> Authority:
-    """Makes an authority, with a new key, that signs no other authority.
+    """Makes an authority, with a new key.
 
     Args:
       lab: whose it is; None for the clusters of one run.
-      log_key: of the log that has all that it issues (Ed25519, 32 bytes); b"" of none.
+      log_key: of the log that has all that is issued (Ed25519, 32 bytes), for a root,
+        which signs other authorities and nothing else; b"" for another.
+      root: that signs it; None for one that signs itself.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     # A name of its own: a certificate of another authority has an unknown issuer.
     subject = name(f"authority {secrets.token_hex(8)}", lab)
-    builder = _builder(subject, subject, key.public_key(), begin, end)
-    constraints = x509.BasicConstraints(ca=True, path_length=0)
+    issuer = root.certificate.subject if root else subject
+    builder = _builder(subject, issuer, key.public_key(), begin, end)
+    constraints = x509.BasicConstraints(ca=True, path_length=1 if log_key else 0)
     builder = builder.add_extension(constraints, critical=True)
     builder = builder.add_extension(key_usage(signs_certificates=True), critical=True)
     builder = _with(builder, LOG_KEY, log_key)
-    return Authority(builder.sign(key, hashes.SHA256()), key)
+    if root:
+        builder = builder.add_extension(identifier_of(root), critical=False)
+    return Authority(builder.sign(root.key if root else key, hashes.SHA256()), key)
 
 
 def leaf(

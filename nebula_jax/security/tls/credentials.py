@@ -7,10 +7,12 @@ it lets pass is checked here, on either side alike.
 """
 
 import datetime
+import itertools
 import os
 import pathlib
 import re
 import stat
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from cryptography import exceptions, x509
@@ -49,6 +51,8 @@ class Credentials(NamedTuple):
     key: Any
     """The private one of the certificate."""
     certificate: x509.Certificate
+    between: Sequence[x509.Certificate]
+    """The authority that has issued it, if another one is trusted: its root."""
     authority: x509.Certificate
 
 
@@ -59,8 +63,8 @@ def parse(pem: bytes) -> Credentials:
       Exception: one of `site_folder.UNREADABLE`.
     """
     key = serialization.load_pem_private_key(pem, None)
-    certificate, authority = x509.load_pem_x509_certificates(pem)
-    return Credentials(pem, key, certificate, authority)
+    certificate, *between, authority = x509.load_pem_x509_certificates(pem)
+    return Credentials(pem, key, certificate, between, authority)
 
 
 def file(where: pathlib.Path) -> pathlib.Path:
@@ -118,8 +122,10 @@ def check(own: Credentials, what: str, name: str | None) -> None:
       CredentialsError: if they must not be used.
     """
     certificate = own.certificate
+    chain = (certificate, *own.between, own.authority)
     try:
-        certificate.verify_directly_issued_by(own.authority)
+        for issued, issuer in itertools.pairwise(chain):
+            issued.verify_directly_issued_by(issuer)
         found = names_of(certificate)
     except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
         raise CredentialsError(
@@ -130,7 +136,8 @@ def check(own: Credentials, what: str, name: str | None) -> None:
     if name is not None and found != [name]:
         owner = ", ".join(found)[:200] or "nobody's DNS name"
         raise CredentialsError("wrong_name", f"{what} is for {owner}, not for {name}")
-    _check_period(own.authority, f"{what}'s authority")
+    for issuer in chain[1:]:
+        _check_end(issuer, f"{what}'s authority")
     check_certificate(certificate, what)
 
 
@@ -204,15 +211,19 @@ def check_certificate(
 
 
 def _check_period(certificate: x509.Certificate, what: str) -> None:
-    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
-    now = site_folder.utc_now()
-    if now < begin:
+    begin = certificate.not_valid_before_utc
+    if site_folder.utc_now() < begin:
         raise CredentialsError(
             "not_yet_valid",
             f"{what} is not valid before {begin:%Y-%m-%d %H:%M:%S} UTC; is this"
             " machine's clock right?",
         )
-    if now > end:
+    _check_end(certificate, what)
+
+
+def _check_end(certificate: x509.Certificate, what: str) -> None:
+    end = certificate.not_valid_after_utc
+    if site_folder.utc_now() > end:
         raise CredentialsError("expired", f"{what} expired on {end:%Y-%m-%d %H:%M} UTC")
 
 

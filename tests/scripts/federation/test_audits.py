@@ -49,14 +49,15 @@ def test_the_log_reads_like_a_story(lab):
     lab("account", "add", "ana")
     lab("account", "suspend", "ana")
     lines = lab("audit", "show").out.splitlines()
-    assert len(lines) == 3
-    assert "founded lab lab-s" in lines[0]
-    assert lines[2].endswith("suspended account ana from active to suspended")
-    assert lab("audit", "show", "--last", "1").out.splitlines() == lines[2:]
-    assert lab("audit", "show", "--kind", "account").out.splitlines() == lines[1:]
+    assert len(lines) == 5
+    assert "lab-s issued the certificate of lab-s for its switch" in lines[0]
+    assert "founded lab lab-s" in lines[2]
+    assert lines[4].endswith("suspended account ana from active to suspended")
+    assert lab("audit", "show", "--last", "1").out.splitlines() == lines[4:]
+    assert lab("audit", "show", "--kind", "account").out.splitlines() == lines[3:]
     assert lab("audit", "show", "--last", str(2**63)).out.splitlines() == lines
     one = ("audit", "show", "--kind", "account.add", "--last", "1")
-    assert lab(*one).out.splitlines() == [lines[1]]
+    assert lab(*one).out.splitlines() == [lines[3]]
     assert lab("audit", "show", "--kind", "acc").out == ""
     assert "one at least" in lab.fails("audit", "show", "--last", "0")
 
@@ -64,26 +65,26 @@ def test_the_log_reads_like_a_story(lab):
 def test_a_log_as_it_was_signed_is_in_order(lab):
     lab("account", "add", "ana")
     first, second = lab("audit", "verify").out.splitlines()
-    assert first.endswith("2 entries, as they were signed")
+    assert first.endswith("4 entries, as they were signed")
     assert second.startswith("witnessed by nobody yet")
     peer = witness.Witness(lab.path.parent / "t", "lab-t")
     with audit_log.Log(lab.folder.audit, "lab-s") as log:
         audit_logs.exchange(log, peer)
     found = lab("audit", "verify").out
-    assert "witnessed by lab-t up to entry 1\n" in found
+    assert "witnessed by lab-t up to entry 3\n" in found
 
 
 def test_every_change_is_covered_by_a_signature(lab):
     lab("account", "add", "ana")
     newest = audit.paths(lab.folder.audit).checkpoint.read_text()
-    assert newest.splitlines()[1] == str(audit_logs.size(lab.folder.audit)) == "2"
+    assert newest.splitlines()[1] == str(audit_logs.size(lab.folder.audit)) == "4"
 
 
 def test_the_first_bad_entry_is_named(lab):
     lab("account", "add", "ana")
     alter(lab.folder.audit, '"name":"ana"', '"name":"eva"')
     found = lab("audit", "verify", status=1)
-    assert found.out == "wrong: log.jsonl: entry 1 (line 2) was altered\n"
+    assert found.out == "wrong: log.jsonl: entry 3 (line 4) was altered\n"
     assert "account eva" in lab("audit", "show").out  # it can still be read
 
 
@@ -99,9 +100,9 @@ def test_a_copy_is_verified_without_any_lab(lab, tmp_path):
             tmp_path / "none",
         )
         assert found.status == 0
-        assert "1 entries, as they were" in found.out
+        assert "3 entries, as they were" in found.out
         assert "held against itself alone" in found.out
-    assert lab("audit", "show", "--folder", tmp_path / "copy").out.count("\n") == 1
+    assert lab("audit", "show", "--folder", tmp_path / "copy").out.count("\n") == 3
     assert "there is no audit log" in lab.fails("audit", "verify", "--folder", tmp_path)
 
 

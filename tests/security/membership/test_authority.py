@@ -15,6 +15,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import NameOID
 from lab_folders import at
+from two_contexts import shake_hands
 
 from nebula_jax import errors
 from nebula_jax.security.membership import (
@@ -24,7 +25,9 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
-from nebula_jax.security.tls import credentials
+from nebula_jax.security.tls import between_labs, credentials
+
+DER = serialization.Encoding.DER
 
 NOW = datetime.datetime(2026, 5, 4, 12, tzinfo=datetime.UTC)
 HOUR = datetime.timedelta(hours=1)
@@ -95,9 +98,7 @@ def test_a_certificate_is_for_a_role_of_a_lab_on_either_side_for_five_days(
     assert not value(found, x509.KeyUsage).key_cert_sign
     assert found.not_valid_before_utc == NOW - datetime.timedelta(seconds=60)
     assert found.not_valid_after_utc == NOW + 5 * DAY
-    found.verify_directly_issued_by(
-        x509.load_pem_x509_certificate(issuer.certificate())
-    )
+    found.verify_directly_issued_by(issuer._keys().signer.certificate)
 
 
 def test_names_in_a_request_do_not_count(issuer):
@@ -183,8 +184,6 @@ def test_only_members_are_certified(issuer):
         assert why.value.reason == "no_member"
         assert len(str(why.value)) < 200
     assert issuer.members() == ["lab-s", "lab-t"]
-    with pytest.raises(authority.RequestRefused, match="no lab has a 'authority'"):
-        certify(issuer, role="authority")
 
 
 def test_a_life_is_no_longer_than_the_authoritys(issuer):
@@ -197,9 +196,11 @@ def test_a_life_is_no_longer_than_the_authoritys(issuer):
 
 def test_the_authority_signs_no_other_authority_and_has_its_labs_name(issuer):
     own = x509.load_pem_x509_certificate(issuer.certificate())
-    constraints = own.extensions.get_extension_for_class(x509.BasicConstraints)
-    assert constraints.critical
-    assert constraints.value == x509.BasicConstraints(ca=True, path_length=0)
+    for depth, each in enumerate((issuer._keys().signer.certificate, own)):
+        each.verify_directly_issued_by(own)
+        constraints = each.extensions.get_extension_for_class(x509.BasicConstraints)
+        assert constraints.critical
+        assert constraints.value == x509.BasicConstraints(ca=True, path_length=depth)
     assert member.issuing_lab(own) == issuer.lab == "lab-s"
     assert own.not_valid_after_utc - NOW == datetime.timedelta(days=3650)
     assert issuer.fingerprint == site_folder.fingerprint(own)
@@ -289,6 +290,38 @@ def test_a_receipt_is_put_into_a_certificate_of_this_authority_once(tmp_path):
     for pem in (whole, theirs, labs.authority.certificate(), b"none"):
         with pytest.raises(authority.RequestRefused, match="no certificate of the"):
             labs.authority.attach(pem, bytes(64))
+
+
+def test_the_key_is_replaced_by_its_root_and_no_lab_joins_again(tmp_path):
+    labs = lab_folders.copy(tmp_path)
+    issuer, old = labs.authority, renewal_of(labs.t)
+    running = authority.LocalAuthority(labs.s)  # as that of the switch
+    before, (_, last) = running._keys().signer, running.revocation_list()
+    root = labs.s.root_key.rename(tmp_path / "kept elsewhere")
+    for wrong in (b"", labs.s.authority_key.read_bytes()):
+        with pytest.raises(site_folder.FederationError, match="not the key of the fed"):
+            issuer.replace_key(wrong)
+    assert issuer.replace_key(root.read_bytes()) == 2
+    after = running._keys().signer
+    assert after.key.public_key() != before.key.public_key()
+    listed = revocation.RevocationList(labs.t)
+    assert listed.accept(running.revocation_list()[1])
+    assert not listed.accept(last)
+    # Certificates of before serve, and are renewed; lists of the old key do not.
+    der = member.load(labs.t, "switch").certificate.public_bytes(DER)
+    assert between_labs.check_peer(der, labs.s).lab == "lab-t"
+    life = lab_folders.period(site_folder.utc_now())
+    with pytest.raises(revocation.ListRefused) as error:
+        listed.accept(revocation.sign(before, 9, {}, *life))
+    assert error.value.reason == "revocation_list_superseded"
+    x509.load_pem_x509_certificate(running.renew(old)[0]).verify_directly_issued_by(
+        after.certificate
+    )
+    lab_folders.renew(running, labs.t, "switch")
+    for one, other in ((labs.s, labs.t), (labs.t, labs.s)):
+        server = between_labs.server_context(one)
+        client = between_labs.client_context(other)
+        shake_hands(server, client, name=one.load().name)
 
 
 @pytest.mark.parametrize(("days", "reason"), [(3, ""), (18.9, ""), (19.5, "expired")])

@@ -16,7 +16,7 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
-from nebula_jax.security.tls import credentials
+from nebula_jax.security.tls import certificates, credentials
 
 HOUR = datetime.timedelta(hours=1)
 DAY = 24 * HOUR
@@ -30,9 +30,10 @@ def labs(tmp_path):
 
 def signed(labs, number, now=None, key=None, revoked=()):
     """A list that is well made."""
-    key, now = key or labs.authority._signer.key, now or site_folder.utc_now()
-    period = lab_folders.period(now)
-    return revocation.sign(key, number, dict(revoked), *period)
+    signer = labs.authority._keys().signer
+    signer = signer._replace(key=key or signer.key)
+    period = lab_folders.period(now or site_folder.utc_now())
+    return revocation.sign(signer, number, dict(revoked), *period)
 
 
 def is_out(listed, lab="lab-t"):
@@ -76,28 +77,35 @@ def test_a_list_is_taken_once_and_no_older_or_other_one_after_it(labs):
 
 def test_a_list_that_the_authority_has_not_signed_is_refused(labs, tmp_path):
     listed = revocation.RevocationList(labs.s)
-    other = lab_folders.make(tmp_path / "other").authority._signer.key
+    other = lab_folders.make(tmp_path / "other")
+    theirs = other.authority._keys().signer.key
     of_lab = serialization.load_pem_private_key(labs.t.switch.read_bytes(), None)
-    for key in (ec.generate_private_key(ec.SECP256R1()), other, of_lab):
+    for key in (ec.generate_private_key(ec.SECP256R1()), theirs, of_lab):
         refused(listed, signed(labs, 9, key=key), "revocation_list_forged")
+    refused(listed, signed(other, 9), "revocation_list_forged")
+    certificate = member.load(labs.t, "switch").certificate
+    as_lab = certificates.Authority(certificate, of_lab)
+    text = revocation.sign(as_lab, 9, {}, *lab_folders.period(site_folder.utc_now()))
+    refused(listed, text, "revocation_list_forged")
 
 
 def test_what_the_authority_signs_for_another_purpose_is_no_list(labs):
-    body = signed(labs, 9).partition("\n")[0]
-    key = labs.authority._signer.key
+    body, _, shown = signed(labs, 9).splitlines()
+    key = labs.authority._keys().signer.key
     for data, digest in (
         (body.encode(), hashes.SHA256()),
         (b"nebula renewal 1\0" + body.encode(), hashes.SHA256()),
         (b"nebula revocations 1\0" + body.encode(), hashes.SHA224()),
     ):
-        text = f"{body}\n{key.sign(data, ec.ECDSA(digest)).hex()}\n"
+        text = f"{body}\n{key.sign(data, ec.ECDSA(digest)).hex()}\n{shown}\n"
         refused(revocation.RevocationList(labs.s), text, "revocation_list_forged")
 
 
 def test_every_flipped_bit_is_noticed(labs):
     listed = revocation.RevocationList(labs.s)
     data = signed(labs, 9, revoked=NEW).encode()
-    for place in range(8 * len(data)):
+    whole = len(data.rpartition(b"\n3")[0])  # of the certificate, every eleventh bit
+    for place in (*range(8 * whole), *range(8 * whole, 8 * len(data), 11)):
         damaged = bytearray(data)
         damaged[place // 8] ^= 1 << place % 8
         with pytest.raises(revocation.ListRefused):
@@ -125,12 +133,12 @@ def test_what_comes_along_with_a_list_is_refused(labs):
 
 
 def test_a_list_that_lacks_something_is_refused_whoever_signed_it(labs):
-    body = json.loads(signed(labs, 9).partition("\n")[0])
-    key = labs.authority._signer.key
+    body, _, shown = signed(labs, 9).splitlines()
+    body, key = json.loads(body), labs.authority._keys().signer.key
     for wrong in ({}, body | {"number": "9"}, body | {"revoked": []}, body | {"x": 1}):
         data = json.dumps(wrong).encode()
         proof = key.sign(b"nebula revocations 1\0" + data, ec.ECDSA(hashes.SHA256()))
-        text = f"{data.decode()}\n{proof.hex()}\n"
+        text = f"{data.decode()}\n{proof.hex()}\n{shown}\n"
         refused(revocation.RevocationList(labs.s), text, "revocation_list_malformed")
 
 

@@ -36,7 +36,7 @@ def test_settings_are_read_as_they_were_written(folder):
     assert json.loads(folder.settings.read_text()) == dataclasses.asdict(written)
 
 
-@pytest.mark.parametrize("version", [None, 2, 4])
+@pytest.mark.parametrize("version", [None, 3, 5])
 def test_a_folder_of_another_version_is_refused_before_anything_is_written(
     folder, version
 ):
@@ -76,7 +76,8 @@ def test_no_path_of_a_lab_can_be_read_by_others(tmp_path):
         ("", 0o750, "700"),
         ("", 0o701, "700"),
         ("authority", 0o755, "700"),
-        ("authority/key.pem", 0o640, "600"),
+        ("authority/authority.pem", 0o640, "600"),
+        ("authority/root.pem", 0o604, "600"),
         ("authority/ledger.json", 0o644, "600"),
         ("switch.pem", 0o604, "600"),
         ("trainers/trainer.pem", 0o620, "600"),

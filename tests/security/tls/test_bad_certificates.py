@@ -133,7 +133,8 @@ class Pki(NamedTuple):
         secret = key.private_bytes(
             PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
-        path.write_bytes(b"".join(each.public_bytes(PEM) for each in chain) + secret)
+        shown = [each.public_bytes(PEM) for each in (*chain, self.signer.certificate)]
+        path.write_bytes(b"".join(shown) + secret)
         return path
 
 
@@ -152,7 +153,7 @@ def own_pki(tmp_path):
 def new_pki(path):
     labs = lab_folders.copy(path)
     (path / "scratch").mkdir()
-    return Pki(labs, labs.authority._signer, path / "scratch")
+    return Pki(labs, labs.authority._keys().signer, path / "scratch")
 
 
 def strong_key():
@@ -611,8 +612,8 @@ def test_it_would_with_a_context_that_lives_on(own_pki, version):
 
 
 def list_of(pki, now, number, key=None):
-    key = key or pki.signer.key
-    return revocation.sign(key, number, {}, *lab_folders.period(now))
+    signer = pki.signer._replace(key=key or pki.signer.key)
+    return revocation.sign(signer, number, {}, *lab_folders.period(now))
 
 
 BAD_LISTS = {
