@@ -147,12 +147,12 @@ async def _checked(
         der = tls.getpeercert(True)
         if der is None and allows_none:
             return line.Connection(reader, writer, None)
+        endpoints.keep_alive(writer.get_extra_info("socket"))  # None once it ends
         peer = await asyncio.to_thread(between_labs.check_peer, der, folder)
         if peer.role != "switch":
             raise credentials.CredentialsError(
                 "wrong_name", f"a {peer.role}, not a switch"
             )
-        endpoints.keep_alive(writer.get_extra_info("socket"))
         return line.Connection(reader, writer, peer)
     except BaseException:
         writer.transport.abort()
