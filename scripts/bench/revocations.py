@@ -5,6 +5,7 @@ import pathlib
 import subprocess
 import time
 from collections.abc import Iterator
+from typing import Any
 
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner, joining
@@ -19,6 +20,7 @@ from scripts.bench import harness, labs, relay
 
 REVOCATIONS = 100
 FLOOD_MBIT, FLOOD_KILOBYTES = 60, 1000
+FULL_BYTES = 20e6  # that have crossed when trainers have met
 
 
 def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> None:
@@ -29,10 +31,14 @@ def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> N
     accounts.Accounts.begin(folder.path, "bench")
 
 
+def _lines(lab: labs.Lab) -> list[dict[str, Any]]:
+    """Returns the lines of a lab's switch, as its status has them."""
+    found = inner.ask(site_folder.Folder(lab.folder), 10.0, "status")
+    return list(found["lines"])
+
+
 def _has_line(lab: labs.Lab, other: str) -> bool:
-    folder = site_folder.Folder(lab.folder)
-    found = inner.ask(folder, 10.0, "status")
-    return any(each["lab"] == other for each in found["lines"])
+    return any(each["lab"] == other for each in _lines(lab))
 
 
 @contextlib.contextmanager
@@ -41,14 +47,15 @@ def flood(source: labs.Lab, target: labs.Lab) -> Iterator[None]:
     more = {"kilobytes": FLOOD_KILOBYTES, "steps": 10**9, "compute": 0.0}
     with contextlib.ExitStack() as stack:
         for cluster, lab, peer in (
-            ("target", target, "lab-u"),
-            ("source", source, "lab-s"),
+            ("target", target, "lab-s"),
+            ("source", source, "lab-u"),
         ):
             reach = {"federation": str(lab.folder), "job": "flood", "peer": peer}
             given = {"reach": reach, "cluster": cluster} | more
             stack.enter_context(trainer := subprocess.Popen(labs.trainer(given)))
             stack.callback(trainer.kill)
-        time.sleep(5.0)  # they have met
+        while not any(each["sent"] > FULL_BYTES for each in _lines(source)):
+            time.sleep(0.1)  # until they have met, and the line is full
         yield
 
 

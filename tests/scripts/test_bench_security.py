@@ -3,7 +3,7 @@
 import pytest
 
 from scripts import bench_security
-from scripts.bench import labs
+from scripts.bench import labs, revocations
 
 ROW = {
     "mbit": "60",
@@ -41,3 +41,10 @@ def test_two_labs_connect_and_exchange(tmp_path, monkeypatch):
     with labs.two_labs(tmp_path) as both:
         found = bench_security.measure_line("170", both)
     assert 0.5 < found["ratio"] < 2.0
+
+
+@pytest.mark.slow
+def test_a_lab_is_revoked_while_the_line_is_full(tmp_path, monkeypatch):
+    monkeypatch.setattr(revocations, "REVOCATIONS", 2)
+    found = revocations.measure(tmp_path)
+    assert all(0 < seconds < 15 for seconds in found)
