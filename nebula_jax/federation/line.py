@@ -97,15 +97,16 @@ class Stream:
         loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[errors.NebulaError | None] = loop.create_future()
         self._credit = WINDOW_BYTES  # bytes that may still be sent
+        self._may_send = asyncio.Event()
+        self._may_send.set()
         self._taken = 0  # bytes passed on, not yet credited to the other side
         self._here = 0  # bytes received and not passed on
-        self._received: collections.deque[bytes] = collections.deque()
-        self._changed = asyncio.Event()
+        self._received: asyncio.Queue[bytes] = asyncio.Queue()  # b"" at the end
 
     @property
     def is_held_up(self) -> bool:
         """True if nothing can be sent before the other side takes more."""
-        return self._credit <= 0
+        return not self._may_send.is_set()
 
     async def opened(self) -> None:
         """Waits for the other lab's answer to a stream that was opened here.
@@ -127,18 +128,17 @@ class Stream:
         Raises:
           LineEnded: if the stream has ended.
         """
-        while self._credit <= 0 and not self.has_ended:
-            await self._news()
+        await self._may_send.wait()
         if self.has_ended:
             raise LineEnded(self.line.reason)
         self._credit -= len(data)
+        if self._credit <= 0:
+            self._may_send.clear()
         self.line._put(self.number, data)
 
     async def receive(self) -> bytes:
         """Waits for data; returns none at the stream's end."""
-        while not self._received and not self.has_ended:
-            await self._news()
-        return self._received.popleft() if self._received else b""
+        return await self._received.get()
 
     def passed_on(self, count: int) -> None:
         """Lets the other side send as much again as was passed on."""
@@ -157,25 +157,22 @@ class Stream:
             self._end()
             self.line._close(self.number, at_once)
 
-    async def _news(self) -> None:
-        self._changed.clear()
-        await self._changed.wait()
-
     def _take(self, data: bytes) -> None:
         self._here += len(data)
         if self._here > 2 * WINDOW_BYTES:
             raise json_lines.Malformed(f"stream {self.number} overran its window")
-        self._received.append(data)
-        self._changed.set()
+        self._received.put_nowait(data)
 
-    def _may_send(self, count: int) -> None:
+    def _give(self, count: int) -> None:
         self._credit = min(self._credit + count, WINDOW_BYTES)
-        self._changed.set()
+        if self._credit > 0:
+            self._may_send.set()
 
     def _end(self) -> None:
         self.has_ended = True
         self.answer(LineEnded(self.line.reason))
-        self._changed.set()
+        self._may_send.set()
+        self._received.put_nowait(b"")
 
 
 class Line:
@@ -342,7 +339,7 @@ class Line:
             if kind == DATA:
                 stream._take(data)
             elif kind == CREDIT:
-                stream._may_send(read_credit(data))
+                stream._give(read_credit(data))
             else:
                 del self.streams[number]
                 self._shares.remove(number)
@@ -393,7 +390,7 @@ class _Loop:
         self.ends[1 - number]._take(data)
 
     def _credit(self, number: int, count: int) -> None:
-        self.ends[1 - number]._may_send(count)
+        self.ends[1 - number]._give(count)
 
     def _close(self, number: int, at_once: bool) -> None:
         self.ends[1 - number]._end()

@@ -48,19 +48,22 @@ class Upkeep:
         """Each lab and kind of its messages of which one waits for the disk."""
 
     async def run(self) -> None:
-        """Does what is due, again and again."""
+        """Does what is due, again and again; none waits for another's disk."""
+        turns = (
+            self._look_at_files,
+            self._renew_if_due,
+            self._end_expired,
+            self._save,
+            self.cosigning.turn,
+        )
+        await asyncio.gather(*map(self._repeat, turns))
+
+    async def _repeat(self, turn: Callable[[], Awaitable[None]]) -> None:
         while True:
-            for turn in (
-                self._look_at_files,
-                self._renew_if_due,
-                self._end_expired,
-                self._save,
-                self.cosigning.turn,
-            ):
-                try:
-                    await turn()
-                except (errors.NebulaError, OSError) as error:
-                    self._say(turn.__name__, f"error: {error}")
+            try:
+                await turn()
+            except (errors.NebulaError, OSError) as error:
+                self._say(turn.__name__, f"error: {error}")
             await asyncio.sleep(TURN_SECONDS)
 
     def _say(self, what: str, text: str) -> None:

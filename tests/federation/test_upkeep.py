@@ -339,6 +339,36 @@ def test_what_a_peer_gets_wrong_is_a_few_entries(kept, peer):
     assert audit_logs.size(kept.state.folder.audit) - before < 40
 
 
+def test_a_peer_that_has_lost_what_it_witnessed_is_recorded(kept, peer):
+    """As one that was restored from a backup; it is asked to witness all anew."""
+    kept.state.record("checkpoint", "ana", event="saved", step=1)
+    peer.begin()
+    peer.answer()
+    take(kept, peer.line, "witnessed", {"size": 0})
+    log = entries.read(kept.state.folder.audit)
+    assert "went back" in [each.what.get("event") for each in log]
+    assert peer.sent[-1]["proof"] == []
+
+
+def test_no_message_of_a_peer_is_taken_while_one_of_its_kind_is(kept, peer):
+    """Each takes a thread, and a peer could send very many."""
+    taken = []
+
+    async def slow(fields):
+        taken.append(fields)
+        await asyncio.sleep(0)
+
+    async def send():
+        for number in range(100):
+            kept._begin(peer.line, "cosign", slow, number)
+        await asyncio.gather(*kept.state._tasks)
+        kept._begin(peer.line, "cosign", slow, 100)
+        await asyncio.gather(*kept.state._tasks)
+
+    asyncio.run(send())
+    assert taken == [0, 100]
+
+
 @pytest.mark.parametrize("is_late", [False, True])
 def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late):
     """A peer with a full disk sends none, one on a slow line a late one."""

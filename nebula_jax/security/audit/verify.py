@@ -67,20 +67,40 @@ class _Signed(NamedTuple):
     """Its name in a sentence."""
 
 
-class _Entries(NamedTuple):
-    """The entries that there are, as far as verification needs them."""
+class _Entries:
+    """The entries that there are, read once; hashes of them alone are kept."""
 
-    tree: merkle.Tree
-    same: int
-    """So many of the first have the hashes that are stored."""
-    are_leaves: bool
-    """True if no other hashes are stored."""
-    unreadable: int | None
-    """The first index whose line is not written as an entry is."""
-    has_end: bool
-    """False if the last line has none."""
-    witnesses: Sequence[tuple[str, str]]
-    """Each peer and key of which there is an entry."""
+    def __init__(self, copy: Copy) -> None:
+        """Reads them, and the stored hashes."""
+        self.tree = merkle.Tree()
+        self.same, self.are_leaves = 0, True
+        """So many of the first have the hashes that are stored; True if no others are
+        stored."""
+        self.unreadable: int | None = None
+        """The first index whose line is not written as an entry is."""
+        self.witnesses: list[tuple[str, str]] = []
+        """Each peer and key of which there is an entry."""
+        while line := copy.log.readline(audit_entries.MOST_BYTES + 2):
+            if line[-1:] != b"\n":  # a switch may be writing it
+                time.sleep(LINE_SECONDS)
+                line += copy.log.readline(audit_entries.MOST_BYTES + 2)
+            if line[-1:] != b"\n":
+                break
+            self._add(line[:-1], copy.leaves)
+        self.has_end = not line
+        self.are_leaves = self.are_leaves and not copy.leaves.read(1)
+
+    def _add(self, entry: bytes, leaves: BinaryIO) -> None:
+        hashed = merkle.leaf(entry)
+        index = self.tree.append(hashed)
+        if self.same == index and self.are_leaves:
+            stored = leaves.read(merkle.SIZE)
+            self.same += stored == hashed
+            self.are_leaves = stored in (hashed, b"")
+        if self.unreadable is None and not audit_entries.is_entry(entry):
+            self.unreadable = index
+        if found := audit_entries.witness_of(entry):
+            self.witnesses.append(found)
 
 
 def verify(
@@ -131,7 +151,7 @@ def examine(
       What is wrong, the first bad entry first.
     """
     signed, cosigned, findings = _checkpoints(copy, who, seen)
-    entries = _read(copy)
+    entries = _Entries(copy)
     for peer, note in cosigned.items():
         if note is None or not _has_cosigned(note, peer, entries.witnesses):
             text = f"has a signature of {peer} that does not hold"
@@ -146,30 +166,6 @@ def examine(
             Finding("log.jsonl", first, first, "is not written as an entry is")
         )
     return found + findings
-
-
-def _read(copy: Copy) -> _Entries:
-    """Reads all entries, of which hashes alone are kept."""
-    tree, witnesses = merkle.Tree(), []
-    same, are_leaves, unreadable = 0, True, None
-    while line := copy.log.readline(audit_entries.MOST_BYTES + 2):
-        if line[-1:] != b"\n":  # a switch may be writing it
-            time.sleep(LINE_SECONDS)
-            line += copy.log.readline(audit_entries.MOST_BYTES + 2)
-        if line[-1:] != b"\n":
-            break
-        entry = line[:-1]
-        hashed = merkle.leaf(entry)
-        index = tree.append(hashed)
-        if same == index and are_leaves:
-            stored = copy.leaves.read(merkle.SIZE)
-            same, are_leaves = same + (stored == hashed), stored in (hashed, b"")
-        if unreadable is None and not audit_entries.is_entry(entry):
-            unreadable = index
-        if found := audit_entries.witness_of(entry):
-            witnesses.append(found)
-    are_leaves = are_leaves and not copy.leaves.read(1)
-    return _Entries(tree, same, are_leaves, unreadable, not line, witnesses)
 
 
 def _compare(
