@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import trees
 
 import nebula_jax as nebula
 from nebula_jax.communication import loopback
@@ -132,9 +133,7 @@ def test_a_chain_equals_the_uncut_model(parts, clip_norm):
     params, losses = train(parts, clip_norm=clip_norm)
     expected, loss = train_whole(parts, clip_norm=clip_norm)
     np.testing.assert_allclose(losses, loss, rtol=1e-5)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), params, expected
-    )
+    trees.assert_close(params, expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("parts", [2, 3, 4])
@@ -151,7 +150,7 @@ def test_with_a_codec_a_chain_stays_near_the_uncut_model(parts, codec):
 def test_how_many_are_in_flight_changes_no_bit(ahead):
     params, _ = train(3, ahead=ahead)
     others, _ = train(3)
-    jax.tree.map(np.testing.assert_array_equal, params, others)
+    trees.assert_same(params, others)
 
 
 def test_a_sum_is_as_many_times_the_mean_as_there_are_micro_batches():

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import trees
 from flax import nnx
 
 import nebula_jax as nebula
@@ -135,11 +136,7 @@ def test_a_dropout_of_nnx_draws_by_the_key_of_step_and_micro_batch():
         sent = [front(params, x, rng) for x, rng in zip(X, keys, strict=True)]
         return sum(back(head, h, None, None) for h in sent) / 2
 
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
-        found,
-        jax.grad(loss)(begin),
-    )
+    trees.assert_close(found, jax.grad(loss)(begin), atol=1e-6)
 
 
 def test_a_module_of_equinox_is_split_as_the_guide_says():
@@ -174,9 +171,7 @@ def test_a_module_of_equinox_is_split_as_the_guide_says():
     for _ in range(3):
         params = jax.tree.map(lambda p, g: p - 0.2 * g, params, jax.grad(loss)(params))
     found = first.params, last.params
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), found, params
-    )
+    trees.assert_close(found, params, atol=1e-6)
     saved = values.restored(first, values.arrays(first))
     assert jax.tree.structure(saved) == jax.tree.structure(first)
     with pytest.raises(nebula.errors.SettingsError, match=r"as eqx\.partition"):

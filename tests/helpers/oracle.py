@@ -84,10 +84,6 @@ def write(parent: pathlib.Path, name: str = "bert", **changes) -> pathlib.Path:
     return folder
 
 
-def assert_same(ours, theirs):
-    jax.tree.map(np.testing.assert_array_equal, ours, theirs)
-
-
 def input_ids(pad: int) -> np.ndarray:
     """[B, L] int32, the second row padded."""
     return np.where(ATTENTION_MASK, INPUT_IDS, pad).astype(np.int32)

@@ -50,10 +50,6 @@ def inner_step(own, name, step):
     return jax.tree.map(lambda a, b: a + 0.1 * b, own, change)
 
 
-def assert_same(one, two):
-    jax.tree.map(np.testing.assert_array_equal, one, two)
-
-
 def assert_alike(*clusters):
     """Asserts that clusters have the same anchors, bit for bit."""
     assert len({tuple(each.digests()) for each in clusters}) == 1

@@ -5,6 +5,7 @@ import numpy as np
 import oracle
 import pytest
 import tiny_nli
+import trees
 from flax import traverse_util
 
 from nebula_jax.data import tokenizers
@@ -86,11 +87,7 @@ def test_xlm_rs_pieces_have_no_segments_whatever_the_model(tmp_path):
 def test_the_pretrained_pooler_is_where_it_was(folder):
     model = pretrained.load(folder)
     _, params = made(folder)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        params["classifier"]["dense"],
-        model.params["pooler"]["dense"],
-    )
+    trees.assert_same(params["classifier"]["dense"], model.params["pooler"]["dense"])
     assert params.keys() == {"embeddings", "encoder", "classifier"}
     without = tiny_nli.write_model(folder.parent / "without")
     new = made(without)[1]["classifier"]

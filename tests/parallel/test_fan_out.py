@@ -3,6 +3,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import trees
 
 from nebula_jax.models import transformer
 from nebula_jax.parallel import fan_out
@@ -69,14 +70,10 @@ def test_a_step_in_pieces_is_the_step_of_the_whole_batch():
     )
     for number, part in enumerate(sent):
         own_rows = jax.tree.map(lambda leaf: leaf[number::N], tokens)  # noqa: B023
-        jax.tree.map(np.testing.assert_array_equal, part, own_rows)
-    close(params, state.params)
+        trees.assert_same(part, own_rows)
+    trees.assert_close(params, state.params, atol=1e-5)
     for name, value in of_whole.items():
         np.testing.assert_allclose(metrics[name], value, rtol=1e-5)
-
-
-def close(one, other):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), one, other)
 
 
 def test_the_discriminator_joins_what_the_whole_batch_would_be():
@@ -87,7 +84,7 @@ def test_the_discriminator_joins_what_the_whole_batch_would_be():
     found, metrics = step(CONFIG, state, both)
     joined = jax.tree.map(lambda *parts: interleaved(parts), *both)
     expected, of_whole = step(CONFIG, state, [joined])
-    close(found.params, expected.params)
+    trees.assert_close(found.params, expected.params, atol=1e-5)
     np.testing.assert_allclose(metrics["loss"], of_whole["loss"], rtol=1e-6)
 
 
@@ -100,5 +97,5 @@ def interleaved(parts):
 
 def test_several_devices_compute_what_one_does():
     found, one = taken(4, 4), taken()
-    close(found[0], one[0])
-    jax.tree.map(np.testing.assert_array_equal, found[1], one[1])
+    trees.assert_close(found[0], one[0], atol=1e-5)
+    trees.assert_same(found[1], one[1])

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trees
 from jax.sharding import PartitionSpec
 
 from nebula_jax import errors
@@ -124,11 +125,7 @@ def test_eight_devices_compute_what_one_does(layout):
     found, one = trained(*layout), trained(*LAYOUTS[0])
     # Sums in another order: Adam turns rounding of tiny gradients into 1e-6 of a step
     # of 1e-3, dropout and sampling draw the same bits on any mesh.
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
-        found.params,
-        one.params,
-    )
+    trees.assert_close(found.params, one.params, atol=1e-5)
     np.testing.assert_allclose(found.metrics["loss"], one.metrics["loss"], rtol=1e-5)
 
 
@@ -229,7 +226,7 @@ def test_a_state_is_made_in_its_place(plan):
     arrays = table(jnp.arange(32.0).reshape(8, 4))
     planned = plan(mesh, lambda: arrays)
     made = planned.init()
-    jax.tree.map(np.testing.assert_array_equal, made, arrays)
+    trees.assert_same(made, arrays)
     assert jax.tree.map(lambda leaf: leaf.sharding, made) == planned.sharding
     assert planned.shapes == jax.eval_shape(lambda: arrays)
     jax.tree.map(lambda leaf: leaf.delete(), made)  # as a step does that donates it

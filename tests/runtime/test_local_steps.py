@@ -12,6 +12,7 @@ import numpy as np
 import optax
 import ports
 import pytest
+import trees
 from flax import nnx
 
 from nebula_jax import errors, trace
@@ -208,10 +209,6 @@ def train(process, peers, model, optimizer, saves=None, resumed=None, **settings
     return params, rounds, losses
 
 
-def assert_same(one, two):
-    jax.tree.map(np.testing.assert_array_equal, one, two)
-
-
 @pytest.mark.parametrize(
     ("model", "optimizer"),
     [
@@ -233,7 +230,7 @@ def test_replicas_of_any_model_end_alike(model, optimizer):
     for each in found:
         assert not isinstance(each, Exception), each
     (one, rounds, losses), (two, _, others) = found
-    assert_same(one, two)
+    trees.assert_same(one, two)
     assert losses != others  # each has rows of its own
     assert np.mean(losses[-10:]) < np.mean(losses[:10])
     assert rounds.is_last
@@ -256,10 +253,8 @@ def test_one_inner_step_is_an_all_reduce(shares):
     for step in range(1, 9):
         joint = batch(step, slice(None))
         params, opt_state, _ = step_of(params, opt_state, joint)
-    assert_same(one[0], two[0])
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), one[0], params
-    )
+    trees.assert_same(one[0], two[0])
+    trees.assert_close(one[0], params, atol=1e-6)
 
 
 def test_three_around_a_hub_are_three_in_a_mesh():
@@ -270,7 +265,7 @@ def test_three_around_a_hub_are_three_in_a_mesh():
 
     ends = [*together(body, 3), *together(body, 3, hub="lab1")]
     for each in ends[1:]:
-        assert_same(each[0], ends[0][0])
+        trees.assert_same(each[0], ends[0][0])
 
 
 def test_a_run_with_noise_in_what_leaves_reports_what_privacy_that_is():
@@ -291,7 +286,7 @@ def test_a_run_with_noise_in_what_leaves_reports_what_privacy_that_is():
 
     ends = together(body, 3)
     for params, rounds, _ in ends:
-        assert_same(params, ends[0][0])
+        trees.assert_same(params, ends[0][0])
         about = rounds.described["privacy"]
         messages = about["messages"]
         assert 8 <= messages <= 9
@@ -339,7 +334,7 @@ def test_a_checkpoint_falls_where_no_message_is_in_flight_and_resumes_bit_for_bi
         return train(process, peers, model, ADAM, resumed=resumed, **settings)
 
     for one, two in zip(whole, together(again, steps=14), strict=True):
-        assert_same(one[0], two[0])
+        trees.assert_same(one[0], two[0])
         assert one[2][9:] == two[2]
 
 
@@ -410,7 +405,7 @@ def test_one_cluster_trains_as_if_there_were_no_rounds():
     step_of, opt_state = trainer(apply, optax.sgd(0.1)), optax.sgd(0.1).init(expected)
     for step in range(1, 9):
         expected, opt_state, _ = step_of(expected, opt_state, batch(step, slice(None)))
-    assert_same(params, expected)
+    trees.assert_same(params, expected)
 
 
 def test_rounds_are_a_pytree_that_no_abstract_value_harms():
@@ -490,4 +485,4 @@ def test_a_run_in_one_process_has_all_replicas():
             for k, own in enumerate(params)
         ]
         params = rounds.after_all(rounds.step, params)
-    assert_same(*params)
+    trees.assert_same(*params)

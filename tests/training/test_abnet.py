@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trees
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, transformer
@@ -104,10 +105,6 @@ def all_logits(config, params, *rows):
     return abnet.Target(config).apply({"params": params}, *rows)
 
 
-def assert_close(got, want, atol=1e-5):
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), got, want)
-
-
 @pytest.mark.parametrize(
     "objective", ["cmlm", pytest.param("ar", marks=pytest.mark.slow)]
 )
@@ -119,7 +116,7 @@ def test_micro_batches_add_up_to_the_whole_batch_and_may_be_padded_more(objectiv
         uncut(plain, params, batches(objective, of, widths=(16, 16)))
         for of in (slice(0, 2), slice(2, 4))
     ]
-    assert_close(jax.tree.map(np.add, *parts), whole)
+    trees.assert_close(jax.tree.map(np.add, *parts), whole, atol=1e-5)
     assert whole[1]["dropped_targets"] == whole[1]["mismatched_examples"] == 0
     assert whole[1]["tokens"] == sum(TARGET_LENGTHS)
 

@@ -5,6 +5,7 @@ import re
 import jax
 import numpy as np
 import pytest
+import trees
 
 from nebula_jax import errors
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
@@ -114,9 +115,7 @@ def test_whenever_gradients_are_added_up_the_loss_curve_is_the_same(way):
     assert want[-1] < want[0] - 0.5  # there is a curve
     # Sums in another order, and what 8 steps make of their rounding.
     np.testing.assert_allclose(losses, want, atol=1e-5)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), params, wanted_params
-    )
+    trees.assert_close(params, wanted_params, atol=1e-5)
     assert metrics.keys() == wanted.keys()
     for name in ("tokens", "masked", "is_finite"):
         assert metrics[name] == wanted[name]
@@ -274,7 +273,7 @@ def test_a_run_begins_with_the_parameters_given():
     assert state.params.keys() == fresh.keys()
     for part, params in jax.device_get(state.params).items():
         want = given if part in encoder else fresh
-        jax.tree.map(np.testing.assert_array_equal, params, want[part])
+        trees.assert_same(params, want[part])
 
 
 def test_dropout_is_drawn_anew_in_each_cluster():

@@ -4,6 +4,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+import trees
 
 from nebula_jax.communication import codec, codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
@@ -152,18 +153,15 @@ def test_the_split_run_equals_the_whole_model(config):
             received.append(decode(payload, ())[0])
         discriminator, metrics = discriminator_step(config, discriminator, received)
         *whole, tokens, of_generators, whole_metrics = whole_step(*whole, batches)
-        jax.tree.map(np.testing.assert_array_equal, tuple(received), tokens)
+        trees.assert_same(tuple(received), tokens)
         assert len(of_generators) == 2
     split = ([state.params for state in generators], discriminator.params)
     uncut = ([state.params for state in whole[0]], whole[1].params)
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), split, uncut)
+    trees.assert_close(split, uncut, atol=1e-5)
     np.testing.assert_allclose(metrics["loss"], whole_metrics["loss"], rtol=1e-5)
     if config is WARM:
-        jax.tree.map(
-            np.testing.assert_array_equal,
-            discriminator.params["embeddings"],
-            first.params["embeddings"],
-        )
+        tables = (each.params["embeddings"] for each in (discriminator, first))
+        trees.assert_same(*tables)
         words = [each.opt_state.seen.words for each in (*generators, discriminator)]
         # Two steps' text, all of which the discriminator sees too.
         assert np.array_equal(words[0] + words[1], words[2])
@@ -185,7 +183,7 @@ def test_micro_batches_take_the_step_of_the_batch():
         losses = measured["loss"], measured_too["loss"], measured_too["clm_loss"]
         masked = tokens.masked, tokens.originals
         states.append((state.params, other.params, losses, masked))
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), *states)
+    trees.assert_close(*states, atol=1e-5)
 
 
 def test_no_gradient_flows_from_the_discriminator_to_a_generator(

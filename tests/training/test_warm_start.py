@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import trees
 
 from nebula_jax.training import optimizers, warm_start
 from nebula_jax.training import state as train_state
@@ -111,11 +112,7 @@ def test_heads_train_alone_and_the_encoder_then_begins_as_at_step_0():
         ones = jax.tree.map(jnp.ones_like, params)
         updates, opt_state = oracle.update(ones, opt_state, params)
         params = optax.apply_updates(params, updates)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6),
-        {"encoder": states[-1].params["encoder"]},
-        params,
-    )
+    trees.assert_close({"encoder": states[-1].params["encoder"]}, params, rtol=1e-6)
 
 
 def test_without_a_warm_up_it_is_the_same_optimizer():
@@ -130,9 +127,7 @@ def test_without_a_warm_up_it_is_the_same_optimizer():
         ones = jax.tree.map(jnp.ones_like, params)
         updates, opt_state = oracle.update(ones, opt_state, params)
         params = optax.apply_updates(params, updates)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6), last.params, params
-    )
+    trees.assert_close(last.params, params, rtol=1e-6)
 
 
 def test_what_does_not_train_does_not_count_for_the_norm():

@@ -8,6 +8,7 @@ import oracle
 import pytest
 import safetensors.numpy
 import tiny_nli
+import trees
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import electra, pretrained, transformer
@@ -35,13 +36,13 @@ def test_a_checkpoint_goes_out_as_it_came_in(name, tmp_path):
     folder = oracle.write(tmp_path, name)
     model = pretrained.load(folder)
     pretrained.save(tmp_path / "out", model)
-    oracle.assert_same(
+    trees.assert_same(
         safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"),
         safetensors.numpy.load_file(folder / "model.safetensors"),
     )
     again = pretrained.load(tmp_path / "out")
     assert again.config == model.config
-    oracle.assert_same(again.params, model.params)
+    trees.assert_same(again.params, model.params)
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == [oracle.MODELS[name][0]]
     assert config.items() >= oracle.golden(name)["config"].items()
@@ -64,10 +65,10 @@ def test_paddles_ernie_m_is_the_same_model(tmp_path):
 
     rename(folder, as_paddle)
     model = pretrained.load(folder)
-    oracle.assert_same(model.params, before.params)
+    trees.assert_same(model.params, before.params)
     pretrained.save(tmp_path / "out", model)
     as_transformers = oracle.write(tmp_path / "again", "ernie_m")
-    oracle.assert_same(
+    trees.assert_same(
         safetensors.numpy.load_file(tmp_path / "out" / "model.safetensors"),
         safetensors.numpy.load_file(as_transformers / "model.safetensors"),
     )
@@ -94,7 +95,7 @@ def test_bare_old_and_superfluous_names_are_understood(tmp_path):
         }
 
     rename(folder, older)
-    oracle.assert_same(pretrained.load(folder).params, before.params)
+    trees.assert_same(pretrained.load(folder).params, before.params)
 
 
 def test_tensors_may_be_in_several_files(tmp_path):
@@ -109,7 +110,7 @@ def test_tensors_may_be_in_several_files(tmp_path):
         index |= {name: f"part-{part}.safetensors" for name in some}
     path = folder / "model.safetensors.index.json"
     path.write_text(json.dumps({"weight_map": index}))
-    oracle.assert_same(pretrained.load(folder).params, before.params)
+    trees.assert_same(pretrained.load(folder).params, before.params)
     table = "bert.embeddings.word_embeddings.weight"
     old = {"bert.pooler.dense.bias": np.zeros(8, np.float32)}
     for extra in (old, {table: tensors[table] + 1}):  # of no index, of another file
@@ -133,7 +134,7 @@ def test_a_fine_tuned_models_head_is_left_out_with_a_word(tmp_path):
     head = {"classifier.weight": np.zeros((3, 8), np.float32)}
     rename(folder, lambda tensors: tensors | head)
     said = []
-    oracle.assert_same(pretrained.load(folder, log=said.append).params, before.params)
+    trees.assert_same(pretrained.load(folder, log=said.append).params, before.params)
     words = "classifier.weight, of a fine-tuned model's head, is left out"
     assert said == [f"{folder}: {words}"]
 
@@ -312,7 +313,7 @@ def test_what_was_trained_here_goes_out_as_electra(tmp_path):
     assert set(again.params) == {"embeddings", "encoder", "rtd_head"}
     types = again.params["embeddings"].pop("token_type_embeddings")["embedding"]
     np.testing.assert_array_equal(types, np.zeros((1, 64)))  # it adds nothing
-    oracle.assert_same(again.params, params)
+    trees.assert_same(again.params, params)
 
 
 @pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trees
 from quorum_star import CONFIG, NAMES, params, parts
 
 from nebula_jax import errors
@@ -118,9 +119,7 @@ def test_clusters_that_keep_what_they_did_not_send_come_to_their_mean():
             anchor = group[0].outers[0].anchor["embeddings/table"]
             assert not np.array_equal(copies[0]["embeddings"]["table"], anchor)
     for own in copies:
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), own, mean
-        )
+        trees.assert_close(own, mean, atol=1e-5)
 
 
 def test_weights_by_shares_of_a_batch():

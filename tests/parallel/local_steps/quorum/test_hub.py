@@ -5,7 +5,8 @@ import time
 import jax
 import pytest
 import quorum_star
-from quorum_star import HUB, LIMIT, NAMES, assert_alike, assert_same
+import trees
+from quorum_star import HUB, LIMIT, NAMES, assert_alike
 from two_labs import wait_until
 
 from nebula_jax import errors
@@ -87,7 +88,7 @@ def test_a_killed_leaf_comes_anew_by_the_state_of_the_run(star):
     assert star[0].end.described["without"] == {NAMES[2]: without}
     assert leaf.described["from_state"] == 1
     assert_alike(*star.clusters.values())
-    assert_same(star[0].params, anew.params)
+    trees.assert_same(star[0].params, anew.params)
     assert any("cluster:2 is sent the state after step" in line for line in star.log)
 
 
@@ -170,7 +171,7 @@ def test_the_hub_does_not_wait_for_a_leaf_that_does_not_read(star, monkeypatch):
     star.together(29)
     star.finish()
     assert_alike(*star.clusters.values())
-    assert_same(star[0].params, late.params)
+    trees.assert_same(star[0].params, late.params)
 
 
 def test_too_few_clusters_end_the_hub(star):
@@ -210,7 +211,7 @@ def test_the_last_rounds_go_by_quorum_too(star):
     late.to(9)
     late.finish()
     for cluster in star.clusters.values():
-        assert_same(cluster.params, star[0].params)
+        trees.assert_same(cluster.params, star[0].params)
     assert_alike(*star.clusters.values())
 
 
@@ -221,7 +222,7 @@ def test_a_message_of_a_round_that_never_comes_is_in_none_of_the_last(star):
     star[2].to(6)
     star.have_arrived(6, 1, 1)  # before the hub has found out that there is no step 6
     star.finish((0, 1))
-    assert_same(star[0].params, star[1].params)
+    trees.assert_same(star[0].params, star[1].params)
     assert star[0].end.described["without"] == {NAMES[2]: 3}
 
 
@@ -257,7 +258,7 @@ def test_an_entry_of_the_log_comes_back_from_its_arrays(members):
     entry = quorum.Entry(quorum.Verdict(0, 9, 8, 1, 2**32 - 1), members)
     arrays = quorum.arrays_of_entry(entry)
     spec = quorum.spec_of_entry(3)
-    assert_same(
+    trees.assert_same(
         jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), arrays),
         jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), spec),
     )
@@ -288,7 +289,7 @@ def test_if_all_are_in_time_it_is_the_run_without_a_quorum(star, codec):
         own, _ = alone.after(step, moved)
     own = alone.finish(9, own)
     for cluster, expected in zip(star.clusters.values(), own, strict=True):
-        assert_same(cluster.params, expected)
+        trees.assert_same(cluster.params, expected)
     assert_alike(*star.clusters.values())
     assert star.log == []
     assert star[0].end.described["without"] == {}

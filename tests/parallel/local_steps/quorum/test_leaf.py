@@ -4,7 +4,8 @@ import jax
 import numpy as np
 import pytest
 import quorum_star
-from quorum_star import CONFIG, LIMIT, NAMES, assert_alike, assert_same, parts
+import trees
+from quorum_star import CONFIG, LIMIT, NAMES, assert_alike, parts
 from two_labs import wait_until
 
 from nebula_jax import errors
@@ -29,7 +30,7 @@ def test_a_round_goes_on_without_a_leaf_that_is_late_which_catches_up(star):
         deltas.append(diloco.outer_gradient(anchor, part))
     begun = diloco.begin(CONFIG, anchor)
     expected = diloco.outer_step(CONFIG, begun, deltas, [0.5, 0.5], True)
-    assert_same(star[0].member.outers[1].anchor, expected.anchor)
+    trees.assert_same(star[0].member.outers[1].anchor, expected.anchor)
     assert star[0].end.described["without"] == {NAMES[2]: 1}
 
     late = star[2]
@@ -40,8 +41,8 @@ def test_a_round_goes_on_without_a_leaf_that_is_late_which_catches_up(star):
     assert_alike(*star.clusters.values())
     own = quorum_star.inner_step(quorum_star.params(), NAMES[2], 1)
     mixed = diloco.mix(CONFIG, parts(own)[1], expected.anchor)
-    assert_same(parts(late.params)[1], mixed)
-    assert_same(parts(late.params)[0], parts(own)[0])
+    trees.assert_same(parts(late.params)[1], mixed)
+    trees.assert_same(parts(late.params)[0], parts(own)[0])
     star.together(9)  # now it is in time
     assert star[0].end.described["without"] == {NAMES[2]: 1}
     assert late.end.described["missed"] == 1
@@ -87,7 +88,7 @@ def test_a_leaf_that_comes_anew_has_the_parameters_at_the_anchors(star):
     anew.to(1)
     assert anew.step == 5
     for part, outer in zip(parts(anew.params), star[0].member.outers, strict=True):
-        assert_same(part, outer.anchor)
+        trees.assert_same(part, outer.anchor)
     assert leaf._member.position == star[0].member.position
 
 
@@ -154,7 +155,7 @@ def test_a_leaf_sends_no_message_of_a_round_that_is_closed(star):
     star[2].to(4)
     described = star[2].end.described
     assert (described["missed"], described["messages"]) == (1, 0)
-    assert_same(star[2].member.codecs, before)
+    trees.assert_same(star[2].member.codecs, before)
     assert_alike(*star.clusters.values())
 
 
@@ -175,7 +176,7 @@ def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_an
     anew.to(1)
     assert_alike(star[0], anew)
     [own] = parts(anew.params, 1)
-    assert_same(own, star[0].member.outers[0].anchor)
+    trees.assert_same(own, star[0].member.outers[0].anchor)
 
 
 def test_a_message_that_the_hub_sends_back_counts_as_sent_once(star, monkeypatch):
@@ -194,7 +195,7 @@ def test_a_message_that_the_hub_sends_back_counts_as_sent_once(star, monkeypatch
         run.together(3)
         assert run[2].end.described["missed"] == 0
         runs.append(run[2].params)
-    assert_same(*runs)
+    trees.assert_same(*runs)
 
 
 def test_a_verdict_of_another_version_is_refused(star):
@@ -272,7 +273,7 @@ def test_the_last_rounds_of_a_run_have_no_heads(star):
     assert late.step == 8
     assert [head.step for head in late.heads] == [2, 2, 4, 4, 6, 6]
     late.finish()
-    assert_same(late.params, star[0].params)
+    trees.assert_same(late.params, star[0].params)
 
 
 @pytest.mark.parametrize(
