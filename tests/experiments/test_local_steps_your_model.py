@@ -7,6 +7,7 @@ import time
 import jax
 import numpy as np
 import optax
+import pytest
 from example_runs import assert_near, ended, params, start_script
 
 import nebula_jax as nebula
@@ -41,6 +42,7 @@ def whole(example, state, steps):
     return state.params
 
 
+@pytest.mark.slow  # of two replicas' adapters it is below
 def test_three_replicas_averaged_every_step_are_an_all_reduce(tmp_path):
     example, name = local_steps_your_model, "local_steps_your_model"
     ended(start(tmp_path, name, clusters=3, steps=6, all_reduce=True))

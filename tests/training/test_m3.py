@@ -133,7 +133,11 @@ WARM = dataclasses.replace(
 )
 
 
-@pytest.mark.parametrize("config", [CONFIG, WARM], ids=["plain", "warm"])
+@pytest.mark.parametrize(
+    "config",
+    [CONFIG, pytest.param(WARM, marks=pytest.mark.slow)],  # both take long to compile
+    ids=["plain", "warm"],
+)
 def test_the_split_run_equals_the_whole_model(config):
     """Two generators and a discriminator that exchange packed bytes, against one
     gradient of eq. 11 in all parameters: equal after 5 steps."""

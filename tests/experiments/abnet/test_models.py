@@ -7,6 +7,7 @@ import pytest
 import tiny_translations
 
 from experiments.abnet import config, models
+from nebula_jax import errors
 from nebula_jax.communication import codec
 from nebula_jax.models import transformer
 from nebula_jax.parallel import mesh as mesh_lib
@@ -98,3 +99,12 @@ def test_frozen_matrices_are_placed_as_products_take_them():
         "dense": {"kernel": jnp.bfloat16, "bias": jnp.float32},
         "embeddings": {"embedding": jnp.float32},
     }
+
+
+def test_a_bottleneck_wider_than_the_model_is_refused_before_anything_starts(folder):
+    run = tiny_translations.run(length_buckets="8", source_model=folder, bottleneck=17)
+    with pytest.raises(errors.SettingsError, match="--bottleneck=17: more than the"):
+        models.load_source(run)
+    shape = transformer.Config(40, 1, 16, 2, 32, 16)
+    with pytest.raises(errors.SettingsError, match="--bottleneck=17: more than the"):
+        models.model(run.agreed, shape, shape)

@@ -6,14 +6,17 @@ import signal
 import subprocess
 import time
 
+import numpy as np
 import psutil
 import pytest
 import tiny_runs
 import tiny_translations
 
+from experiments import translate
+
 STEPS, EVERY = 21, 4  # the last step is no multiple: it has a checkpoint of its own
 SIDES = ("source", "target")
-# All sentences in one shape, and codecs that remember.
+# All sentences in one shape, codecs that remember, and a bottleneck at the cut.
 RUN = {
     "data_dir": "alike",
     "source_model": "models/shallow_spanish",
@@ -24,6 +27,7 @@ RUN = {
     "checkpoint_every": EVERY,
     "forward_codec": "from_step(3,error_feedback(int8(8)))",
     "backward_codec": "error_feedback(int8(8))",
+    "bottleneck": 8,
 }
 
 
@@ -87,15 +91,34 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, whole
     assert any(leaf.any() for leaf in codecs.values()), "nothing was remembered"
 
 
+def test_the_bottleneck_trains_and_translates(runs, whole):
+    kernel, before = (
+        source["state"]["params"]["bottleneck"]["kernel"]
+        for source, _ in (whole, runs.sides("whole", STEPS - STEPS % EVERY))
+    )
+    assert kernel.shape == (16, RUN["bottleneck"])
+    assert np.abs(kernel - before).max() > 1e-5
+    flags = runs.flags() | RUN | {"workdir": str(runs.folder / "whole")}
+    for name in ("source_model", "target_model", "data_dir", "prepared_dir"):
+        flags[name] = str(runs.folder / flags[name])
+    run = tiny_translations.run(**flags)
+    lines = ["la casa tiene 3 puertas", "la torre tiene 5 puertas"]
+    assert len(translate.Translator(run).translate(lines)) == 2
+
+
 @pytest.mark.slow
 def test_a_translator_by_mask_predict_in_several_shapes_goes_on_as_well(runs):
-    """Lengths are told anew, masks are those of the step, each shape has its memory."""
+    """Lengths are told anew, masks are those of the step, each shape has its memory.
+
+    All columns cross.
+    """
     masked = {
         "data_dir": "text",
         "source_model": "models/spanish",
         "target_model": "models/english",  # which is given a head
         "length_buckets": "8,16",
         "objective": "cmlm",
+        "bottleneck": 0,
     }
     runs.finished(workdir="masked", tls="off", timeout=300, **RUN | masked)
     for step, victim in ((EVERY, "target"), (2 * EVERY, "source")):

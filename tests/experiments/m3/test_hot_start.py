@@ -40,11 +40,26 @@ def checkpoint(runs):
     return folder
 
 
-@pytest.fixture(
-    scope="module", params=["whole", pytest.param("all", marks=pytest.mark.slow)]
-)
+@pytest.fixture(scope="module")
+def vocabulary(runs, checkpoint):
+    """The vocabulary for real clusters, as the script makes it."""
+    flags.FLAGS(["test"])
+    out = runs.folder / "shared_vocabulary"
+    with flagsaver.flagsaver(
+        hot_start=str(checkpoint),
+        data_dir=str(runs.text),
+        generators="en de|sw",
+        out=str(out),
+    ):
+        assert train_vocabulary.main() == 0
+        with pytest.raises(errors.SettingsError, match="is there already"):
+            train_vocabulary.main()
+    return vocabularies.load(out)
+
+
+@pytest.fixture(scope="module", params=["whole", "all"])
 def hot(request, runs, checkpoint):
-    """The folder of a run, what it said, its parameters by cluster, its vocabulary."""
+    """The folder of a run, what it said, and its parameters by cluster."""
     workdir = f"hot-{request.param}"
     output = runs.finished(
         cluster=request.param,
@@ -62,18 +77,18 @@ def hot(request, runs, checkpoint):
     params = {
         name: state["params"] for name, state in zip(CLUSTERS, states, strict=True)
     }
-    vocabulary = vocabularies.load(runs.folder / runs.flag(workdir, "vocabulary"))
-    return runs.folder / workdir, output, params, vocabulary
+    return runs.folder / workdir, output, params
 
 
-def test_both_sides_begin_with_the_encoder(checkpoint, hot):
-    """Nothing is learned at rate 0: what is saved is what it began with."""
+def test_both_sides_begin_with_the_encoder(checkpoint, vocabulary):
+    length = tiny_hot_start.LENGTH
+    run = configured.run(config, hot_start=checkpoint, max_length=length)
+    made = models.load(run, vocabulary)
     whole = pretrained.load(checkpoint).params
     rows = np.searchsorted(
-        tokenizers.load(checkpoint).old_ids, hot[3].rows
+        tokenizers.load(checkpoint).old_ids, vocabulary.rows
     )  # both count from the pieces of the one that was trimmed
-    for cluster, layers in (("generator-0", LAYERS), ("discriminator", 2)):
-        params = hot[2][cluster]
+    for params, layers in ((made.generator, LAYERS), (made.discriminator, 2)):
         table = whole["embeddings"]["word_embeddings"]["embedding"]
         np.testing.assert_array_equal(
             params["embeddings"]["word_embeddings"]["embedding"], table[rows]
@@ -83,13 +98,21 @@ def test_both_sides_begin_with_the_encoder(checkpoint, hot):
             jax.tree.map(np.testing.assert_array_equal, layer, whole["encoder"][name])
 
 
-def test_generators_have_heads_of_their_own(hot):
+@pytest.mark.slow
+def test_a_run_begins_with_it_and_generators_have_heads_of_their_own(checkpoint, hot):
+    """Nothing is learned at rate 0: what is saved is what it began with."""
+    whole = pretrained.load(checkpoint).params["encoder"]
+    for cluster, layers in zip(CLUSTERS, (LAYERS, LAYERS, 2), strict=True):
+        encoder = hot[2][cluster]["encoder"]
+        assert len(encoder) == layers
+        for name, layer in encoder.items():
+            jax.tree.map(np.testing.assert_array_equal, layer, whole[name])
     first, second = (hot[2][cluster]["mlm_head"] for cluster in CLUSTERS[:2])
     assert np.any(first["dense"]["kernel"] != second["dense"]["kernel"])
 
 
-def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, hot):
-    own, words = hot[3], tokenizers.load(checkpoint)
+def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, vocabulary):
+    own, words = vocabulary, tokenizers.load(checkpoint)
     assert own.size < words.size  # nobody says unsaid
     pieces = [words.library.pieces[row] for row in own.rows]
     assert pieces[: vocabularies.NUM_SPECIAL] == [
@@ -105,6 +128,7 @@ def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, hot):
     ]
 
 
+@pytest.mark.slow
 def test_the_fake_token_rate_is_told_from_the_first_step(hot):
     summary = json.loads((hot[0] / "summary.json").read_text())
     assert [each["step"] for each in summary["held_out"]] == [0, 2]
@@ -113,6 +137,7 @@ def test_the_fake_token_rate_is_told_from_the_first_step(hot):
     assert "Held-out text after step 2 (in brackets: 0;" in hot[1]
 
 
+@pytest.mark.slow
 def test_the_discriminator_leaves_its_encoder(hot, checkpoint):
     (folder,) = hot[0].glob("*/encoder")
     before, after = pretrained.load(checkpoint), pretrained.load(folder)
@@ -153,8 +178,8 @@ def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(tmp_path, family
     )
 
 
-def test_layers_are_those_of_the_size_or_as_many_as_were_asked_for(hot):
-    words = hot[3]._replace(rows=None)
+def test_layers_are_those_of_the_size_or_as_many_as_were_asked_for(vocabulary):
+    words = vocabulary._replace(rows=None)
     for asked, want in ((0, [2, 4]), (3, [3, 4])):
         run = configured.run(
             config,
@@ -170,9 +195,9 @@ def test_layers_are_those_of_the_size_or_as_many_as_were_asked_for(hot):
         assert (made.generator.pipeline, made.discriminator.pipeline) == (4, 4)
 
 
-def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, hot):
+def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, vocabulary):
     """Before anything starts, and in words."""
-    own = hot[3]
+    own = vocabulary
     other = tiny_nli.write_model(runs.folder / "models" / "other", words=["the"])
     narrow = runs.folder / "models" / "narrow"
     narrow.mkdir()
@@ -194,21 +219,6 @@ def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, hot):
             run = config.from_flags()
             config.check(run)
             models.load(run, own)
-
-
-def test_a_vocabulary_for_real_clusters_is_made_by_a_script(runs, checkpoint):
-    flags.FLAGS(["test"])
-    out = runs.folder / "shared_vocabulary"
-    with flagsaver.flagsaver(
-        hot_start=str(checkpoint),
-        data_dir=str(runs.text),
-        generators="en de|sw",
-        out=str(out),
-    ):
-        assert train_vocabulary.main() == 0
-        assert vocabularies.load(out).rows is not None
-        with pytest.raises(errors.SettingsError, match="is there already"):
-            train_vocabulary.main()
 
 
 def test_a_vocabulary_is_made_of_given_languages_or_of_all(tmp_path, capsys):
