@@ -246,16 +246,10 @@ class Grants:
             self._people.record(tables, "grant.revoke", **_public(after))
         return after
 
-    def listing(
-        self, subject: str | None = None, handle: str | None = None
-    ) -> list[Grant]:
-        """Returns grants in the order in which they were given, whatever their state.
-
-        Args:
-          subject: only its grants; None for everybody's.
-          handle: only grants for it; None for all.
-        """
-        return _of(self._store.read(), subject, handle)
+    def listing(self) -> list[Grant]:
+        """Returns all grants in the order in which they were given."""
+        tables = self._store.read()
+        return [_grant(tables, number) for number in tables["grants"]]
 
     def use(
         self, subject: str, handle: str, rows: int, nbytes: int, now: float
@@ -344,13 +338,10 @@ def _grant(tables: store.Tables, number: str) -> Grant:
     return Grant(int(number), subject, handle, Budget(*budget), *others)
 
 
-def _of(tables: store.Tables, subject: str | None, handle: str | None) -> list[Grant]:
-    """Returns the grants of a subject for a handle, the newest last; None for any."""
-    return [
-        _grant(tables, number)
-        for number, each in tables["grants"].items()
-        if subject in (None, each[0]) and handle in (None, each[1])
-    ]
+def _of(tables: store.Tables, subject: str, handle: str) -> list[Grant]:
+    """Returns the grants of a subject for a handle, the newest last."""
+    found, wanted = tables["grants"], [subject, handle]
+    return [_grant(tables, each) for each in found if found[each][:2] == wanted]
 
 
 def _keep(tables: store.Tables, grant: Grant) -> None:

@@ -1,13 +1,11 @@
-"""The parts that the commands of `nebula` share: options, folder, secrets, tables."""
+"""The parts that the commands of `nebula` share: options, folder, numbers, tables."""
 
 import argparse
-import contextlib
 import datetime
 import functools
 import getpass
 import os
 import pathlib
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -19,7 +17,6 @@ from nebula_jax.security.membership import site_folder
 
 DEFAULT_FOLDER = "federation"
 REQUEST_SECONDS = 30.0  # for a rotation, the authority has to answer
-MOST_SECRET = 1 << 12  # characters of what is read from a file or a pipe
 
 Run = Callable[[argparse.Namespace], int]
 Option = tuple[tuple[str, ...], dict[str, Any]]
@@ -139,28 +136,6 @@ def request(
         return inner.ask(place, seconds, op, **fields)
     except OSError as error:
         raise inner.Refused(f"the switch does not answer: {error}") from None
-
-
-def secret(what: str, path: pathlib.Path | None) -> str:
-    """Reads a secret, which is a line, from a file or from standard input.
-
-    Args:
-      what: it is, in a word.
-      path: of the file; None for standard input.
-
-    Raises:
-      InputError: if there is none.
-    """
-    try:
-        given = contextlib.nullcontext(sys.stdin) if path is None else path.open()
-        with given as stream:
-            text = stream.readline(MOST_SECRET).strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise InputError(f"{path or what}: {reason}") from None
-    if not text:
-        raise InputError(f"{what}: nothing was given")
-    return text
 
 
 def count(text: str) -> int:

@@ -1,9 +1,7 @@
 """The commands about the audit log: audit show, audit verify."""
 
 import argparse
-import collections
 import pathlib
-import sys
 
 from nebula_jax.security import audit
 from nebula_jax.security.audit import checkpoint_note, readable, witness
@@ -22,21 +20,11 @@ COPY = arguments.file_option(
 
 @arguments.command(
     "audit show",
-    arguments.option(
-        "--kind", default="", help="only entries of this kind, such as grant or job"
-    ),
-    arguments.option("--last", type=int, metavar="N", help="only the newest N"),
     COPY,
 )
 def show(given: argparse.Namespace) -> int:
     """Shows who did what, a line each, the newest last."""
-    if given.last is not None and given.last < 1:
-        raise arguments.InputError(f"the newest {given.last} entries: one at least")
-    folder = _audit(given)
-    lines = readable.lines(folder, given.kind)
-    if given.last is not None:
-        lines = iter(collections.deque(lines, min(given.last, sys.maxsize)))
-    for line in lines:
+    for line in readable.lines(_audit(given)):
         print(line)
     return 0
 

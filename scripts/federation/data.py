@@ -142,14 +142,10 @@ def ungrant(given: argparse.Namespace) -> int:
     return 0
 
 
-@arguments.command(
-    "grants",
-    arguments.option("--subject", help="only this one's, such as ana@lab-s"),
-    arguments.option("--handle", help="only those for this data"),
-)
+@arguments.command("grants")
 def list_grants(given: argparse.Namespace) -> int:
     """Lists grants, and what is left of them."""
-    found = _grants(given).listing(given.subject, given.handle)
+    found = _grants(given).listing()
     arguments.print_table(
         ("grant", "to", "data", "rows left", "bytes left", "until", "is"),
         [_grant_cells(each, time.time()) for each in found],

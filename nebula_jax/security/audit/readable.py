@@ -60,12 +60,11 @@ _DIGEST_RE = re.compile(r"[0-9a-f]{40,}")
 _SIZES = ("bytes", "nbytes", "sent", "received", "quota_bytes")
 
 
-def lines(folder: pathlib.Path, kind: str = "") -> Iterator[str]:
+def lines(folder: pathlib.Path) -> Iterator[str]:
     """Yields a line for each entry of a log, which is not verified.
 
     Args:
       folder: `audit` of a lab, or a copy.
-      kind: of the entries, such as `account`, with all `account.add`; "" for all.
 
     Raises:
       AuditError: if the log cannot be read.
@@ -75,15 +74,13 @@ def lines(folder: pathlib.Path, kind: str = "") -> Iterator[str]:
         try:
             entry = audit_entries.decode(index, line)
         except AuditError:
-            if not kind:
-                yield f"{'?':19}  entry {index} cannot be read: {printable.line(line)}"
+            yield f"{'?':19}  entry {index} cannot be read: {printable.line(line)}"
             continue
         back = " (the clock was set back)" if entry.time < latest else ""
         latest = entry.time
         when = f"{entry.time[:10]} {entry.time[11:19]}"
-        if not kind or f"{entry.kind}.".startswith(f"{kind}."):
-            text = f"{when}  {_sentence(entry)}{back}"
-            yield printable.line(text, printable.LINE_LIMIT)
+        text = f"{when}  {_sentence(entry)}{back}"
+        yield printable.line(text, printable.LINE_LIMIT)
 
 
 def _sentence(entry: audit_entries.Entry) -> str:

@@ -7,7 +7,6 @@ import pytest
 import tiny_accounts
 
 from nebula_jax.security import accounts
-from scripts.federation import arguments
 
 
 @pytest.fixture
@@ -28,13 +27,6 @@ def test_an_account_is_added_for_a_user_of_the_host_and_is_active(lab):
     lab("account", "add", "benjamin", "--user", "ben")
     assert "has the account benjamin" in lab.fails("account", "add", "ben")
     assert "user=zoe: there is none on this host" in lab.fails("account", "add", "zoe")
-
-
-def test_a_file_that_is_no_text_holds_no_secret(tmp_path):
-    path = tmp_path / "invitation"
-    path.write_bytes(b"\xff\xfe")
-    with pytest.raises(arguments.InputError, match="it is no text"):
-        arguments.secret("invitation", path)
 
 
 def test_the_life_of_an_account(lab):

@@ -117,15 +117,6 @@ def test_sizes(tmp_path, count, words):
     assert next(readable.lines(tmp_path)).endswith(f"switch carried {words}")
 
 
-def test_entries_of_one_kind(tmp_path):
-    with opened(tmp_path) as log:
-        for kind in ("account.add", "accounts", "account", "job"):
-            log.append(kind, "ana")
-        log._write(b"junk")
-    found = [line[21:] for line in readable.lines(tmp_path, "account")]
-    assert found == ["ana added", "ana changed"]
-
-
 def test_a_missing_log(tmp_path):
     with pytest.raises(audit.AuditError, match="No such file"):
         list(readable.lines(tmp_path))
