@@ -20,7 +20,7 @@ from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import greeting, json_lines, sealing, states
 from nebula_jax.federation import inner, trainer_keys
 from nebula_jax.security import incarnations, names, policy, seal
-from nebula_jax.security.membership import revocation, site_folder
+from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs
 
 RETRY_SECONDS = 0.2  # between attempts to reach a switch that was stopped
@@ -167,8 +167,7 @@ class Trainer:
 
     def _admit(self, offer: seal.Offer, certificate: bytes) -> None:
         """Raises errors.NebulaError unless a peer may take part."""
-        listed = revocation.RevocationList(self.folder, "trainer")
-        peer = between_labs.check_peer(certificate, self.folder, revoked=listed)
+        peer = between_labs.check_peer(certificate, self.folder, "trainer")
         name = f"{printable.line(offer.cluster)} of {peer.lab}"
         if not names.is_cluster(offer.cluster):
             raise PeerRefused(f"{name}: that is no cluster's name")
