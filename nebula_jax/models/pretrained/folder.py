@@ -151,12 +151,16 @@ def write(
         folder.mkdir(parents=True, exist_ok=True)
         (folder / CONFIG).unlink(missing_ok=True)
         with files.writing(folder / TENSORS) as partial:
+            # safetensors makes files for their owner alone: the umask decides, as for
+            # other files.
+            partial.touch()
+            mode = partial.stat().st_mode
             safetensors.numpy.save_file(
                 {name: np.ascontiguousarray(array) for name, array in tensors.items()},
                 partial,
                 metadata={"format": "pt"},  # transformers refuses a file without it
             )
-            partial.chmod(0o644)  # safetensors makes files for their owner alone
+            partial.chmod(mode)
         write_json(folder / CONFIG, config)
     except (OSError, safetensors.SafetensorError) as error:
         raise PretrainedError(f"cannot write {folder}: {error}") from None

@@ -1,5 +1,7 @@
 import dataclasses
 import json
+import os
+import stat
 
 import jax
 import ml_dtypes
@@ -46,6 +48,18 @@ def test_a_checkpoint_goes_out_as_it_came_in(name, tmp_path):
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["architectures"] == [oracle.MODELS[name][0]]
     assert config.items() >= oracle.golden(name)["config"].items()
+
+
+@pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
+def test_who_may_read_a_checkpoint_is_the_umasks_matter(mask, tmp_path):
+    model = pretrained.load(oracle.write(tmp_path))
+    before = os.umask(mask)
+    try:
+        pretrained.save(tmp_path / "out", model)
+    finally:
+        os.umask(before)
+    for path in (tmp_path / "out").iterdir():
+        assert stat.S_IMODE(path.stat().st_mode) == 0o666 & ~mask, path.name
 
 
 def test_paddles_ernie_m_is_the_same_model(tmp_path):
