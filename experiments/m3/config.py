@@ -94,8 +94,8 @@ class Local(pretraining_config.Local):
 
     generator_start: str = fields.of_model(
         "",
-        "Encoder that every generator begins with, if it is not --hot_start's: a name"
-        " or a folder as there. Its tokenizer has the same pieces.",
+        "Encoder that every generator begins with, if it is not --hot_start's: named"
+        " as there. Its tokenizer has the same pieces.",
     )
     discriminator_start: str = fields.of_model(
         "", "Encoder that the discriminator begins with, if it is not --hot_start's."

@@ -94,8 +94,8 @@ class Local(configuration.Local):
     hot_start: str = fields.of_model(
         "",
         "Encoder that every model of the run begins with (section 4.1): a name of"
-        " scripts/prepare_pretrained.py, or a checkpoint folder. If empty, random"
-        " weights.",
+        " scripts/prepare_pretrained.py, a checkpoint folder, or hf:ORG/NAME@COMMIT. If"
+        " empty, random weights.",
     )
     mono_alpha: float = fields.of_data(0.3, "Sampling exponent of single languages.")
     parallel_alpha: float = fields.of_data(0.7, "Sampling exponent of translations.")

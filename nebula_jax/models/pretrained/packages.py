@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from nebula_jax import files
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import q4_file
+from nebula_jax.models.pretrained import hub, q4_file
 
 PROVENANCE = "PROVENANCE.json"
 TOKENIZER = "tokenizer.json"
@@ -174,7 +174,8 @@ def prepare(
     if name not in MODELS:
         raise checkpoint_folder.PretrainedError(
             f"no model {name!r}; there are {', '.join(MODELS)},"
-            " or a folder with config.json and model.safetensors"
+            " or a folder with config.json and model.safetensors, or"
+            " hf:ORG/NAME@COMMIT"
         )
     target = pathlib.Path(folder) / name
     if target.exists():
@@ -202,12 +203,14 @@ def resolve_checkpoint(
     """Finds the checkpoint folder that a flag's value names, downloaded if need be.
 
     Args:
-      name: a key of MODELS, or a path.
+      name: a key of MODELS, a path, or hf:ORG/NAME@COMMIT.
       folder, log: of `prepare`.
 
     Raises:
-      PretrainedError: as from `prepare`.
+      PretrainedError: as from `prepare` and `hub.fetch`.
     """
+    if name.startswith(hub.PREFIX):
+        return hub.fetch(name)
     if is_path(name):
         return pathlib.Path(name)
     return prepare(name, folder, log)
