@@ -91,4 +91,5 @@ def export(
         made.config.encoder,
         vocabulary,
         params,
+        run.agreed.groups(),
     )

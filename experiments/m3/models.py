@@ -144,4 +144,5 @@ def export(
         models.config.discriminator,
         vocabulary,
         ranks.to_root(params),
+        run.agreed.groups(),
     )

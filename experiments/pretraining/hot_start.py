@@ -3,8 +3,7 @@
 The tokenizer of the former is the run's vocabulary, trimmed to the text and with the
 five control pieces of pre-training first; heads are new. The latter is a checkpoint
 folder, for `finetune_xnli --encoder=` or for `transformers`; with --hot_start, pieces
-that were trimmed away have the rows they came with. (Of a run from scratch,
-transformers reads the model; it has no tokenizer for a vocabulary trained here.)
+that were trimmed away have the rows they came with.
 
 V pieces of the run, D width.
 """
@@ -13,7 +12,7 @@ import dataclasses
 import functools
 import pathlib
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,7 @@ from nebula_jax.communication import ranks
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import config_json, packages, trimming
+from nebula_jax.models.pretrained import card, config_json, packages, trimming
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime.life import process
 
@@ -180,13 +179,15 @@ def write(
     shape: transformer.Config,
     vocabulary: vocabularies.Vocabulary,
     params: Any,
+    languages: Sequence[Sequence[str]],
 ) -> None:
-    """Writes a trained encoder and its tokenizer; the root of the cluster does.
+    """Writes a trained encoder, its tokenizer and card; the root of the cluster does.
 
     Args:
       of_cluster: the folder; FOLDER in it is replaced (`files.replacing`).
       shape: of the encoder.
       params: of the model, on the root's host; its heads are left out.
+      languages: of the text of each reader.
     """
     if not ranks.is_root():
         return
@@ -195,12 +196,20 @@ def write(
         if local.hot_start:
             whole = read(agreed, local)
             rows = rows_of(local, vocabulary, whole)
-            pretrained.save(new, _grafted(whole, rows, shape.layers, params))
-            tokenizers.save(new, tokenizers.load(folder(local)))
+            left = _grafted(whole, rows, shape.layers, params)
+            pretrained.save(new, left)
+            tokenizer = tokenizers.load(folder(local))
         else:
             # Our encoder has ELECTRA's form, when its embeddings are as wide as it is.
-            pretrained.save(new, pretrained.Pretrained("electra", shape, params, {}))
+            left = pretrained.Pretrained("electra", shape, params, {})
+            pretrained.save(new, left)
             shutil.copyfile(vocabulary.path, new / tokenizers.readers.SPIECE)
+            tokenizer = tokenizers.load(new)
+        tokenizers.save(new, tokenizer, left.config.max_length)
+        begun_with = pathlib.Path(local.hot_start).name or "random weights"
+        names = ", ".join(language for group in languages for language in group)
+        about = f"It began with {begun_with}, and was pre-trained for {agreed.steps:,}"
+        card.write(new, left, f"{about} steps on text in {names}.")
 
 
 def _grafted(

@@ -34,8 +34,8 @@ class Agreed(configuration.Agreed):
 
     encoder: str = fields.to_begin_with(
         "e5-small",
-        "Encoder to fine-tune: a name of scripts/prepare_pretrained.py, or a"
-        " checkpoint folder.",
+        "Encoder to fine-tune: a name of scripts/prepare_pretrained.py, a checkpoint"
+        " folder, or hf:ORG/NAME@COMMIT.",
     )
     max_train_pairs: int | None = fields.of_data(
         None,
@@ -95,8 +95,9 @@ class Local(configuration.Place):
     )
     export: bool = fields.of_run(
         False,
-        "Leave the fine-tuned encoder, all of its pieces, as a checkpoint folder in"
-        " <run>/finetune/encoder; with --eval_only too.",
+        "Leave the fine-tuned model, all of its pieces, as a checkpoint folder in"
+        " <run>/finetune/encoder; with --eval_only too. With --pooling=cls its"
+        " classifier is there, for transformers.",
     )
 
 

@@ -15,10 +15,10 @@ from jax.sharding import Mesh
 
 from experiments.xnli import config, data
 from nebula_jax import errors, files
-from nebula_jax.data import tokenizers
+from nebula_jax.data import nli, tokenizers
 from nebula_jax.models import classifier, pretrained
+from nebula_jax.models.pretrained import card, packages, trimming
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import packages, trimming
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.runtime.life import process
@@ -31,6 +31,13 @@ from nebula_jax.training import (
 )
 from nebula_jax.training import state as train_state
 
+LABELS: dict[str, Any] = {
+    "problem_type": "single_label_classification",
+    "num_labels": len(nli.LABELS),
+    "id2label": {str(number): label for number, label in enumerate(nli.LABELS)},
+    "label2id": {label: number for number, label in enumerate(nli.LABELS)},
+}
+"""Keys of config.json by which transformers names the classes."""
 Predict = Callable[[Any, Any], jax.Array]
 """(parameters, input_ids [B, L]) -> [B, C] probabilities."""
 
@@ -188,13 +195,15 @@ class Trained(NamedTuple):
             return model
         return trimming.with_rows(model, self.params["embeddings"], self.keep)
 
-    def as_encoder(
+    def as_checkpoint(
         self, model: pretrained.Pretrained, pooling: str
     ) -> pretrained.Pretrained:
-        """Returns the model with what the run trained of it, and no classifier.
+        """Returns the model with what the run trained of it, and its classifier.
 
-        The classifier's dense layer is the pooler's, if it is what the model had and
-        the first position is what was classified.
+        transformers has no classifier that reads the mean of all positions. ELECTRA's
+        there has a GELU where ours has BERT's tanh, so an ELECTRA becomes a BERT, which
+        it is if its embeddings are as wide as its layers. Where transformers has none,
+        the model is returned without it.
 
         Args:
           model: whole, as the run began with it.
@@ -203,9 +212,13 @@ class Trained(NamedTuple):
         trained = jax.device_get(self.params)
         whole = self.with_trained_rows(model).params
         params = {"encoder": trained["encoder"], "embeddings": whole["embeddings"]}
+        if pooling == "cls" and not model.config.embedding_width:
+            family = "bert" if model.family == "electra" else model.family
+            params["classifier_head"] = trained["classifier"]
+            metadata = model.metadata | LABELS
+            return pretrained.Pretrained(family, model.config, params, metadata)
         if "pooler" in whole:
-            dense = {"dense": trained["classifier"]["dense"]}
-            params["pooler"] = dense if pooling == "cls" else whole["pooler"]
+            params["pooler"] = whole["pooler"]
         return model._replace(params=params)
 
     def as_classifier_params(
@@ -261,12 +274,25 @@ def read_trained(run: config.Run) -> Trained:
 
 
 def export(run: config.Run, trained: Trained) -> None:
-    """Leaves the encoder in the run's folder, if --export is given."""
+    """Leaves the model in the run's folder, if --export is given."""
     if not run.local.export:
         return
     folder = run_folder.of_cluster(run.local.workdir, config.NAME) / "encoder"
     model, tokenizer = load(run)
+    left = trained.as_checkpoint(model, run.agreed.pooling)
+    about = (
+        f"It began with {pathlib.Path(run.agreed.encoder).name}, and was fine-tuned for"
+        f" {trained.step:,} steps on English pairs, to tell whether the first sentence"
+        " entails the second, contradicts it, or neither (XNLI)."
+    )
     with files.replacing(folder, process.message) as new:
-        pretrained.save(new, trained.as_encoder(model, run.agreed.pooling))
-        tokenizers.save(new, tokenizer)
+        pretrained.save(new, left)
+        tokenizers.save(new, tokenizer, left.config.max_length)
+        card.write(new, left, about)
     process.progress(f"the encoder: {folder}")
+    if "classifier_head" not in left.params:
+        process.message(
+            f"{folder} has no classifier: transformers has none that reads the mean of"
+            " all positions (--pooling=cls reads the first), and none with tanh on"
+            " embeddings that are narrower than the layers"
+        )

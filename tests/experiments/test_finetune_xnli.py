@@ -5,6 +5,7 @@ import pathlib
 import shutil
 
 import configured
+import huggingface_hub
 import jax
 import numpy as np
 import psutil
@@ -169,9 +170,15 @@ def tested(runs, here, monkeypatch):
 def test_eval_only_prints_the_runs_own_table_for_the_same_folder(
     runs, undisturbed, tested, capsys
 ):
-    assert tested("undisturbed") == 0
+    assert tested("undisturbed", export="true") == 0
     assert len(table(undisturbed)) == 6
     assert table(capsys.readouterr().out) == table(undisturbed)
+    left = runs.folder / "undisturbed" / "finetune" / "encoder"
+    about = json.loads((left / "config.json").read_text())
+    assert about["id2label"]["2"] == nli.LABELS[2]
+    card = huggingface_hub.ModelCard.load(left / "README.md")
+    assert card.data.pipeline_tag == "text-classification"
+    assert "began with bert, and was fine-tuned for" in card.text
     (folder,) = (runs.folder / "undisturbed" / "evaluated").iterdir()
     for name, lines in predictions(runs.folder / "undisturbed").items():
         assert (folder / name).read_text().splitlines() == lines

@@ -9,6 +9,7 @@ import re
 import time
 
 import configured
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -88,6 +89,10 @@ def test_the_discriminators_encoder_is_left_as_a_checkpoint(runs, split, vocabul
     folder = split[0] / "discriminator" / "encoder"
     model, words = pretrained.load(folder), tokenizers.load(folder)
     pretrained.check_tokenizer(model, words)
+    card = huggingface_hub.ModelCard.load(folder / "README.md")
+    assert card.data.pipeline_tag == "feature-extraction"
+    assert "random weights, and was pre-trained for 5 steps on text in" in card.text
+    assert (folder / "tokenizer.json").is_file()  # for transformers
     text = "the house has 3 doors"
     own = vocabularies.load(runs.folder / vocabulary)
     assert words.encode(text) == own.encode(text)

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nebula_jax.data.tokenizers import detokenize, readers
+from nebula_jax.data.tokenizers import detokenize, readers, sentencepiece_json
 
 KEPT = "kept_pieces.json"
 """The ids that a trimmed tokenizer keeps of the whole one."""
@@ -209,16 +209,20 @@ def _trimmed(tokenizer: Tokenizer, keep: np.ndarray) -> Tokenizer:
     )
 
 
-def save(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
+def save(
+    folder: pathlib.Path, tokenizer: Tokenizer, max_length: int | None = None
+) -> None:
     """Copies the files that a tokenizer was read from, and notes which ids it keeps.
 
-    The files of a trimmed one go into a folder inside: transformers, which would take
-    them for the model's, finds no tokenizer instead of wrong ids.
+    A sentencepiece model gets files beside it that transformers reads. The files of a
+    trimmed one go into a folder inside: transformers, which would take them for the
+    model's, finds no tokenizer instead of wrong ids.
 
     Args:
       folder: made if missing; `load` reads the same tokenizer from it. The ids it keeps
         count from the whole tokenizer, so its digest is not that of one that was
         trimmed twice.
+      max_length: positions of the model, to which transformers cuts texts.
 
     Raises:
       TokenizerError: if the disk does not take it.
@@ -234,6 +238,10 @@ def save(folder: pathlib.Path, tokenizer: Tokenizer) -> None:
             source = tokenizer.folder / name
             if source.exists() and source.resolve() != (target / name).resolve():
                 shutil.copyfile(source, target / name)
+        is_own = (target / readers.SPIECE).exists()
+        if is_own and not is_trimmed and not (target / readers.JSON).exists():
+            special = [tokenizer.piece(each) for each in tokenizer.special.ids]
+            sentencepiece_json.write(target, special, max_length)
         (folder / KEPT).unlink(missing_ok=True)
         if is_trimmed:
             kept = {"kept_ids": tokenizer.old_ids.tolist()}

@@ -1,10 +1,10 @@
 """Tokenizer files, each read with the library that wrote it.
 
+spiece.model                            sentencepiece's own numbering
 tokenizer.json                          tokenizers
 sentencepiece.bpe.model + vocab.txt     sentencepiece, then ERNIE-M's own step
 sentencepiece.bpe.model                 sentencepiece, XLM-R's numbering
 vocab.txt                               tokenizers, BERT's WordPiece
-spiece.model                            sentencepiece's own numbering
 """
 
 import itertools
@@ -229,11 +229,12 @@ def _kind_of(character: str) -> str:
     return "letter"
 
 
-# The first row whose files are all there counts.
+# The first row whose files are all there counts. Beside spiece.model, tokenizer.json is
+# made of it, for transformers (`sentencepiece_json`).
 _READERS = (
+    ((SPIECE,), _read_spiece),
     ((JSON,), _read_json),
     ((SENTENCEPIECE, VOCABULARY), _read_ernie_m),
     ((SENTENCEPIECE,), _read_xlm_r),
     ((VOCABULARY,), _read_word_pieces),
-    ((SPIECE,), _read_spiece),
 )

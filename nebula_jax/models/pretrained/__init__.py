@@ -34,7 +34,8 @@ from nebula_jax.models.pretrained import names as state_names
 
 PretrainedError = checkpoint_folder.PretrainedError
 
-OPTIONAL = ("pooler", "mlm_head", "rtd_head")
+HEADS = ("rtd_head", "mlm_head", "classifier_head")
+OPTIONAL = ("pooler", *HEADS)
 """Parts that a model may have beside its embeddings and encoder."""
 PADDING = {
     "XLMRoberta": "<pad>",
@@ -60,7 +61,8 @@ class Pretrained(NamedTuple):
     config: transformer.Config
     params: dict[str, Any]
     """`embeddings`, `encoder`, and those of `mlm_head`, `rtd_head`, `pooler` that the
-    model has; float32 numpy arrays, as the Flax modules of these names have them."""
+    model has; float32 numpy arrays, as the Flax modules of these names have them. One
+    to be written may have a `classifier_head` (`classifier.Head`) in place of them."""
     metadata: dict[str, Any]
     """config.json as it was read; {} for a model that was made here."""
 
@@ -185,7 +187,7 @@ def save(folder: pathlib.Path, model: Pretrained) -> None:
     for path, leaf in flat.items():
         if not np.all(np.isfinite(leaf)):
             raise PretrainedError(f"{path} is not finite: no model is written")
-    present_heads = [head for head in ("rtd_head", "mlm_head") if head in model.params]
+    present_heads = [head for head in HEADS if head in model.params]
     tensors = {
         name
         if tree.part_of(path).endswith("head") or not present_heads

@@ -39,6 +39,8 @@ BERT = (
     *_EMBEDDINGS,
     *_LAYERS,
     (r"pooler/dense", "pooler.dense"),
+    (r"classifier_head/dense", "bert.pooler.dense"),
+    (r"classifier_head/output", "classifier"),
     (r"mlm_head/dense", "cls.predictions.transform.dense"),
     (r"mlm_head/layer_norm", "cls.predictions.transform.LayerNorm"),
     (r"mlm_head", "cls.predictions"),
@@ -47,6 +49,8 @@ XLM_ROBERTA = (
     *_EMBEDDINGS,
     *_LAYERS,
     (r"pooler/dense", "pooler.dense"),
+    (r"classifier_head/dense", "classifier.dense"),
+    (r"classifier_head/output", "classifier.out_proj"),
     (r"mlm_head/(dense|layer_norm)", r"lm_head.\1"),
     (r"mlm_head", "lm_head"),
 )
@@ -68,6 +72,8 @@ _ERNIE_M = (
     (r"encoder/layer_(\d+)/output", r"encoder.layers.\1.linear2"),
     (r"encoder/layer_(\d+)/attention/output", r"encoder.layers.\1.self_attn.out_proj"),
     (r"pooler/dense", "pooler.dense"),
+    (r"classifier_head/dense", "ernie_m.pooler.dense"),
+    (r"classifier_head/output", "classifier"),
 )
 
 
@@ -106,13 +112,24 @@ class Family(NamedTuple):
 
 FAMILIES = {
     "bert": Family(
-        BERT, "bert", "bert.", {"": "BertModel", "mlm_head": "BertForMaskedLM"}
+        BERT,
+        "bert",
+        "bert.",
+        {
+            "": "BertModel",
+            "mlm_head": "BertForMaskedLM",
+            "classifier_head": "BertForSequenceClassification",
+        },
     ),
     "xlm_roberta": Family(
         XLM_ROBERTA,
         "xlm-roberta",
         "roberta.",
-        {"": "XLMRobertaModel", "mlm_head": "XLMRobertaForMaskedLM"},
+        {
+            "": "XLMRobertaModel",
+            "mlm_head": "XLMRobertaForMaskedLM",
+            "classifier_head": "XLMRobertaForSequenceClassification",
+        },
         position_offset=2,  # its pad id plus one
     ),
     "electra": Family(
@@ -129,7 +146,7 @@ FAMILIES = {
         ERNIE_M,
         "ernie_m",
         "ernie_m.",
-        {"": "ErnieMModel"},
+        {"": "ErnieMModel", "classifier_head": "ErnieMForSequenceClassification"},
         position_offset=2,
         token_types=False,
         epsilon=1e-5,

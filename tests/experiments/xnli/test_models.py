@@ -1,3 +1,6 @@
+import dataclasses
+import json
+
 import configured
 import jax
 import numpy as np
@@ -42,7 +45,7 @@ def test_an_unseen_piece_has_the_row_that_it_had(model):
         "classifier": {"dense": 3},
     }
     trained = models.Trained(params, KEEP, 1)
-    left = trained.as_encoder(model, "cls").params
+    left = trained.as_checkpoint(model, "mean").params
     assert (left["encoder"]["layer_0"], left["embeddings"]["layer_norm"]) == (1, 2)
     got = left["embeddings"]["word_embeddings"]["embedding"]
     np.testing.assert_array_equal(got[KEEP], -table[KEEP])
@@ -60,15 +63,43 @@ def test_rows_of_another_encoder_are_refused(model):
             models.Trained(params, keep, 1).with_trained_rows(model)
 
 
-def test_the_classifiers_layer_is_the_poolers_if_the_first_position_was_classified(
-    model,
-):
-    params = {"encoder": {}, "classifier": {"dense": "trained"}}
-    trained = models.Trained(params, KEEP, 1)
-    new = trained.as_encoder(model, "cls").params["pooler"]
-    assert new == {"dense": "trained"}
-    kept = trained.as_encoder(model, "mean").params["pooler"]
-    jax.tree.map(np.testing.assert_array_equal, kept, model.params["pooler"])
+@pytest.mark.parametrize("family", ["bert", "electra", "xlm_roberta", "ernie_m"])
+def test_a_classifier_of_the_first_position_is_left_with_the_model(tmp_path, family):
+    """Its dense layer is read again as the pooler, where the family has it there."""
+    folder = tiny_nli.write_model(tmp_path / "before", family=family)
+    model, tokenizer = pretrained.load_with_tokenizer(folder)
+    params = classifier.init(
+        classifier.config(model, tokenizer), jax.random.key(0), model
+    )
+    trained = models.Trained(params, np.arange(tokenizer.size), 1)
+    left = trained.as_checkpoint(model, "cls")
+    pretrained.save(tmp_path / "left", left)
+    about = json.loads((tmp_path / "left" / "config.json").read_text())
+    assert about["id2label"] == {
+        "0": "entailment",
+        "1": "neutral",
+        "2": "contradiction",
+    }
+    assert about["architectures"][0].endswith("ForSequenceClassification")
+    again = pretrained.load(tmp_path / "left")
+    assert again.family == ("bert" if family == "electra" else family)
+    assert again.config == model.config
+    if family != "xlm_roberta":
+        dense = {"dense": params["classifier"]["dense"]}
+        jax.tree.map(np.testing.assert_array_equal, again.params["pooler"], dense)
+
+
+def test_a_classifier_that_transformers_has_not_is_left_out(model, tmp_path):
+    params = model.params | {"classifier": {"dense": "trained", "output": "trained"}}
+    trained = models.Trained(params, np.arange(model.config.vocab_size), 1)
+    kept = trained.as_checkpoint(model, "mean").params
+    assert "classifier_head" not in kept
+    jax.tree.map(np.testing.assert_array_equal, kept["pooler"], model.params["pooler"])
+    shape = dataclasses.replace(model.config, embedding_width=8)
+    narrow = model._replace(config=shape, family="electra")
+    left = trained.as_checkpoint(narrow, "cls")
+    assert left.family == "electra"
+    assert "classifier_head" not in left.params
 
 
 def test_a_classifier_has_what_was_trained_and_a_model_of_another_shape_is_refused(
@@ -98,7 +129,7 @@ def test_frozen_embeddings_are_the_models(tmp_path):
     wanted = partition.merge(new, partition.split(fresh, is_trained)[1])
     found = trained.as_classifier_params(fresh, is_trained)
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
-    pretrained.save(tmp_path / "left", trained.as_encoder(model, "mean"))
+    pretrained.save(tmp_path / "left", trained.as_checkpoint(model, "mean"))
     left = pretrained.load(tmp_path / "left")
     jax.tree.map(
         np.testing.assert_array_equal, left.params["encoder"], wanted["encoder"]

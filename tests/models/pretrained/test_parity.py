@@ -1,7 +1,8 @@
 """Models against transformers itself; needs requirements-parity.txt, else skipped."""
 
+import json
 import pathlib
-import types
+import shutil
 
 import configured
 import jax
@@ -14,10 +15,12 @@ from flax import traverse_util
 
 from experiments.m3 import config as m3_config
 from experiments.pretraining import hot_start
-from nebula_jax.data import tokenizers
+from experiments.xnli import models
+from nebula_jax.data import nli, ragged_rows, tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import packages, tree, trimming
+from nebula_jax.models import classifier, pretrained, transformer
+from nebula_jax.models.pretrained import names, packages, tree, trimming
+from nebula_jax.training import classification
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="4.57")
@@ -71,24 +74,43 @@ def test_golden_files_are_what_transformers_says_today(name):
         np.testing.assert_allclose(golden[key], value, atol=2e-5)
 
 
-def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
+def drawn_model(family, size, **fields):
+    """An encoder of a family with weights that depend on their names."""
     config = transformer.Config(
-        **{"vocab_size": 23, "layers": 2, "width": 8, "heads": 4},
-        **{"feed_forward": 12, "max_length": 12},
+        vocab_size=size,
+        layers=2,
+        width=8,
+        heads=4,
+        feed_forward=12,
+        max_length=64,
+        position_offset=names.FAMILIES[family].position_offset,
+        **fields,
     )
-    shapes = {
-        path: shape
-        for path, shape in tree.shapes(config).items()
-        if tree.part_of(path) in ("embeddings", "encoder")
-    }
     params = traverse_util.unflatten_dict(
-        {path: oracle.weights(path, shape) for path, shape in shapes.items()}, sep="/"
+        {
+            path: oracle.weights(path, shape)
+            for path, shape in tree.shapes(config).items()
+            if tree.part_of(path) in ("embeddings", "encoder")
+        },
+        sep="/",
     )
-    (tmp_path / "vocabulary").write_bytes(b"pieces")
-    vocabulary = types.SimpleNamespace(path=tmp_path / "vocabulary")
+    return pretrained.Pretrained(family, config, params, {})
+
+
+def left_by_m3(tmp_path):
+    """The folder that M3 leaves after a run from scratch, with a vocabulary of ours."""
+    path = tmp_path / "vocabulary"
+    vocabularies.train([f"{text} {n}" for n in range(60) for text in TEXTS], 200, path)
+    vocabulary = vocabularies.load(path)
+    _, shape, params, _ = drawn_model("electra", vocabulary.size)
     run = configured.run(m3_config)
-    hot_start.write(tmp_path, run.agreed, run.local, config, vocabulary, params)
-    folder = tmp_path / hot_start.FOLDER
+    left = (run.agreed, run.local, shape, vocabulary, params, [["en"], ["es", "zh"]])
+    hot_start.write(tmp_path, *left)
+    return tmp_path / hot_start.FOLDER
+
+
+def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
+    folder = left_by_m3(tmp_path)
     theirs, info = transformers.AutoModel.from_pretrained(
         folder, output_loading_info=True
     )
@@ -96,6 +118,96 @@ def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
     assert not info["unexpected_keys"]
     ours = oracle.ours(pretrained.load(folder))
     assert oracle.difference(ours, oracle.theirs(theirs)) < TOLERANCE
+
+
+def test_transformers_reads_the_vocabulary_that_m3_leaves(tmp_path):
+    folder = left_by_m3(tmp_path)
+    theirs, ours = (
+        transformers.AutoTokenizer.from_pretrained(folder),
+        tokenizers.load(folder),
+    )
+    wanted = ours.encode_batch(TEXTS)
+    assert theirs(list(TEXTS), add_special_tokens=False)["input_ids"] == wanted
+    assert theirs.model_max_length == 64
+    assert (theirs.pad_token_id, theirs.mask_token_id) == (0, 4)
+    hidden = transformers.pipeline("feature-extraction", str(folder))(TEXTS[0])
+    assert np.shape(hidden) == (1, len(wanted[0]) + 2, 8)
+
+
+GOLDENS = pathlib.Path(__file__).parents[2] / "data" / "tokenizers" / "goldens"
+PIECES = {"sentencepiece.bpe.model": "sentencepiece.bpe.model"}
+# Family -> its files of a tokenizer, token types.
+CLASSIFIERS = {
+    "bert": ({"bert_vocab.txt": "vocab.txt"}, 2),
+    "xlm_roberta": (PIECES, 1),
+    "ernie_m": (PIECES | {"ernie_m_vocab.txt": "vocab.txt"}, 0),
+    "electra": ({"bert_vocab.txt": "vocab.txt"}, 2),
+    "m3": None,  # and then its own
+}
+
+
+@pytest.mark.parametrize("family", CLASSIFIERS)
+def test_a_pipeline_of_transformers_has_the_probabilities_of_a_fine_tuned_model(
+    family, tmp_path
+):
+    """Of pairs that it tokenizes itself."""
+    if family == "m3":
+        model, tokenizer = pretrained.load_with_tokenizer(left_by_m3(tmp_path))
+    else:
+        files, types = CLASSIFIERS[family]
+        for source, target in files.items():
+            shutil.copy(GOLDENS / source, tmp_path / target)
+        tokenizer = tokenizers.load(tmp_path)
+        model = drawn_model(family, tokenizer.size, token_types=types)
+    shape = classifier.config(model, tokenizer)
+    params = classifier.init(shape, jax.random.key(0), model)
+    params["classifier"] = jax.tree.map(
+        # Large: the first positions of two pairs differ little before any training.
+        lambda leaf: 10 * oracle.weights(str(leaf.shape), leaf.shape),
+        params["classifier"],
+    )
+    trained = models.Trained(params, np.arange(tokenizer.size), 1)
+    folder = tmp_path / "left"
+    left = trained.as_checkpoint(model, "cls")
+    pretrained.save(folder, left)
+    tokenizers.save(folder, tokenizer)
+
+    is_doubled = ragged_rows.has_double_separator(tokenizer, model.config.token_types)
+    first, second = TEXTS, TEXTS[1:] + TEXTS[:1]
+    rows = ragged_rows.tokenize_pairs(
+        list("123"), first, second, tokenizer, 64, separators=2 if is_doubled else 1
+    )
+    ids = rows.rows(np.arange(3), 64, tokenizer.special.pad)
+    ours = np.asarray(classification.predict(shape, params, ids))
+    pipeline = transformers.pipeline("text-classification", str(folder), top_k=None)
+    for row, text, text_pair in zip(ours, first, second, strict=True):
+        theirs = pipeline({"text": text, "text_pair": text_pair})
+        found = {each["label"]: each["score"] for each in theirs}
+        assert found.keys() == set(nli.LABELS)
+        wanted = [found[label] for label in nli.LABELS]
+        np.testing.assert_allclose(row, wanted, atol=1e-5)
+    assert np.ptp(ours, axis=0).max() > 1e-3
+
+
+def test_nothing_is_made_up_in_a_fine_tuned_model(tmp_path):
+    """Nor left over: every tensor of the file is one of the class's."""
+    for family in ("bert", "xlm_roberta", "ernie_m"):
+        model = drawn_model(family, 23, token_types=0 if family == "ernie_m" else 2)
+        head = {
+            name: {"kernel": np.ones((8, size)), "bias": np.ones(size)}
+            for name, size in (("dense", 8), ("output", 3))
+        }
+        params = model.params | {"classifier_head": head}
+        metadata = models.LABELS | {"pad_token_id": 1}
+        pretrained.save(
+            tmp_path / family, model._replace(params=params, metadata=metadata)
+        )
+        about = json.loads((tmp_path / family / "config.json").read_text())
+        made = oracle.transformers_class(about["architectures"][0])
+        theirs, info = made.from_pretrained(tmp_path / family, output_loading_info=True)
+        assert not info["missing_keys"]
+        assert not info["unexpected_keys"]
+        assert theirs.num_labels == 3
 
 
 def test_transformers_finds_no_tokenizer_beside_a_trimmed_model(tmp_path):
