@@ -26,9 +26,6 @@ SEEDS = 3
 BATCH = 192  # rows of a step, of all clusters together
 STEPS = 1000
 LINE = "60mbit,15ms"
-WITHIN, FEWER, BYTES, MOST_TIME = 0.01, 400, 0.01, 1.02
-"""Targets: relative difference of the loss; times fewer bytes a token; bytes above the
-formula's; time of a step over that of computing."""
 TIMED, EVERY = 900, 10  # steps of the run over a line, and of each record
 
 
@@ -273,9 +270,9 @@ def markdown(record: Mapping[str, Any]) -> str:
         " text, nats a masked token, mean of the languages and of the seeds;"
         " differences are paired by seed, with their standard error.",
         sweep.table(columns, record["rows"], "llllrrrl"),
-        report.targets(targets(record)),
         f"Two clusters over {record['line']}: {1000 * time['all']:.1f} ms a step,"
-        f" {1000 * time['between']:.1f} ms where no round is due.",
+        f" {1000 * time['between']:.1f} ms where no round is due;"
+        f" {time['sent'] / time['formula']:.3f} times the formula's bytes.",
         "Adapters and the head alone, on a frozen e5-small of 12 layers"
         f" (`--trains=adapters_and_head`): {adapters['parameters']:,} parameters train,"
         f" and {adapters['bytes_a_step']:,.0f} bytes a step leave each of two clusters,"
@@ -308,32 +305,6 @@ def _accuracies(row: Mapping[str, Any]) -> str:
         return ""
     spread = statistics.stdev(found) if len(found) > 1 else 0.0
     return f"{statistics.mean(found):.1%} ± {spread:.1%}"
-
-
-def targets(record: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Returns what was to be reached, beside what was measured."""
-    rows = {row["key"]: row for row in record["rows"]}
-    line, time = record["line"], record["time"]
-    found = []
-    for key in ("streaming2", "streaming4", "sparse2", "sparse4"):
-        row = rows[key]
-        what = f"{row['name']}, {row['clusters']} clusters: loss over all-reduce's"
-        apart = row["difference"]["mean"]
-        found.append(report.at_most(what, 1 + apart, 1 + WITHIN))
-    for key in ("streaming2", "sparse2"):
-        what = f"{rows[key]['name']}, 2 clusters: times fewer bytes a token"
-        found.append(report.at_least(what, rows[key]["bytes"]["fewer"], FEWER))
-    what = f"bytes over the formula's, as sent over {line}"
-    found.append(report.at_most(what, time["sent"] / time["formula"], 1 + BYTES))
-    what = f"time of a step at {line} over computing alone"
-    found.append(report.at_most(what, time["all"] / time["between"], MOST_TIME))
-    one, two = (rows[key]["xnli"] for key in ("all_reduce", "streaming2"))
-    if len(one) > 1 and len(two) > 1:
-        what = "XNLI English dev, streaming and all-reduce: difference, points"
-        spread = max(statistics.stdev(one), statistics.stdev(two))
-        apart = abs(statistics.mean(one) - statistics.mean(two))
-        found.append(report.at_most(what, 100 * apart, 100 * spread))
-    return found
 
 
 SWEEP = sweep.Sweep("local_steps", record, markdown, figures=figures, seeds=SEEDS)

@@ -86,20 +86,3 @@ def test_adapters_are_shown_by_their_bytes(record):
     assert found["bytes_a_step"] == 10_000
     text = table_local_steps.markdown(record | {"adapters": found})
     assert "1,000,000 parameters train, and 10,000 bytes a step leave each" in text
-
-
-def test_what_was_to_be_reached_is_beside_what_was(record):
-    row = record["rows"][1]
-    row["difference"]["mean"], row["bytes"]["fewer"] = 0.02, 500.0
-    record["time"] = {"all": 0.103, "between": 0.1, "sent": 1001, "formula": 1000}
-    record["rows"][0]["xnli"], row["xnli"] = [0.45, 0.47], [0.46, 0.46]
-    found = table_local_steps.targets(record)
-    met = {each["what"]: each["met"] for each in found}
-    for what, is_met in (
-        ("streaming, e3m0, 2 clusters: loss over all-reduce's", False),
-        ("streaming, e3m0, 2 clusters: times fewer bytes a token", True),
-        ("bytes over the formula's, as sent over 60mbit,15ms", True),
-        ("time of a step at 60mbit,15ms over computing alone", False),
-        ("XNLI English dev, streaming and all-reduce: difference, points", True),
-    ):
-        assert met[what] == is_met
