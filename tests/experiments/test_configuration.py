@@ -1,3 +1,5 @@
+from unittest import mock
+
 import configured
 import pytest
 from absl.testing import flagsaver
@@ -6,6 +8,7 @@ from experiments import configuration
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
 from nebula_jax import disk
+from nebula_jax.training import checkpoint
 
 
 def test_run_flags_alone_repeat_a_run(tmp_path, monkeypatch):
@@ -33,6 +36,20 @@ def test_run_flags_that_cannot_be_written_are_as_they_were(tmp_path, monkeypatch
     with pytest.raises(OSError, match="No space"):
         configuration.write_run_flags(tmp_path, run.with_agreed(seed=4))
     assert (tmp_path / "run.flags").read_text() == before
+
+
+def test_run_flags_are_of_the_run_that_has_the_checkpoints(tmp_path):
+    """A run that is refused leaves those of the one that is there."""
+    run, path = configured.run(m3_config, workdir=tmp_path), tmp_path / "run.flags"
+    path.write_text("as they were")
+    context = mock.Mock(folder=tmp_path)
+    context.open_checkpoints.side_effect = checkpoint.CheckpointError("another run")
+    with pytest.raises(checkpoint.CheckpointError):
+        run.open_checkpoints(context, {})
+    assert path.read_text() == "as they were"
+    context.open_checkpoints.side_effect = None
+    run.open_checkpoints(context, {})
+    assert f"--workdir={tmp_path}" in path.read_text().splitlines()
 
 
 def test_the_runs_folder_is_named_after_its_flagfile(monkeypatch):
