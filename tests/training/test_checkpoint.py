@@ -21,12 +21,7 @@ def state(value):
 
 
 def like(tree):
-    return jax.tree.map(
-        lambda leaf: jax.ShapeDtypeStruct(
-            leaf.shape, leaf.dtype, sharding=leaf.sharding
-        ),
-        tree,
-    )
+    return checkpoint.abstract(tree, jax.tree.map(lambda leaf: leaf.sharding, tree))
 
 
 def opened(folder):
