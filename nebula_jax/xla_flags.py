@@ -1,7 +1,9 @@
-"""A flag of XLA without which JAX 0.10.2, the last for Python 3.11, computes wrong.
+"""A flag of XLA without which JAX 0.10.2 to 0.12.0.1 compute wrong numbers on CPUs.
 
-XLA hands some reductions on CPUs to a library (YNNPACK), which in this one release
-leaves out rows of products with two or three columns and more than 32,768 rows
+XLA hands some reductions on CPUs to a library (YNNPACK). In all these releases `max`
+and `min` of some thousand values forget a NaN among them, so that a codec would send
+numbers for what was none. And 0.10.2, the last release for Python 3.11, leaves out rows
+of products with two or three columns and more than 32,768 rows
 (https://github.com/jax-ml/jax/issues/39103), and ends the process at some reductions of
 seven axes (https://github.com/jax-ml/jax/issues/40412). XLA's own reductions are right.
 They take up to twice as long. Matrix products stay with the library.
@@ -13,8 +15,9 @@ import os
 import sys
 import warnings
 
-WRONG = "0.10.2"
-"""The release of jaxlib that needs the flag."""
+# A list, because a process ends at once if a later XLA does not know the flag any more.
+WRONG = ("0.10.2", "0.11.0", "0.11.1", "0.11.2", "0.12.0", "0.12.0.1")
+"""The releases of jaxlib that need the flag."""
 NAME = "--xla_cpu_experimental_ynn_fusion_type"
 OWN_REDUCTIONS = f"{NAME}=-LIBRARY_FUSION_TYPE_REDUCE"
 
@@ -47,14 +50,15 @@ def mend() -> None:
     """
     with contextlib.suppress(importlib.metadata.PackageNotFoundError):
         given = os.environ.get("XLA_FLAGS", "")
-        if importlib.metadata.version("jaxlib") != WRONG or NAME in given:
+        version = importlib.metadata.version("jaxlib")
+        if version not in WRONG or NAME in given:
             return
         os.environ["XLA_FLAGS"] = added(given)
         if _has_started():
             warnings.warn(
-                f"jaxlib {WRONG} computes some reductions on CPUs wrongly "
-                "(jax issue 39103), and JAX has already started without the flag that "
-                f"mends it: import nebula_jax before JAX computes anything, or set "
+                f"jaxlib {version} computes some reductions on CPUs wrongly (its max "
+                "forgets NaN), and JAX has already started without the flag that mends "
+                "it: import nebula_jax before JAX computes anything, or set "
                 f"XLA_FLAGS={OWN_REDUCTIONS}",
                 RuntimeWarning,
                 stacklevel=3,

@@ -273,6 +273,21 @@ def test_jit_equals_eager(case):
         np.testing.assert_allclose(same.got["h"], h, rtol=0, atol=atol)
 
 
+@pytest.mark.parametrize(
+    "string",
+    ["int8(row)", "int8(64)", "int8(tensor)", "int4(64)", "e3m0", "sparse_loco"],
+)
+def test_nan_among_thousands_of_values_does_not_become_a_number(string):
+    """XLA's library of reductions, which takes over from 4,096 on, forgets NaN."""
+    codec = codecs.from_string(string)
+    arrays = np.random.RandomState(0).standard_normal((64, 64)).astype(np.float32)
+    arrays[3, 3] = np.nan
+    state = codec.init(spec_of(arrays))
+    payload, _ = jax.jit(codec.encode)(arrays, state)
+    got, _ = jax.jit(codec.decode)(payload, state)
+    assert np.isnan(got).any()
+
+
 @each_case
 def test_nan_and_inf_are_never_silently_finite(case):
     arrays = batch(0)
