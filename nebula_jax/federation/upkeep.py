@@ -149,12 +149,12 @@ class Upkeep:
         if is_due and (self.state.is_issuer or not await self._has_list()):
             self._listed = time.monotonic()
             await self.fetch_list()
-        await asyncio.to_thread(self._read_list)
+        seen = await asyncio.to_thread(self._look)
         if self.number > self._enforced:
             self._enforce()
             for each in list(self.state.lines.values()):
                 self._push(each)
-        if (seen := await asyncio.to_thread(self._stamp)) != self._policy_seen:
+        if seen != self._policy_seen:
             self._policy_seen = seen
             self.state.set_rules(await asyncio.to_thread(policy.load, self._policy))
             self.state.log("policy.json was read again")
@@ -190,6 +190,10 @@ class Upkeep:
             found = self._policy.stat()
             return found.st_mtime_ns, found.st_size
         return 0, 0
+
+    def _look(self) -> tuple[int, int]:
+        self._read_list()
+        return self._stamp()
 
     def _push(self, made: line.Line) -> None:
         if self.listed is not None:

@@ -65,17 +65,6 @@ def test_an_overrun_is_charged_and_a_larger_quota_ends_the_bar(kept):
     assert charged(kept) == 2500
 
 
-def test_a_restart_gives_a_spent_account_nothing_more(kept, folder):
-    limit(kept, 1000)
-    count(kept, "m3", "ana", 2000)
-    asyncio.run(kept.charge())
-    kept.state.audit.close()
-    again = state.State(folder, print)
-    with pytest.raises(state.QuotaSpent, match="its quota of 1000 bytes"):
-        again.check_quota("ana")
-    kept.state.audit = again.audit
-
-
 def test_an_account_that_is_active_again_is_barred_no_more(kept):
     here = kept.state.people
     count(kept, "m3", "ana", 2000)

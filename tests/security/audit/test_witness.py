@@ -1,10 +1,8 @@
 """The witness: what it refuses, and what it remembers."""
 
 import json
-import shutil
 
 import pytest
-from audit_logs import exchange, fill, opened
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
 from nebula_jax import errors
@@ -186,15 +184,7 @@ def test_signatures_of_others_are_not_kept(peer):
     assert peer.seen("lab-s").note.text == signed(TREE, 5)
 
 
-# What it has lost.
-
-
-def test_a_lost_state_is_a_new_key_and_never_the_old_one_at_zero(tmp_path, peer):
-    first = cosign(peer, 20)
-    (tmp_path / "peers" / "lab-s.json").unlink()
-    assert peer.size("lab-s") == 0
-    second = cosign(peer, 10)
-    assert second.verifier != first.verifier
+# What it keeps.
 
 
 def test_each_peer_has_a_key_of_its_own(peer):
@@ -235,18 +225,6 @@ def test_nobody_else_can_read_its_keys(tmp_path, peer):
     path.chmod(0o644)
     with pytest.raises(private_files.PrivateFileError, match="others can use it"):
         cosign(peer, 30, old=20)
-
-
-def test_a_restored_backup_shows_in_the_sizes(tmp_path):
-    peer = witness.Witness(tmp_path / "t", "lab-t")
-    with opened(tmp_path / "s") as log:
-        fill(log, 5)
-        exchange(log, peer)
-        shutil.copytree(tmp_path / "t", tmp_path / "backup")
-        fill(log, 5, 5)
-        exchange(log, peer)
-        restored = witness.Witness(tmp_path / "backup", "lab-t")
-        assert restored.size("lab-s") == 5 < log.cosigned("lab-t") == 11
 
 
 def test_it_cosigns_nothing_that_it_cannot_keep(peer, monkeypatch):
