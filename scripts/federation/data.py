@@ -3,6 +3,7 @@
 import argparse
 import pathlib
 import time
+from collections.abc import Sequence
 
 from nebula_jax.runtime.life import process
 from nebula_jax.security import grants
@@ -110,25 +111,11 @@ def grant(given: argparse.Namespace) -> int:
         None if given.until is None else arguments.day(given.until),
     )
     made = _grants(given).give(given.subject, given.handle, budget, time.time())
-    print(f"grant {made.number}: {made.subject} may use {made.handle}, {_bounds(made)}")
-    return 0
+    return _print_grants([made])
 
 
 def _grants(given: argparse.Namespace) -> grants.Grants:
     return grants.Grants(arguments.people(given))
-
-
-def _bounds(made: Grant) -> str:
-    """Returns the bounds of a grant in words."""
-    rows, nbytes, until = made.budget
-    bounds = []
-    if rows is not None:
-        bounds.append(f"up to {rows:,} rows")
-    if nbytes is not None:
-        bounds.append(f"up to {nbytes:,} bytes")
-    if until is not None:
-        bounds.append(f"until {grants.date(until)}")
-    return ", ".join(bounds)
 
 
 @arguments.command(
@@ -145,7 +132,10 @@ def ungrant(given: argparse.Namespace) -> int:
 @arguments.command("grants")
 def list_grants(given: argparse.Namespace) -> int:
     """Lists grants, and what is left of them."""
-    found = _grants(given).listing()
+    return _print_grants(_grants(given).listing())
+
+
+def _print_grants(found: Sequence[Grant]) -> int:
     arguments.print_table(
         ("grant", "to", "data", "rows left", "bytes left", "until", "is"),
         [_grant_cells(each, time.time()) for each in found],

@@ -36,22 +36,18 @@ def doctor(given: argparse.Namespace) -> int:
     folder = arguments.folder(given)
     peers = [endpoints.host_and_port("peer", each) for each in given.peer]
     bad = _print(checkup.folder(folder))
-    if is_lab := _is_lab(folder):
-        if not peers and (authority := folder.load().authority):
+    try:
+        authority = folder.load().authority
+    except errors.NebulaError:
+        pass  # `checkup.folder` has reported it
+    else:
+        if not peers and authority:
             peers = [endpoints.host_and_port("peer", authority)]
         bad += _print(switch(folder))
-    for address in peers if is_lab else ():
-        bad += _print(reach(folder, address))
+        for address in peers:
+            bad += _print(reach(folder, address))
     print(f"{bad} to look at" if bad else "all is in order")
     return 1 if bad else 0
-
-
-def _is_lab(folder: site_folder.Folder) -> bool:
-    try:
-        folder.load()
-    except errors.NebulaError:
-        return False  # `checkup.folder` has reported it
-    return True
 
 
 def _print(checks: list[Check]) -> int:

@@ -58,8 +58,10 @@ def test_what_is_no_file_of_ours(tmp_path, monkeypatch):
     good = tmp_path / "good"
     private_files.write(good, "secret")
     (tmp_path / "link").symlink_to(good)
-    (tmp_path / "open").write_text("secret")
-    (tmp_path / "open").chmod(0o640)
+    modes = {f"open {mode:o}": mode for mode in (0o644, 0o640, 0o620, 0o602, 0o601)}
+    for name, mode in modes.items():
+        (tmp_path / name).write_text("secret")
+        (tmp_path / name).chmod(mode)
     os.mkfifo(tmp_path / "pipe", 0o600)
     (tmp_path / "folder").mkdir(0o700)
     for name, contents in (("bytes", b"\xff"), ("long", b"a" * (2**16 + 1))):
@@ -67,7 +69,7 @@ def test_what_is_no_file_of_ours(tmp_path, monkeypatch):
         (tmp_path / name).chmod(0o600)
     for name, words in {
         "link": "cannot be read",
-        "open": "chmod 600",
+        **dict.fromkeys(modes, "chmod 600"),
         "pipe": "a file has to be here",
         "bytes": "is no text",
         "long": "more than 65536 bytes",
