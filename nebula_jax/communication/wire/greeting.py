@@ -144,7 +144,7 @@ def shake_hands(sock: ssl.SSLSocket) -> Steps[None]:
 def inside_tls(sock: ssl.SSLSocket) -> Steps[Connected]:
     """Lets frames cross inside TLS, from a cluster that the certificate names."""
     yield from ()
-    names = frozenset(tls_lib.certificate_names(sock) or ())
+    names = tls_lib.certificate_names(sock)
     return Connected(sock, owner=", ".join(sorted(names)), clusters=names)
 
 

@@ -33,7 +33,7 @@ def finish(
 
     def steps(sock: ssl.SSLSocket) -> greeting.Steps[greeting.Connected]:
         certificate = sock.getpeercert(True) or b""
-        names = tls_lib.certificate_names(sock) or set()
+        names = tls_lib.certificate_names(sock)
         ours = seal.Side(offer(), tls_lib.own_certificate(sock))
         yield from greeting.send(sock, ours.offer.encode())
         data = yield from greeting.read_exactly(sock, seal.OFFER_BYTES)

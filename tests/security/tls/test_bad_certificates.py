@@ -885,12 +885,6 @@ def test_contexts_are_fresh_and_show_this_labs_certificate(pki):
     assert client.verify_mode == ssl.CERT_REQUIRED
 
 
-@pytest.mark.parametrize("floor", ["1.1", "", "TLSv1_3", "1.4"])
-def test_no_other_floor_can_be_set(pki, floor):
-    with pytest.raises(errors.SettingsError, match=r"it is one of 1\.3, 1\.2"):
-        between_labs.server_context(pki.labs.s, floor=floor)
-
-
 def test_rotated_credentials_are_shown_by_the_next_context(own_pki):
     labs = own_pki.labs
     before = between_labs.server_context(labs.s)
