@@ -34,6 +34,15 @@ def own_flags():
     ]
 
 
+def failing(error):
+    """A command that ends with an error."""
+
+    def main():
+        raise error
+
+    return main
+
+
 def test_every_help_text_stands_alone():
     """A sentence, and none that only makes sense behind the name of its flag."""
     found = own_flags()
@@ -68,11 +77,8 @@ def test_no_argument_that_would_be_no_line_of_a_flagfile(value):
 
 
 def test_whole_numbers():
-    assert [command_line.whole_number(each) for each in ("0", "12", "007")] == [
-        0,
-        12,
-        7,
-    ]
+    for text, number in (("0", 0), ("12", 12), ("007", 7)):
+        assert command_line.whole_number(text) == number
     for text in ("", "²", "٣", "-1", "+1", "1_0", " 1", "1\n", "9" * 5000):
         assert command_line.whole_number(text) is None
 
@@ -94,11 +100,8 @@ def test_whole_numbers():
 def test_errors_of_the_library_name_flags_in_commands(raised, shown):
     own_flags()  # defines them all
 
-    def main():
-        raise errors.SettingsError(raised)
-
     with pytest.raises(errors.SettingsError) as refused:
-        command_line.with_flags(main)
+        command_line.with_flags(failing(errors.SettingsError(raised)))
     assert str(refused.value) == shown
 
 
@@ -113,14 +116,10 @@ def test_errors_of_the_library_name_flags_in_commands(raised, shown):
 )
 def test_a_path_that_is_not_there_is_a_bad_setting_and_named_by_its_flag(raised, shown):
     own_flags()
-
-    def main():
-        raise raised
-
     with flagsaver.flagsaver():
         command_line.parse(["test", "--workdir=/nowhere"])
         with pytest.raises(errors.SettingsError) as refused:
-            command_line.with_flags(main)
+            command_line.with_flags(failing(raised))
     assert str(refused.value) == f"--workdir=/nowhere: {shown}"
 
 
@@ -149,15 +148,11 @@ def test_a_codec_that_cannot_be_read_is_named_by_its_flag():
 )
 def test_an_error_of_no_flag_stays_as_it_is(raised):
     own_flags()
-
-    def main():
-        raise raised
-
     text = str(raised)
     with flagsaver.flagsaver():
         command_line.parse(["test", "--workdir=/nowhere", "--cluster=source"])
         with pytest.raises(type(raised)) as same:
-            command_line.with_flags(main)
+            command_line.with_flags(failing(raised))
     assert same.value is raised
     assert str(raised) == text
 

@@ -14,11 +14,9 @@ def folder(tmp_path_factory):
 def test_every_xnli_language_has_real_text_to_train_on_and_to_hold_back(
     folder, language
 ):
-    train = list(
-        text_folder.read_mono(text_folder.mono_path(folder, language, "train"))
-    )
-    valid = list(
-        text_folder.read_mono(text_folder.mono_path(folder, language, "valid"))
+    train, valid = (
+        list(text_folder.read_mono(text_folder.mono_path(folder, language, split)))
+        for split in ("train", "valid")
     )
     assert len(train) > 300
     assert len(valid) > 30

@@ -176,10 +176,7 @@ def test_a_longest_bucket_that_fills_no_batch_is_trained_on_too(counts):
     schedule = length_buckets.Schedule(buckets, size, seed=0)
     visits, epochs = np.zeros(len(buckets), int), 60
     for epoch in range(epochs):
-        steps = range(
-            epoch * schedule.steps_per_epoch, (epoch + 1) * schedule.steps_per_epoch
-        )
-        batches = [schedule.batch(step) for step in steps]
+        batches = epoch_of(schedule, epoch)
         seen = np.concatenate([each.indices for each in batches])
         assert len(set(seen.tolist())) == len(seen) == len(buckets) // size * size
         assert all((buckets[b.indices] <= b.bucket).all() for b in batches)

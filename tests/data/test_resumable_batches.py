@@ -7,15 +7,14 @@ from nebula_jax import errors
 from nebula_jax.data import resumable_batches
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
+SPECIAL = vocabularies.SPECIAL
+PAD, CLS, SEP = SPECIAL.pad, SPECIAL.cls, SPECIAL.sep
+
 
 def corpus(first, count):
     """Sequences [CLS] n [SEP] with n counting from `first`."""
     return [
-        {
-            "input_ids": np.asarray(
-                [vocabularies.SPECIAL.cls, n, vocabularies.SPECIAL.sep], np.int32
-            )
-        }
+        {"input_ids": np.asarray([CLS, n, SEP], np.int32)}
         for n in range(first, first + count)
     ]
 
@@ -32,8 +31,8 @@ def test_batches_are_padded_int32():
     batch = next(stream())
     assert batch.shape == (8, 5)
     assert batch.dtype == np.int32
-    assert (batch[:, 3:] == vocabularies.SPECIAL.pad).all()
-    assert (batch[:, 0] == vocabularies.SPECIAL.cls).all()
+    assert (batch[:, 3:] == PAD).all()
+    assert (batch[:, 0] == CLS).all()
 
 
 def test_sources_are_mixed_by_weight_and_repeat_for_ever():
@@ -86,23 +85,12 @@ def test_language_weights_are_the_formula():
     weights = resumable_batches.language_weights([100, 10, 1], 0.3)
     shares = np.asarray([100, 10, 1]) / 111
     np.testing.assert_allclose(weights, shares**0.3 / np.sum(shares**0.3))
-    np.testing.assert_allclose(
-        resumable_batches.language_weights([7, 1], 0.0), [0.5, 0.5]
-    )
-    np.testing.assert_allclose(
-        resumable_batches.language_weights([3, 1], 1.0), [0.75, 0.25]
-    )
+    for exponent, want in ((0.0, [0.5, 0.5]), (1.0, [0.75, 0.25])):
+        weights = resumable_batches.language_weights([3, 1], exponent)
+        np.testing.assert_allclose(weights, want)
 
 
 def test_held_out_batches_keep_order_and_end_in_blank_rows():
     first, second = resumable_batches.held_out_batches(corpus(50, 3), 2, 2, 4)
     assert first[:, 1].tolist() == [50, 51]
-    assert second.tolist() == [
-        [
-            vocabularies.SPECIAL.cls,
-            52,
-            vocabularies.SPECIAL.sep,
-            vocabularies.SPECIAL.pad,
-        ],
-        [vocabularies.SPECIAL.pad] * 4,
-    ]
+    assert second.tolist() == [[CLS, 52, SEP, PAD], [PAD] * 4]

@@ -54,24 +54,9 @@ def make(seed: int = 0) -> tuple[bytes, dict[str, np.ndarray]]:
 
     texts = [piece.encode() for piece, _ in PIECES]
     offsets = np.cumsum([0, *map(len, texts)])
-    head = b"E5S1" + struct.pack(
-        "<i7ifi5i",
-        1,
-        WIDTH,
-        1,
-        HEADS,
-        FEED_FORWARD,
-        ROWS,
-        POSITIONS,
-        TYPES,
-        1e-12,
-        32,
-        len(PIECES),
-        0,
-        2,
-        1,
-        3,
-    )
+    shape = (1, WIDTH, 1, HEADS, FEED_FORWARD, ROWS, POSITIONS, TYPES)
+    controls = (32, len(PIECES), 0, 2, 1, 3)
+    head = b"E5S1" + struct.pack("<8if6i", *shape, 1e-12, *controls)
     head += struct.pack("<Q", offsets[-1]) + offsets.astype("<u4").tobytes()
     head += np.asarray([score for _, score in PIECES], "<f4").tobytes()
     head += b"".join(texts)

@@ -4,14 +4,11 @@ import pathlib
 from collections.abc import Sequence
 
 import configured
-import numpy as np
+import tiny_checkpoints
 import tiny_runs
-from flax import traverse_util
 
 from experiments.xnli import config
 from nebula_jax.data import nli
-from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import names, tree
 
 HEADER = "\t".join(nli.COLUMNS)
 COLORS = {
@@ -97,30 +94,15 @@ def write_model(
     ]
     said = sorted({word for sentence in sentences for word in sentence.split()})
     unused = [f"unsaid{n}" for n in range(unused_words)]
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *unused, *(words or said)]
-    folder.mkdir(parents=True)
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
-    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
-    config = transformer.Config(
-        vocab_size=len(pieces),
+    tiny_checkpoints.write(
+        folder,
+        [*unused, *(words or said)],
+        ("embeddings", "encoder", *(["pooler"] if has_pooler else [])),
+        seed=seed,
         layers=layers,
-        width=16,
-        heads=2,
-        feed_forward=32,
-        max_length=16,
-        token_types={"bert": 2, "ernie_m": 0}.get(family, 1),
-        position_offset=names.FAMILIES[family].position_offset,
+        family=family,
     )
-    random = np.random.RandomState(seed)
-    parts = ("embeddings", "encoder", *(["pooler"] if has_pooler else []))
-    flat = {
-        path: np.float32(path.endswith("scale") + 0.3 * random.randn(*shape))
-        for path, shape in tree.shapes(config).items()
-        if path.startswith(parts)
-    }
-    params = traverse_util.unflatten_dict(flat, sep="/")
-    about = {"tokenizer_class": "BertTokenizer"}  # whatever the family
-    pretrained.save(folder, pretrained.Pretrained(family, config, params, about))
+    (folder / "tokenizer_config.json").write_text('{"do_lower_case": false}')
     return folder
 
 

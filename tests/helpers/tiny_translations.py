@@ -5,13 +5,10 @@ import pathlib
 import configured
 import jax
 import numpy as np
+import tiny_checkpoints
 import tiny_runs
-from flax import traverse_util
 
 from experiments.abnet import config
-from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import names as state_names
-from nebula_jax.models.pretrained import tree
 
 # English, Spanish. A long sentence of one language may be a short one of the other.
 SHORT = ("the {} has {} doors", "la {} tiene {} puertas")
@@ -108,30 +105,10 @@ def write_model(
     """
     sentences = [" ".join(pair(n)) for n in range(3 * sum(PAIRS.values()))]
     words = sorted({word for sentence in sentences for word in sentence.split()})
-    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words, "unsaid"]
-    folder.mkdir(parents=True)
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))
-    config = transformer.Config(
-        vocab_size=len(pieces),
-        layers=layers,
-        width=width,
-        heads=2,
-        feed_forward=2 * width,
-        max_length=16,
-        token_types={"bert": 2, "ernie_m": 0}[family],
-        position_offset=state_names.FAMILIES[family].position_offset,
+    parts = ("embeddings", "encoder", *(["mlm_head"] if has_head else []))
+    return tiny_checkpoints.write(
+        folder, [*words, "unsaid"], parts, width, seed, layers, family
     )
-    random = np.random.RandomState(seed)
-    flat = {
-        path: np.float32(path.endswith("scale") + 0.3 * random.randn(*shape))
-        for path, shape in tree.shapes(config).items()
-        if path.startswith(("embeddings", "encoder"))
-        or (has_head and path.startswith("mlm_head"))
-    }
-    params = traverse_util.unflatten_dict(flat, sep="/")
-    about = {"tokenizer_class": "BertTokenizer"}  # whatever the family
-    pretrained.save(folder, pretrained.Pretrained(family, config, params, about))
-    return folder
 
 
 def run(**values) -> config.Run:

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import links
 import numpy as np
+import trees
 
 from nebula_jax.communication import wan
 
@@ -128,7 +129,37 @@ def pieces(whole, count):
 
 def assert_close(got, want, atol=1e-6):
     """Two trees of one structure and nearly the same values."""
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, atol=atol), got, want)
+    trees.assert_close(got, want, atol=atol)
+
+
+class Run:
+    """Both halves without channels; keeps what crosses for the test to look at."""
+
+    def __init__(self, front, back, spec):
+        self.front, self.back, self.crossed = front, back, []
+        self.states = [half.init_states(spec) for half in (front, back)]
+
+    def step(self, params, micro_batches, keys, number=1):
+        """Returns both halves' gradients, the front's loss, the back's metrics."""
+        grads = [self.front.zero_grads(params[0]), self.back.zero_grads(params[1])]
+        own_losses, metrics = [], []
+        for batches, rngs in zip(micro_batches, keys, strict=True):
+            front, back = zip(params, batches, rngs, strict=True)
+            hidden, residuals, own, self.states[0] = self.front.forward(
+                *front, self.states[0], number
+            )
+            hidden = jax.tree.map(np.asarray, hidden)  # as it comes off a line
+            answer, grads[1], measured, self.states[1] = self.back.step(
+                *back, hidden, self.states[1], grads[1], number
+            )
+            answer = jax.tree.map(np.asarray, answer)
+            grads[0], self.states[0], _ = self.front.backward(
+                *front, residuals, answer, self.states[0], grads[0]
+            )
+            self.crossed.append((hidden, answer))
+            own_losses.append(own)
+            metrics.append(measured)
+        return tuple(grads), sum(own_losses), metrics
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@ import functools
 import jax
 import numpy as np
 import pytest
+from by_hand import attention, normalise
 
 from nebula_jax.models import adapters, transformer
 
@@ -13,12 +14,6 @@ RANDOM = np.random.RandomState(0)
 HIDDEN = RANDOM.randn(2, 5, 16).astype(np.float32)
 SOURCE = RANDOM.randn(2, 7, 24).astype(np.float32)  # PLM-S is wider than PLM-T
 SOURCE_MASK = np.asarray([[1] * 7, [1] * 4 + [0] * 3], bool)
-
-
-def normalise(x, params):
-    mean = x.mean(-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + 1e-12) * params["scale"] + params["bias"]
 
 
 def encoder_adapter(scale=1.0):
@@ -73,18 +68,7 @@ def test_a_decoder_adapter_is_eq_13():
     params = randomised(params)
     rows = []
     for x, source, mask in zip(HIDDEN, SOURCE, SOURCE_MASK, strict=True):
-        attended = params["attention_output"]["bias"].copy()
-        for head in range(4):
-
-            def project(name, from_, head=head):
-                own = params[name]
-                return from_ @ own["kernel"][:, head] + own["bias"][head]
-
-            scores = project("query", x) @ project("key", source).T / np.sqrt(16 / 4)
-            weights = np.exp(np.where(mask[None, :], scores, -np.inf))
-            weights /= weights.sum(-1, keepdims=True)
-            context = weights @ project("value", source)
-            attended = attended + context @ params["attention_output"]["kernel"][head]
+        attended = attention(x, source, mask, params, params["attention_output"])
         x = normalise(x + attended, params["attention_layer_norm"])
         inner = x @ params["intermediate"]["kernel"] + params["intermediate"]["bias"]
         outer = np.maximum(inner, 0) @ params["output"]["kernel"]

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from by_hand import attention, normalise
 
 from nebula_jax.models import mixed_precision, transformer
 
@@ -14,36 +15,15 @@ CONFIG = transformer.Config(
 )
 
 
-def normalise(x, params):
-    mean = x.mean(-1, keepdims=True)
-    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + 1e-12) * params["scale"] + params["bias"]
-
-
 def erf(x):
     return np.vectorize(math.erf)(x)
 
 
 def numpy_block(params, hidden, mask):
-    """The oracle: a post-LN block written out in numpy, head by head."""
-    attention = params["attention"]
-    rows = []
+    """The oracle: a post-LN block written out in numpy."""
+    own, rows = params["attention"], []
     for h, m in zip(hidden, mask, strict=True):
-        heads = []
-        for head in range(2):
-
-            def project(name, h=h, head=head):
-                own = attention[name]
-                return h @ own["kernel"][:, head] + own["bias"][head]
-
-            scores = project("query") @ project("key").T / np.sqrt(8)
-            scores = np.where(m[None, :], scores, -np.inf)
-            weights = np.exp(scores - scores.max(-1, keepdims=True))
-            weights /= weights.sum(-1, keepdims=True)
-            heads.append(weights @ project("value"))
-        kernel = attention["output"]["kernel"]
-        attended = sum(heads[i] @ kernel[i] for i in range(2))
-        attended = attended + attention["output"]["bias"]
+        attended = attention(h, h, m, own, own["output"])
         h = normalise(h + attended, params["attention_layer_norm"])
         inner = h @ params["intermediate"]["kernel"] + params["intermediate"]["bias"]
         inner = 0.5 * inner * (1 + erf(inner / np.sqrt(2)))

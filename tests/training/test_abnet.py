@@ -7,29 +7,19 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import trees
+from token_rows import CONTROLS, PAD, rows
 
-from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, abnet_params, transformer
 from nebula_jax.training import abnet as training
 from nebula_jax.training import abnet_targets, losses, masking
 
-PAD, CLS, SEP = 1, 0, 2
-CONTROLS = tokenizers.SpecialTokens(PAD, 3, CLS, SEP, 59, size=60)
 B = 4
 INDEX = np.asarray([7, 1, 9, 4], np.int32)
 SOURCE_LENGTHS, TARGET_LENGTHS = (6, 9, 4, 12), (8, 5, 12, 3)
 OBJECTIVES = abnet.OBJECTIVES
 
 
-def rows(lengths, width, seed):
-    random = np.random.RandomState(seed)
-    ids = np.full((len(lengths), width), PAD, np.int32)
-    for row, length in zip(ids, lengths, strict=True):
-        row[:length] = [CLS, *random.randint(4, 59, length - 2), SEP]
-    return ids
-
-
-SOURCE_IDS = rows(SOURCE_LENGTHS, 16, 0)
+SOURCE_IDS = rows(SOURCE_LENGTHS, 16)
 TARGET_IDS = rows(TARGET_LENGTHS, 16, 1)
 
 

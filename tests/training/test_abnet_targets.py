@@ -2,25 +2,14 @@ import functools
 
 import jax
 import numpy as np
+from token_rows import CLS, CONTROLS, MASK, PAD, SEP, UNK, rows
 
-from nebula_jax.data import tokenizers
 from nebula_jax.training import abnet_targets, masking
 
-# XLM-R's order, with [MASK] last: nothing may rely on control pieces coming first.
-CONTROLS = tokenizers.SpecialTokens(1, 3, 0, 2, 59, size=60)
-PAD, UNK, CLS, SEP, MASK = CONTROLS[:5]
 LENGTHS = (10, 3, 7, 12)
 
 
-def rows(lengths=LENGTHS, width=12, seed=0):
-    random = np.random.RandomState(seed)
-    ids = np.full((len(lengths), width), PAD, np.int32)
-    for row, length in zip(ids, lengths, strict=True):
-        row[:length] = [CLS, *random.randint(4, 59, length - 2), SEP]
-    return ids
-
-
-IDS = rows()
+IDS = rows(LENGTHS, 12)
 KEYS = abnet_targets.example_keys(jax.random.key(0), np.asarray([7, 1, 9, 4]))
 corrupt = jax.jit(functools.partial(abnet_targets.make, "cmlm"), static_argnums=(2, 3))
 corrupt_span = jax.jit(masking.corrupt_span, static_argnames=("special", "policy"))
@@ -34,7 +23,7 @@ def masked(keys, ids):
 def draws(count=2000, length=12):
     """Many corruptions of one row of `length` tokens."""
     keys = jax.random.split(jax.random.key(1), count)
-    ids = np.tile(rows((length,)), (count, 1))
+    ids = np.tile(rows((length,), 12), (count, 1))
     targets = corrupt(keys, ids, CONTROLS, count * length)
     asked = np.zeros(ids.size, bool)
     positions = np.asarray(targets.positions)
@@ -83,7 +72,7 @@ def test_choices_without_a_slot_are_counted():
 
 def test_a_source_span_has_the_rates_length_and_often_an_end_of_the_sentence():
     count = 2000
-    ids = np.tile(rows((12,)), (count, 1))  # 10 pieces: a span of 1 + 1
+    ids = np.tile(rows((12,), 12), (count, 1))  # 10 pieces: a span of 1 + 1
     keys = jax.random.split(jax.random.key(2), count)
     everything = masking.Policy(1.0, 0.0)
     seen = corrupt_span(keys, ids, special=CONTROLS, policy=everything)

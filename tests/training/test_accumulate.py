@@ -29,12 +29,8 @@ def test_gradients_and_outcomes_are_those_of_the_batch(micro_batches):
     fn = jax.jit(accumulate.gradients, static_argnums=(0, 3))
     grads, outcome = fn(loss, PARAMS, BATCH, micro_batches)
     np.testing.assert_allclose(grads["w"], gradient["w"], rtol=1e-5)
-    for found in (
-        outcome,
-        jax.jit(accumulate.total, static_argnums=(0, 3))(
-            loss, PARAMS, BATCH, micro_batches
-        ),
-    ):
+    total = jax.jit(accumulate.total, static_argnums=(0, 3))
+    for found in (outcome, total(loss, PARAMS, BATCH, micro_batches)):
         np.testing.assert_allclose(found.loss, wanted, rtol=1e-6)
         assert found.sums["count"] == B
         np.testing.assert_array_equal(found.rows["x"], BATCH["x"] * 2)  # in order

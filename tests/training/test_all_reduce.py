@@ -51,7 +51,7 @@ def compute(devices, micro_batches, when, fsdp=1, model_parallel=1):
 
 
 computed = functools.cache(compute)
-LAYOUTS = [(2, 1), (2, 4), (4, 2), (4, 1)]
+LAYOUTS = [(2, 1), (2, 4), (4, 2)]
 
 
 @pytest.mark.parametrize("when", all_reduce.WHEN)

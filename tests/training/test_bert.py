@@ -12,12 +12,7 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import electra, transformer
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
-from nebula_jax.training import (
-    abnet_targets,
-    bert,
-    masking,
-    partition,
-)
+from nebula_jax.training import abnet_targets, bert, masking, partition
 
 V, L, B, STEPS = 64, 24, 16, 8
 PAD = vocabularies.SPECIAL.pad
@@ -59,7 +54,7 @@ def drawn():
 class Trainer:
     """A compiled step: (state, batch, its first row) -> (state, metrics)."""
 
-    def __init__(self, config, devices=1, rows=B):
+    def __init__(self, config, devices, rows):
         mesh = mesh_lib.make_mesh(jax.devices()[:devices])
         params = drawn()
         plan = mesh_lib.sharded_init_from_arrays(
@@ -80,12 +75,12 @@ class Trainer:
         return self.compiled(state, {}, ids, np.int32(first_row))
 
 
-trainer = functools.cache(Trainer)
+trainer = functools.cache(Trainer)  # by all arguments, or it compiles again
 
 
 def train(config, devices=1, steps=STEPS):
     """Losses of the steps, the last metrics, and the parameters after them."""
-    step = trainer(config, devices)
+    step = trainer(config, devices, B)
     state, losses = step.init(), []
     for number in range(steps):
         state, metrics = step(state, text(number))
@@ -95,22 +90,15 @@ def train(config, devices=1, steps=STEPS):
 
 trained = functools.cache(train)
 
-MICRO = {"micro_batches": 2}
-WAYS = {
-    "each": (2, MICRO),
-    "once": (2, {"all_reduce": "once", **MICRO}),
-}
+
+def changed(when):
+    """PLAIN in two micro-batches, with gradients added up once or for each."""
+    return dataclasses.replace(PLAIN, all_reduce=when, micro_batches=2)
 
 
-def changed(way):
-    """The configuration of a way to add up gradients, and its number of devices."""
-    devices, fields = WAYS[way]
-    return dataclasses.replace(PLAIN, **fields), devices
-
-
-@pytest.mark.parametrize("way", WAYS)
-def test_whenever_gradients_are_added_up_the_loss_curve_is_the_same(way):
-    losses, metrics, params = train(*changed(way))
+@pytest.mark.parametrize("when", ["each", "once"])
+def test_whenever_gradients_are_added_up_the_loss_curve_is_the_same(when):
+    losses, metrics, params = train(changed(when), 2)
     want, wanted, wanted_params = trained(PLAIN)
     assert want[-1] < want[0] - 0.5  # there is a curve
     # Sums in another order, and what 8 steps make of their rounding.
@@ -122,10 +110,10 @@ def test_whenever_gradients_are_added_up_the_loss_curve_is_the_same(way):
     assert metrics["accuracy"] == pytest.approx(wanted["accuracy"], abs=1e-6)
 
 
-@pytest.mark.parametrize(("way", "outside"), [("each", 0), ("once", 1)])
-def test_gradients_are_added_up_as_the_flag_says(way, outside):
+@pytest.mark.parametrize(("when", "outside"), [("each", 0), ("once", 1)])
+def test_gradients_are_added_up_as_the_flag_says(when, outside):
     """In the loop over micro-batches, or in one sum of all of them after it."""
-    text = trainer(*changed(way)).compiled.as_text()
+    text = trainer(changed(when), 2, B).compiled.as_text()
     entry = text[text.index("\nENTRY ") :]
     found = re.findall(r"= (.*) all-reduce(?:-start)?\(", entry)
     scalars = [shape for shape in found if re.fullmatch(r"\w+\[\]", shape)]
@@ -166,7 +154,7 @@ def by_hand(config, params, rng, ids):
 
 
 def test_the_loss_is_the_mean_over_masked_tokens():
-    step = trainer(PLAIN)
+    step = trainer(PLAIN, 1, B)
     state = step.init()
     for number in range(STEPS - 1):  # until some are predicted
         state, _ = step(state, text(number))
@@ -205,7 +193,7 @@ def test_clusters_with_parts_of_a_batch_have_its_gradient():
     (The loss of each half is a mean over its own tokens.)
     """
     moved, weights, ids = [], [], text(0)
-    for first, rows in ((0, 16), (0, 8), (8, 8)):
+    for first, rows in ((0, B), (0, 8), (8, 8)):
         step = trainer(PLAIN, 1, rows)
         start = step.init().at_step(STEPS // 2)  # the rate of step 0 is 0
         before = jax.device_get(start.params)
@@ -281,7 +269,7 @@ def test_dropout_is_drawn_anew_in_each_cluster():
     config = dataclasses.replace(
         PLAIN, mask_rate=1.0, mask_policy="mask", all_reduce="once"
     )
-    step = trainer(with_encoder(config, dropout=0.5), 2)
+    step = trainer(with_encoder(config, dropout=0.5), 2, B)
     losses = [
         float(step(step.init(), text(0), first)[1]["loss"]) for first in (0, 0, 16)
     ]

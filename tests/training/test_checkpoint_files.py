@@ -136,36 +136,28 @@ def test_all_of_a_checkpoint_is_durable_before_it_has_its_name(folder):
     assert not disk.dirty, "the name itself is not durable"
 
 
+encode = checkpoint_files.encode_manifest
+MANIFESTS = {
+    "empty": b"",
+    "half": b'{"step": 20,',
+    "object": b"{}",
+    "null": b"null",
+    "list": b"[]",
+    "number": b"20",
+    "deep": b"[" * 100_000,
+    "binary": b"\xff\xfe\x00",
+    "types": b'{"step":20,"about":3,"files":[1],"digest":""}',
+    "no_files": encode(20, ABOUT, {}),
+    "other_step": encode(10, ABOUT, {"a": "00"}),
+    "other_run": encode(20, {"cluster": "x"}, {"a": "00"}),
+    "other_file": encode(20, ABOUT, {"\0": "00"}),
+}
 DAMAGES = {
     "truncated": ("deep/b", b"deep"),
     "missing": ("deep/b", None),
     "flipped": ("a", b"a of 30"),
     "no_manifest": ("manifest.json", None),
-    "empty": ("manifest.json", b""),
-    "half": ("manifest.json", b'{"step": 20,'),
-    "object": ("manifest.json", b"{}"),
-    "null": ("manifest.json", b"null"),
-    "list": ("manifest.json", b"[]"),
-    "number": ("manifest.json", b"20"),
-    "deep": ("manifest.json", b"[" * 100_000),
-    "binary": ("manifest.json", b"\xff\xfe\x00"),
-    "types": ("manifest.json", b'{"step":20,"about":3,"files":[1],"digest":""}'),
-    "no_files": (
-        "manifest.json",
-        checkpoint_files.encode_manifest(20, ABOUT, {}),
-    ),
-    "other_step": (
-        "manifest.json",
-        checkpoint_files.encode_manifest(10, ABOUT, {"a": "00"}),
-    ),
-    "other_run": (
-        "manifest.json",
-        checkpoint_files.encode_manifest(20, {"cluster": "x"}, {"a": "00"}),
-    ),
-    "other_file": (
-        "manifest.json",
-        checkpoint_files.encode_manifest(20, ABOUT, {"\0": "00"}),
-    ),
+    **{name: ("manifest.json", data) for name, data in MANIFESTS.items()},
 }
 
 
@@ -226,11 +218,8 @@ def test_checkpoints_of_which_none_can_be_used_are_an_error(folder, damage):
 
 @pytest.mark.parametrize("position", range(0, 500, 7))
 def test_no_bit_of_a_manifest_flips_unnoticed(position):
-    data = checkpoint_files.encode_manifest(
-        20,
-        ABOUT | {"position": {"epoch": 3, "row": 17}},
-        {"a": "0" * 64, "b": "1" * 64},
-    )
+    about = ABOUT | {"position": {"epoch": 3, "row": 17}}
+    data = encode(20, about, {"a": "0" * 64, "b": "1" * 64})
     found = checkpoint_files.decode_manifest(data, 20)
     for bit in range(8):
         flipped = bytearray(data)

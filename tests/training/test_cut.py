@@ -16,14 +16,15 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import cut, partition
 
 IDENTITY = codec.identity()
+NO_STATES = cut.States()
 
 
-def halves(forward=IDENTITY, backward=IDENTITY, front=two_halves.front, **settings):
-    has_loss = front is two_halves.front_with_loss
-    return (
-        cut.front(front, forward, backward, has_loss=has_loss, **settings),
-        cut.back(two_halves.back, forward, backward, **settings),
-    )
+def run_of(forward=IDENTITY, backward=IDENTITY, front=two_halves.front, **settings):
+    """Both halves around codecs; `has_loss` is of a front that has one."""
+    has_loss = settings.pop("has_loss", False)
+    front = cut.front(front, forward, backward, has_loss=has_loss, **settings)
+    back = cut.back(two_halves.back, forward, backward, **settings)
+    return two_halves.Run(front, back, piece_spec(front))
 
 
 def piece_spec(front):
@@ -41,50 +42,6 @@ def data(count=1):
     return two_halves.init(), micro_batches, functools.partial(two_halves.keys, count)
 
 
-NO_STATES = cut.States()
-
-
-class Run:
-    """Both halves without channels; keeps what crosses for the test to look at."""
-
-    def __init__(self, forward=IDENTITY, backward=IDENTITY, **settings):
-        self.front, self.back = halves(forward, backward, **settings)
-        spec = piece_spec(self.front)
-        self.states = [half.init_states(spec) for half in (self.front, self.back)]
-        self.crossed = []
-
-    def step(self, params, micro_batches, keys, number=1):
-        grads = self.front.zero_grads(params[0]), self.back.zero_grads(params[1])
-        own_losses, metrics = [], []
-        for batches, rngs in zip(micro_batches, keys, strict=True):
-            hidden, residuals, own, self.states[0] = self.front.forward(
-                params[0], batches[0], rngs[0], self.states[0], number
-            )
-            gradient, back_grads, measured, self.states[1] = self.back.step(
-                params[1],
-                batches[1],
-                rngs[1],
-                hidden,
-                self.states[1],
-                grads[1],
-                number,
-            )
-            front_grads, self.states[0], _ = self.front.backward(
-                params[0],
-                batches[0],
-                rngs[0],
-                residuals,
-                gradient,
-                self.states[0],
-                grads[0],
-            )
-            self.crossed.append((hidden, gradient))
-            grads = front_grads, back_grads
-            own_losses.append(own)
-            metrics.append(measured)
-        return grads, sum(own_losses), metrics
-
-
 @functools.partial(jax.jit, static_argnames="front")
 def whole_gradient(params, micro_batches, keys, front=two_halves.front):
     return jax.grad(two_halves.whole_loss)(params, micro_batches, keys, front)
@@ -93,7 +50,7 @@ def whole_gradient(params, micro_batches, keys, front=two_halves.front):
 @pytest.mark.parametrize("count", [1, 4, 8])
 def test_micro_batches_add_up_to_the_whole_models_gradient(count):
     params, micro_batches, keys = data(count)
-    grads, own, metrics = Run().step(params, micro_batches, keys())
+    grads, own, metrics = run_of().step(params, micro_batches, keys())
     two_halves.assert_close(grads, whole_gradient(params, micro_batches, keys()))
     assert own == 0
     loss = two_halves.whole_loss(params, micro_batches, keys())
@@ -102,8 +59,8 @@ def test_micro_batches_add_up_to_the_whole_models_gradient(count):
 
 def test_the_loss_is_a_metric_of_every_back():
     params, micro_batches, keys = data(2)
-    wants = Run().step(params, micro_batches, keys())[2]
-    run = Run()
+    wants = run_of().step(params, micro_batches, keys())[2]
+    run = run_of()
     run.back = cut.back(lambda *given: two_halves.back(*given)[0], IDENTITY, IDENTITY)
     grads, _, metrics = run.step(params, micro_batches, keys())
     two_halves.assert_close(grads, whole_gradient(params, micro_batches, keys()))
@@ -113,7 +70,7 @@ def test_the_loss_is_a_metric_of_every_back():
 def test_a_front_may_have_a_loss_of_its_own():
     params, micro_batches, keys = data(2)
     front = two_halves.front_with_loss
-    run = Run(front=front)
+    run = run_of(front=front, has_loss=True)
     grads, own, _ = run.step(params, micro_batches, keys())
     want = whole_gradient(params, micro_batches, keys(), front)
     two_halves.assert_close(grads, want)
@@ -131,30 +88,14 @@ def test_a_front_in_half_precision_sends_and_receives_it():
         hidden["h"] = hidden["h"].astype(jnp.bfloat16)
         return hidden, jnp.sum(hidden["h"]) / 100
 
-    params, [batch], keys = data()
-    [rngs] = keys()
-    front = cut.front(fn, IDENTITY, IDENTITY, has_loss=True)
-    back = cut.back(two_halves.back, IDENTITY, IDENTITY)
-    sent, residuals, own, states = front.forward(
-        params[0], batch[0], rngs[0], NO_STATES, 1
-    )
-    assert sent.payload["h"].dtype == jnp.bfloat16
+    params, micro_batches, keys = data()
+    run = run_of(front=fn, has_loss=True)
+    grads, own, _ = run.step(params, micro_batches, keys())
+    [(sent, answer)] = run.crossed
+    assert sent.payload["h"].dtype == answer.payload["h"].dtype == jnp.bfloat16
     assert own.dtype == jnp.float32
-    answer, grads, *_ = back.step(
-        params[1],
-        batch[1],
-        rngs[1],
-        sent,
-        NO_STATES,
-        back.zero_grads(params[1]),
-        1,
-    )
-    assert answer.payload["h"].dtype == jnp.bfloat16
-    zeros = front.zero_grads(params[0])
-    first = params[0], batch[0], rngs[0]
-    grads = front.backward(*first, residuals, answer, states, zeros)[0], grads
     # bfloat16 keeps 8 bits, and the programs round in different places.
-    want = whole_gradient(params, [batch], keys(), fn)
+    want = whole_gradient(params, micro_batches, keys(), fn)
     two_halves.assert_close(grads, want, atol=2e-3)
 
 
@@ -162,19 +103,13 @@ FROZEN = ("first/kernel", "first/bias", "third/bias")
 
 
 def test_frozen_parameters_get_no_gradient_and_the_others_the_same():
-    params, micro_batches, keys = data(2)
     seen = set()
 
     def is_trained(path):
         seen.add(path)
         return path not in FROZEN
 
-    run = Run(is_trained=is_trained)
-    grads, *_ = run.step(params, micro_batches, keys())
-    want = whole_gradient(params, micro_batches, keys())
-    two_halves.assert_close(
-        grads, tuple(partition.split(w, is_trained)[0] for w in want)
-    )
+    grads = assert_frozen(is_trained)
     assert set(grads[0]) == {"second"}
     assert set(grads[1]["third"]) == {"kernel"}
     layers = ("first", "second", "third", "last")
@@ -182,12 +117,19 @@ def test_frozen_parameters_get_no_gradient_and_the_others_the_same():
 
 
 def test_a_half_may_be_frozen_as_a_whole():
-    params, micro_batches, keys = data(2)
-    run = Run(is_trained=lambda path: not path.startswith(("first", "second")))
-    grads, *_ = run.step(params, micro_batches, keys())
+    grads = assert_frozen(lambda path: not path.startswith(("first", "second")))
     assert grads[0] == {}
-    want = whole_gradient(params, micro_batches, keys())[1]
-    two_halves.assert_close(grads[1], want)
+
+
+def assert_frozen(is_trained):
+    """What trains has the whole model's gradient; returns all gradients."""
+    params, micro_batches, keys = data(2)
+    grads, *_ = run_of(is_trained=is_trained).step(params, micro_batches, keys())
+    want = whole_gradient(params, micro_batches, keys())
+    two_halves.assert_close(
+        grads, tuple(partition.split(w, is_trained)[0] for w in want)
+    )
+    return grads
 
 
 def test_an_h_without_activations_is_named():
@@ -218,7 +160,7 @@ ERRORS = {  # codec of h, codec of the gradient: relative error of h, of the gra
 def test_gradients_are_those_of_what_was_received(named):
     """Payloads decoded by hand, put into plain JAX by hand, give the same gradients."""
     forward, backward = (codecs.from_string(each) for each in named)
-    run = Run(forward, backward)
+    run = run_of(forward, backward)
     params = two_halves.init()
     spec = piece_spec(run.front)
     states = [forward.init(spec), backward.init(spec)]
@@ -288,7 +230,7 @@ def compiled(caplog, function):
 @pytest.mark.parametrize("named", ["fp16", "pack_tokens(capacities=5)|fp16"])
 def test_the_model_is_compiled_once_however_many_shapes_cross(named, caplog):
     codec_ = codecs.from_string(named)
-    params, run = two_halves.init(), Run(codec_, codec_)
+    params, run = two_halves.init(), run_of(codec_, codec_)
 
     def steps():
         for seed in range(6):
@@ -375,31 +317,8 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
     ]
 
     def grads_of(params, batch):
-        [rngs] = keys()
-        sent, residuals, _, states = front.forward(
-            params[0], batch[0], rngs[0], NO_STATES, 1
-        )
-        sent = jax.tree.map(np.asarray, sent)  # as it comes off a line
-        answer, back_grads, *_ = back.step(
-            params[1],
-            batch[1],
-            rngs[1],
-            sent,
-            NO_STATES,
-            back.zero_grads(params[1]),
-            1,
-        )
-        answer = jax.tree.map(np.asarray, answer)
-        front_grads, *_ = front.backward(
-            params[0],
-            batch[0],
-            rngs[0],
-            residuals,
-            answer,
-            states,
-            front.zero_grads(params[0]),
-        )
-        return front_grads, back_grads
+        run = two_halves.Run(front, back, piece_spec(front))
+        return run.step(params, [batch], keys())[0]
 
     got = grads_of(placed, both)
     # int8 of a sum in another order: one of its 127 steps, of gradients below 0.1.
@@ -409,7 +328,7 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
 
 
 def test_the_spec_is_that_of_h():
-    spec = piece_spec(halves()[0])
+    spec = piece_spec(run_of().front)
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in spec.items()} == {
         "h": ((B // 2, L, D), jnp.float32),
         "mask": ((B // 2, L), jnp.bool_),

@@ -89,20 +89,11 @@ def test_gradients_are_the_uncut_models(model, has_frozen):
         cut.back(back, IDENTITY, IDENTITY, is_trained=is_trained),
     )
     params, rng = model.params, jax.random.key(0)
-    spec = halves[0].spec(params[0], X[: B // 2], rng)
-    states = [half.init_states(spec) for half in halves]
-    grads = [half.zero_grads(own) for half, own in zip(halves, params, strict=True)]
-    for x, y in zip(np.split(X, 2), np.split(Y, 2), strict=True):
-        hidden, residuals, _, states[0] = halves[0].forward(
-            params[0], x, rng, states[0], 1
-        )
-        error, grads[1], _, states[1] = halves[1].step(
-            params[1], y, rng, hidden, states[1], grads[1], 1
-        )
-        grads[0], states[0], _ = halves[0].backward(
-            params[0], x, rng, residuals, error, states[0], grads[0]
-        )
-    want = [partition.split(each, is_trained)[0] for each in jax.grad(whole)(params)]
+    run = two_halves.Run(*halves, halves[0].spec(params[0], X[: B // 2], rng))
+    micro_batches = zip(np.split(X, 2), np.split(Y, 2), strict=True)
+    grads, *_ = run.step(params, micro_batches, [(rng, rng)] * 2)
+    whole_grads = jax.grad(whole)(params)
+    want = tuple(partition.split(each, is_trained)[0] for each in whole_grads)
     assert jax.tree.structure(grads) == jax.tree.structure(want)
     two_halves.assert_close(grads, want)
     count = len(jax.tree.leaves(params))

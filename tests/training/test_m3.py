@@ -190,21 +190,6 @@ def test_micro_batches_take_the_step_of_the_batch():
     trees.assert_close(*states, atol=1e-5)
 
 
-def test_no_gradient_flows_from_the_discriminator_to_a_generator(
-    generator, discriminator
-):
-    batch = text(0)
-
-    def discriminators_loss(params):
-        _, (tokens, _) = m3.generator_loss(CONFIG, params, jax.random.key(0), batch)
-        return m3.discriminator_loss(
-            CONFIG, discriminator.params, jax.random.key(1), tokens
-        )[0]
-
-    grads = jax.jit(jax.grad(discriminators_loss))(generator.params)
-    assert all(not np.any(leaf) for leaf in jax.tree.leaves(grads))
-
-
 def test_corruption_is_eq_7(generator):
     tokens = jax.device_get(corrupted(generator))
     ids = text(0)

@@ -40,29 +40,19 @@ def test_capacity_is_electras(length, rate, slots):
     assert masking.capacity(rate, length) == slots
 
 
-def test_as_many_tokens_are_masked_as_the_rate_says():
+def test_as_much_text_is_masked_as_the_rate_says_and_nothing_else_changes():
+    """Positions are distinct and ascend; the originals are what stood there."""
     ids = text()
     masked = mask(ids)
     wanted = np.round(0.15 * np.sum(ids != vocabularies.SPECIAL.pad, axis=-1))
     np.testing.assert_array_equal(np.sum(masked.positions < 128, axis=-1), wanted)
-
-
-def test_masked_positions_are_text_distinct_and_ascending():
-    ids = text()
-    masked = mask(ids)
     for row, positions in enumerate(masked.positions):
         chosen = positions[positions < 128]
         assert (np.diff(chosen) > 0).all()
         assert (ids[row, chosen] >= vocabularies.NUM_SPECIAL).all()
-        np.testing.assert_array_equal(
-            masked.originals[row, : len(chosen)], ids[row, chosen]
-        )
-        assert (masked.originals[row, len(chosen) :] == 0).all()
-
-
-def test_nothing_else_changes():
-    ids = text()
-    masked = mask(ids)
+        originals = masked.originals[row]
+        np.testing.assert_array_equal(originals[: len(chosen)], ids[row, chosen])
+        assert (originals[len(chosen) :] == 0).all()
     marks = np.asarray(mask_slots.mark(masked.positions, 128))
     np.testing.assert_array_equal(masked.input_ids[~marks], ids[~marks])
 

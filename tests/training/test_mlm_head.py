@@ -3,26 +3,21 @@ import functools
 import jax
 import numpy as np
 import pytest
+import token_rows
 import trees
+from token_rows import CONTROLS
 
-from nebula_jax.data import tokenizers
 from nebula_jax.models import abnet, transformer
 from nebula_jax.models.pretrained import tree
 from nebula_jax.training import mlm_head, optimizers
 from nebula_jax.training import state as train_state
 
-PAD, CLS, SEP = 1, 0, 2
-CONTROLS = tokenizers.SpecialTokens(PAD, 3, CLS, SEP, 59, size=60)
 CONFIG = transformer.Config(60, 1, 16, 2, 32, 16)
 OPTIMIZER = optimizers.adam(lambda step: 5e-2)
 
 
 def rows(width=12):
-    random = np.random.RandomState(0)
-    ids = np.full((4, width), PAD, np.int32)
-    for row, length in zip(ids, (8, 5, 12, 3), strict=True):
-        row[:length] = [CLS, *random.randint(4, 59, length - 2), SEP]
-    return ids
+    return token_rows.rows((8, 5, 12, 3), width)
 
 
 @functools.cache

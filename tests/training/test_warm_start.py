@@ -106,13 +106,18 @@ def test_heads_train_alone_and_the_encoder_then_begins_as_at_step_0():
 
     rates = optimizers.linear_decay(PEAK, 2, STEPS - alone)
     oracle = optimizers.adam(rates, weight_decay=0.1)
-    params = {"encoder": parameters()["encoder"]}
-    opt_state = oracle.init(params)
-    for _ in range(4):
-        ones = jax.tree.map(jnp.ones_like, params)
-        updates, opt_state = oracle.update(ones, opt_state, params)
+    encoder = {"encoder": states[-1].params["encoder"]}
+    want = stepped(oracle, {"encoder": parameters()["encoder"]}, 4)
+    trees.assert_close(encoder, want, rtol=1e-6)
+
+
+def stepped(optimizer, params, steps):
+    """Parameters after steps of an optimizer whose gradient is all ones."""
+    opt_state, ones = optimizer.init(params), jax.tree.map(jnp.ones_like, params)
+    for _ in range(steps):
+        updates, opt_state = optimizer.update(ones, opt_state, params)
         params = optax.apply_updates(params, updates)
-    trees.assert_close({"encoder": states[-1].params["encoder"]}, params, rtol=1e-6)
+    return params
 
 
 def test_without_a_warm_up_it_is_the_same_optimizer():
@@ -121,13 +126,8 @@ def test_without_a_warm_up_it_is_the_same_optimizer():
     (*_, last) = taken(config, 6, clip_norm=0.5)
     rates = optimizers.linear_decay(PEAK, 2, STEPS)
     oracle = optimizers.adam(rates, weight_decay=0.1, clip_norm=0.5)
-    params = parameters()
-    opt_state = oracle.init(params)
-    for _ in range(6):
-        ones = jax.tree.map(jnp.ones_like, params)
-        updates, opt_state = oracle.update(ones, opt_state, params)
-        params = optax.apply_updates(params, updates)
-    trees.assert_close(last.params, params, rtol=1e-6)
+    want = stepped(oracle, parameters(), 6)
+    trees.assert_close(last.params, want, rtol=1e-6)
 
 
 def test_what_does_not_train_does_not_count_for_the_norm():

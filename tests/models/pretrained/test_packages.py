@@ -1,5 +1,7 @@
 import hashlib
 import json
+import pathlib
+import shutil
 import subprocess
 import zipfile
 
@@ -52,12 +54,11 @@ def brought(tmp_path, monkeypatch):
         del options
         downloads.append(command[-1])
         folder = next(each for each in command if each.startswith("--dest="))
-        folder = folder.removeprefix("--dest=")
-        subprocess_run(["mkdir", "-p", folder], check=True)
-        subprocess_run(["cp", str(path), folder], check=True)
+        folder = pathlib.Path(folder.removeprefix("--dest="))
+        folder.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, folder)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    subprocess_run = subprocess.run
     monkeypatch.setattr(packages.subprocess, "run", pip)
     return downloads
 

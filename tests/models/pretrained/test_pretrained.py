@@ -24,6 +24,11 @@ def rename(folder, how):
     safetensors.numpy.save_file(how(safetensors.numpy.load_file(path)), path)
 
 
+def assert_refused(folder, words):
+    with pytest.raises(pretrained.PretrainedError, match=words):
+        pretrained.load(folder)
+
+
 @pytest.mark.parametrize("name", oracle.MODELS)
 def test_a_checkpoint_of_each_family_answers_as_in_transformers(name, tmp_path):
     model = pretrained.load(oracle.write(tmp_path, name))
@@ -131,15 +136,12 @@ def test_tensors_may_be_in_several_files(tmp_path):
         part = next(each for each in index.values() if each != index[table])
         named = {name: tensors[name] for name in index if index[name] == part}
         safetensors.numpy.save_file(named | extra, folder / part)
-        with pytest.raises(pretrained.PretrainedError, match="other tensors than"):
-            pretrained.load(folder)
+        assert_refused(folder, "other tensors than")
         safetensors.numpy.save_file(named, folder / part)
     path.write_text(json.dumps({"weight_map": {"a": "../elsewhere.safetensors"}}))
-    with pytest.raises(pretrained.PretrainedError, match="names a file outside"):
-        pretrained.load(folder)
+    assert_refused(folder, "names a file outside")
     path.write_text(json.dumps({"weight_map": {"a": 5}}))
-    with pytest.raises(pretrained.PretrainedError, match="5: No such file"):
-        pretrained.load(folder)
+    assert_refused(folder, "5: No such file")
 
 
 def test_a_fine_tuned_models_head_is_left_out_with_a_word(tmp_path):
@@ -212,8 +214,7 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path):
     ],
 )
 def test_a_config_that_is_not_its_models_is_named(change, message, tmp_path):
-    with pytest.raises(pretrained.PretrainedError, match=message):
-        pretrained.load(oracle.write(tmp_path, **change))
+    assert_refused(oracle.write(tmp_path, **change), message)
 
 
 @pytest.mark.parametrize(
@@ -236,23 +237,18 @@ def test_a_config_may_name_its_architecture_only(tmp_path):
 
 
 def test_a_folder_that_is_no_checkpoint_is_named(tmp_path):
-    with pytest.raises(pretrained.PretrainedError, match="none is no folder"):
-        pretrained.load(tmp_path / "none")
-    with pytest.raises(pretrained.PretrainedError, match=r"config\.json: No such file"):
-        pretrained.load(tmp_path)
+    assert_refused(tmp_path / "none", "none is no folder")
+    assert_refused(tmp_path, r"config\.json: No such file")
     folder = oracle.write(tmp_path)
     (folder / "model.safetensors").rename(folder / "pytorch_model.bin")
     message = (
         r"no model\.safetensors; pytorch_model\.bin is there, but only safetensors"
     )
-    with pytest.raises(pretrained.PretrainedError, match=message):
-        pretrained.load(folder)
+    assert_refused(folder, message)
     (folder / "config.json").write_text("{")
-    with pytest.raises(pretrained.PretrainedError, match=r"config\.json is no JSON"):
-        pretrained.load(folder)
+    assert_refused(folder, r"config\.json is no JSON")
     (folder / "config.json").write_text("[]")
-    with pytest.raises(pretrained.PretrainedError, match="no JSON object"):
-        pretrained.load(folder)
+    assert_refused(folder, "no JSON object")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 300, -1])
@@ -267,8 +263,7 @@ def test_a_file_cut_short_is_named(kept, tmp_path):
 
 def test_an_output_layer_of_its_own_that_is_not_there_is_refused(tmp_path):
     folder = oracle.write(tmp_path, tie_word_embeddings=False)
-    with pytest.raises(pretrained.PretrainedError, match="output layer is not there"):
-        pretrained.load(folder)
+    assert_refused(folder, "output layer is not there")
     table = "bert.embeddings.word_embeddings.weight"
     layer = "cls.predictions.decoder.weight"
     rename(folder, lambda tensors: tensors | {layer: tensors[table]})
@@ -283,8 +278,7 @@ def test_an_output_layer_of_its_own_is_refused(tmp_path):
     folder = oracle.write(tmp_path)
     own = {"cls.predictions.decoder.weight": np.zeros((23, 8), np.float32)}
     rename(folder, lambda tensors: tensors | own)
-    with pytest.raises(pretrained.PretrainedError, match="is not the embedding table"):
-        pretrained.load(folder)
+    assert_refused(folder, "is not the embedding table")
 
 
 def test_positions_may_be_cut(tmp_path):
@@ -347,8 +341,7 @@ def test_quantized_weights_are_refused_by_name(tmp_path):
     name = "encoder.layer.0.output.dense.weight"
     quantized = {f"bert.{name}": np.ones((8, 12), np.int8)}
     rename(folder, lambda each: each | quantized)
-    with pytest.raises(pretrained.PretrainedError, match=f"{name} is int8"):
-        pretrained.load(folder)
+    assert_refused(folder, f"{name} is int8")
 
 
 def test_a_tokenizer_of_another_size_is_noticed(tmp_path):

@@ -59,18 +59,8 @@ def main() -> None:
     processor = sentencepiece.SentencePieceProcessor(model_file=str(model))
     own = [processor.id_to_piece(i) for i in range(3, processor.get_piece_size())]
     # ERNIE-M's list has no space alone, and has what its own cutting makes.
-    pieces = [
-        "[CLS]",
-        "[PAD]",
-        "[SEP]",
-        "[UNK]",
-        "[MASK]",
-        *own,
-        "2022",
-        "3",
-        "4",
-        "年",
-    ]
+    controls = ["[CLS]", "[PAD]", "[SEP]", "[UNK]", "[MASK]"]
+    pieces = [*controls, *own, "2022", "3", "4", "年"]
     ernie = FOLDER / "ernie_m_vocab.txt"
     unique = dict.fromkeys(pieces)
     ernie.write_text("".join(piece + "\n" for piece in unique), "utf-8")
@@ -86,11 +76,8 @@ def main() -> None:
         golden[name] = {
             "ids": [reader.encode(text, add_special_tokens=False) for text in TEXTS],
             "special": [
-                reader.pad_token_id,
-                reader.unk_token_id,
-                reader.cls_token_id,
-                reader.sep_token_id,
-                reader.mask_token_id,
+                getattr(reader, f"{name}_token_id")
+                for name in ("pad", "unk", "cls", "sep", "mask")
             ],
             "size": len(reader),
         }

@@ -1,0 +1,33 @@
+"""Layers of a transformer written out in numpy, head by head, as an oracle."""
+
+import numpy as np
+
+
+def normalise(x, params):
+    mean = x.mean(-1, keepdims=True)
+    variance = ((x - mean) ** 2).mean(-1, keepdims=True)
+    return (x - mean) / np.sqrt(variance + 1e-12) * params["scale"] + params["bias"]
+
+
+def attention(x, memory, mask, params, output):
+    """What tokens read of a memory where its mask is set.
+
+    Args:
+      x: [length, width], the tokens.
+      memory: [tokens, its width].
+      mask: [tokens] bool.
+      params: of query, key and value.
+      output: the parameters of the projection that joins the heads.
+    """
+    total = output["bias"]
+    for head in range(len(output["kernel"])):
+        query, key, value = (
+            given @ params[name]["kernel"][:, head] + params[name]["bias"][head]
+            for name, given in (("query", x), ("key", memory), ("value", memory))
+        )
+        scores = query @ key.T / np.sqrt(query.shape[-1])
+        scores = np.where(mask[None, :], scores, -np.inf)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        weights /= weights.sum(-1, keepdims=True)
+        total = total + weights @ value @ output["kernel"][head]
+    return total
