@@ -13,19 +13,6 @@ POSITIONS = np.asarray([[1, 5, 16], [2, 16, 16]], np.int32)
 INPUTS = (IDS, MASK, POSITIONS)
 
 
-def test_a_generator_answers_at_masked_positions_only():
-    generator = electra.Generator(CONFIG)
-    params = {"params": two_halves.init_of(generator, *INPUTS)}
-    apply = jax.jit(generator.apply)
-    logits = apply(params, *INPUTS)
-    assert logits.shape == (2, 3, 60)
-    everywhere = np.tile(np.arange(16, dtype=np.int32), (2, 1))
-    full = np.asarray(apply(params, IDS, MASK, everywhere))
-    logits = np.asarray(logits)
-    np.testing.assert_allclose(logits[0, :2], full[0, [1, 5]], atol=1e-5)
-    np.testing.assert_allclose(logits[1, 0], full[1, 2], atol=1e-5)
-
-
 def test_corrective_logits_are_eq_10():
     """Hidden state of the masked position times the token's embedding, plus a bias."""
     discriminator = electra.Discriminator(CONFIG)
