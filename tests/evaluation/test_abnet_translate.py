@@ -38,15 +38,9 @@ def test_beam_search_scores_are_the_uncached_models():
     translate = jax.jit(abnet_translate.by_beam_search, static_argnums=(0, 4, 5))
     found = translate(config, params, encoded, SOURCE_MASK, SPECIAL, 3)
     targets = shift((), found.ids, SPECIAL, 16)
-    logits = jax.jit(abnet.decode, static_argnums=0)(
-        config,
-        params,
-        targets.input_ids,
-        targets.attention_mask,
-        encoded.hidden,
-        SOURCE_MASK,
-        targets.positions,
-    )
+    rows = targets.input_ids, targets.attention_mask, encoded.hidden, SOURCE_MASK
+    decode = jax.jit(abnet.decode, static_argnums=0)
+    logits = decode(config, params, *rows, targets.positions)
     log_probs = np.asarray(jax.nn.log_softmax(logits))
     total = np.zeros(2)
     for own, place, label in zip(

@@ -77,13 +77,6 @@ def test_a_decoder_adapter_is_eq_13():
     np.testing.assert_allclose(apply(params), np.stack(rows), atol=1e-5)
 
 
-def test_hypotheses_of_a_sentence_read_one_copy_of_it():
-    apply, params = decoder_adapter()
-    three = RANDOM.randn(6, 5, 16).astype(np.float32)
-    repeated = apply(params, three, SOURCE.repeat(3, 0), SOURCE_MASK.repeat(3, 0))
-    np.testing.assert_allclose(apply(params, three), repeated, atol=1e-5)
-
-
 def test_dropout_is_of_what_sublayers_say():
     apply, params = decoder_adapter(dropout=0.5)
     assert not np.allclose(apply(params, seed=0), apply(params, seed=1))

@@ -90,8 +90,9 @@ encode = jax.jit(abnet.encode, static_argnums=0)
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def all_logits(config, params, *rows):
+def all_logits(config, params, ids, hidden):
     """Computes the target's logits of all places."""
+    rows = ids, ids != PAD, hidden["hidden"], hidden["mask"]
     return abnet.Target(config).apply({"params": params}, *rows)
 
 
@@ -163,14 +164,7 @@ def test_the_translation_loss_is_that_of_the_answers():
     hidden, _ = front(plain, params[0], both[0])
     loss, metrics = back(plain, params[1], hidden, both[1])
     ids = both[1].target_ids
-    logits = all_logits(
-        plain.config,
-        params[1],
-        ids[:, :-1],
-        ids[:, :-1] != PAD,
-        hidden["hidden"],
-        hidden["mask"],
-    )
+    logits = all_logits(plain.config, params[1], ids[:, :-1], hidden)
     asked = ids[:, 1:] != PAD
     total, _ = losses.label_smoothed_cross_entropy(
         logits, ids[:, 1:], asked.astype(jnp.float32), plain.smoothing
@@ -223,14 +217,7 @@ def hidden_states(objective):
 def log_probs(objective, input_ids):
     """What the uncut target model predicts everywhere."""
     hidden, shape = hidden_states(objective), task(objective, dropout=0.0).config
-    logits = all_logits(
-        shape,
-        init(objective)[1],
-        input_ids,
-        input_ids != PAD,
-        hidden["hidden"],
-        hidden["mask"],
-    )
+    logits = all_logits(shape, init(objective)[1], input_ids, hidden)
     return np.asarray(jax.nn.log_softmax(logits))
 
 
