@@ -75,7 +75,7 @@ def run_here(
         if is_whole:
             status = prepared.train_whole()
         else:
-            status = launch(experiment.module, prepared.arguments)
+            status = launch(["-m", experiment.module], prepared.arguments)
     if status == 0:
         reported = ["whole"] if is_whole else names
         folders = {name: run_folder.of_cluster(workdir, name) for name in reported}

@@ -5,6 +5,14 @@ class NebulaError(Exception):
     """An error that a person can mend; its text states in one line what and where."""
 
 
+def reason(error: BaseException) -> str:
+    """Returns why this side gives up, for its peers: what is not ours with its type."""
+    text = str(error)
+    if isinstance(error, NebulaError) and text:
+        return text
+    return ": ".join(filter(None, [type(error).__name__, text]))
+
+
 class PeerAbsent(NebulaError):
     """An error that is over once another cluster comes (back): trying again helps."""
 

@@ -14,6 +14,10 @@ FOLDER = PACKAGE / "bundled" if IS_WHEEL else PACKAGE.parent
 package, since a user's own folders may have these names."""
 
 
+COMMAND = "nebula" if IS_WHEEL else "python -m"
+"""What runs a module of that folder."""
+
+
 class MissingExtra(errors.NebulaError, ModuleNotFoundError):
     """A library that only some parts need, and that is not installed."""
 

@@ -41,8 +41,7 @@ def run(
         wanted = {each.lstrip("-") for each in argv[1:] if each.startswith("-")}
         if wanted & {"help", "helpshort", "helpfull"}:
             about = sys.modules["__main__"].__doc__ or ""
-            if installed.IS_WHEEL:
-                about = about.replace("python -m ", "nebula ")
+            about = about.replace("python -m", installed.COMMAND)
             with process.for_people():  # `--help | head` reads a part of it
                 print(command_line.help_text(about, full="helpfull" in wanted))
             process.drop_unread()

@@ -130,7 +130,7 @@ def _all(given: Flags, names: Sequence[str]) -> int:
         dials=dials,
     ) as launch:
         arguments = functools.partial(_arguments, given.workdir, dials)
-        status = launch(_script(), arguments)
+        status = launch(_program(), arguments)
     if status == 0:
         folders = {name: run_folder.of_cluster(given.workdir, name) for name in names}
         traces.gather(given.workdir, folders.values(), given.traced)
@@ -163,10 +163,17 @@ def _arguments(
     ]
 
 
-def _script() -> str:
-    """Returns this command as the launcher takes it: a module, or a file."""
+def _program() -> list[str]:
+    """Returns what Python runs here: a module, or a file, as pip makes of a command."""
     spec = sys.modules["__main__"].__spec__
-    return spec.name.removesuffix(".__main__") if spec else sys.argv[0]
+    if spec is not None:
+        return ["-m", spec.name.removesuffix(".__main__")]
+    if not pathlib.Path(sys.argv[0]).is_file():
+        raise errors.SettingsError(
+            f"--cluster=all starts the script's file again, and {sys.argv[0]!r} is no"
+            " file: call nebula.main in one"
+        )
+    return [sys.argv[0]]
 
 
 def _names(roles: Mapping[str, Role], clusters: Sequence[str]) -> list[str]:

@@ -278,7 +278,7 @@ class Link:
         if error is None:
             self.close()
         else:
-            self.abort(str(error) or type(error).__name__)
+            self.abort(errors.reason(error))
 
     # For channels.
 

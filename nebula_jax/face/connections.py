@@ -2,11 +2,13 @@
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import nebula_jax
 from nebula_jax import errors
+from nebula_jax.communication import agreement, bridge
 from nebula_jax.communication.wire import frames
 from nebula_jax.face import checks
 from nebula_jax.parallel import pace
@@ -71,7 +73,9 @@ class Connections:
             )
         connect.check_means(settings, self.cluster, listens=False, dials=True)
         hello, work = self._hello(), self.context.work
-        with connect.dial(settings, hello, peer=peer, work=work) as link:
+        dial = functools.partial(connect.dial, settings, hello, peer=peer, work=work)
+        question = f"does {peer} call run.listen({self.cluster!r})?"
+        with _asking(dial, question) as link:
             self._dialed.append(link)
             yield link
 
@@ -93,7 +97,9 @@ class Connections:
             )
         settings = self.context.settings.connection
         connect.check_means(settings, self.cluster, listens=True, dials=False)
-        with self.context.listen(self._hello(), clusters) as links:
+        question = f"does {', '.join(clusters)} call run.dial({self.cluster!r})?"
+        wait = functools.partial(self.context.listen, self._hello(), clusters)
+        with _asking(wait, question) as links:
             self._listened += links
             yield links[0] if len(clusters) == 1 else links
 
@@ -143,8 +149,11 @@ class Connections:
         steps = set(self.saved.steps)
         for link in self._listened:  # the parts before this one of a chain
             steps &= set(link.peer.checkpoints)
+        agreed = dict(self._agreed)
+        # A name by which an error speaks of the script, not of a flag --clusters.
+        agreed["clusters (roles of nebula.main)"] = agreed.pop("clusters")
         return frames.Hello(
-            self.cluster, nebula_jax.__version__, self._agreed, tuple(sorted(steps))
+            self.cluster, nebula_jax.__version__, agreed, tuple(sorted(steps))
         )
 
     @property
@@ -178,7 +187,13 @@ class Connections:
             if self._listened:
                 newest = context.welcome(self._listened, self.saved)
             return newest, False
-        [start] = {context.wait_for_welcome(link) for link in self._dialed}
+        try:
+            [start] = {context.wait_for_welcome(link) for link in self._dialed}
+        except agreement.Mismatch as error:
+            raise agreement.Mismatch(
+                f"{error}; the parts need one h in half.open, and one codec, ahead,"
+                " reduce and clip_norm in nebula.cut.front, middle and back"
+            ) from None
         for link in self._listened:
             link.welcome(start)
         return start, False
@@ -198,6 +213,17 @@ class Connections:
             self._lead = context.lead(self._listened)
             return iter(self._lead)
         return context.alone()
+
+
+@contextlib.contextmanager
+def _asking(connects: Callable[[], Any], question: str) -> Iterator[Any]:
+    """Connects; the error of who waits in vain says what the other script has to do."""
+    with contextlib.ExitStack() as stack:
+        try:
+            found = stack.enter_context(connects())
+        except bridge.NobodyThere as error:
+            raise bridge.NobodyThere(f"{error}; {question}") from None
+        yield found
 
 
 def addresses(peer: str) -> dict[str, str]:

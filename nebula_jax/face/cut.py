@@ -28,6 +28,7 @@ from flax import struct
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
+from nebula_jax.communication.codecs import parser
 from nebula_jax.models import bottleneck as bottlenecks
 from nebula_jax.parallel import pipeline
 from nebula_jax.training import cut, partition
@@ -64,7 +65,7 @@ class _Norms:
     """The channels for the gradient's norm over all parts."""
 
     def __init__(self, before: Link | None, after: Link | None, most: float) -> None:
-        none, up = codecs.identity(), f"norm so far, clipped at {most:g}"
+        none, up = codecs.identity(), f"clip_norm={most:g}"
         # Both sides open their channels in one order: up first.
         self.came = before and before.receiver(up, _NORM, none)
         self.total_to = before and before.sender("norm", _NORM, none)
@@ -207,10 +208,8 @@ class Part:
     def _codecs(self) -> list[selector.CodecOrSelector]:
         """The codecs of what goes forward, and of its gradient."""
         backward = self.codec if self.backward_codec is None else self.backward_codec
-        return [
-            codecs.from_string(each) if isinstance(each, str) else each
-            for each in (self.codec, backward)
-        ]
+        given = {"codec": self.codec, "backward_codec": backward}
+        return [parser.given(name, each) for name, each in given.items()]
 
     @functools.cached_property
     def _half(self) -> Any:
@@ -242,6 +241,7 @@ class Part:
     def _made_of(self, out: Any, weight: jax.Array | None) -> Any:
         """Returns h of a part before the last, with its loss if it has one."""
         hidden, loss = cut.with_loss(out) if self.has_loss else (out, 0.0)
+        _check_loss("a part with has_loss returns its own", loss)
         codec_lib.check_arrays("h", hidden)
         found = [codec_lib.difference(each, hidden) for each in self._made]
         differences = list(filter(None, found))
@@ -266,8 +266,8 @@ class Part:
         """Opens the channels to the neighbors; `specs` are of what crosses to each."""
         forward, backward = self._codecs
         # In the name, so that parts with other settings are refused as they meet.
-        about = [f"{self.ahead} ahead"] * (self.ahead is not None)
-        name = ", ".join(["hidden", *about, *["sum"] * (self.reduce == "sum")])
+        about = [f"ahead={self.ahead}"] * (self.ahead is not None)
+        name = ", ".join(["hidden", *about, *["reduce=sum"] * (self.reduce == "sum")])
         ends: dict[str, pipeline.Ends] = {}
         if before is not None:
             receiver = before.receiver(name, specs[0], forward)
@@ -375,15 +375,15 @@ def spec(
     """
 
     def made(aux: Any, inputs: Any) -> Any:
-        key = jax.random.key(0)
+        key, run = jax.random.key(0), cut.with_aux(fn, aux is not None)
         # A module of Equinox is a pytree of parameters that can be called.
         is_function = callable(init) and jax.tree_util.all_leaves([init])
         params = init(key) if is_function else init
-        if aux is None:
-            out = fn(params, *inputs, key)
-        else:
-            out, _ = fn(params, aux, *inputs, key)
-        return out[0] if has_loss else out
+        partition.check(params)
+        out, _ = run(params, aux, *inputs, key)
+        h = cut.with_loss(out)[0] if has_loss else out
+        cut.activations_of(h)  # which refuses what no gradient can come back for
+        return h
 
     # Traced, as in a step: NNX refuses to change statistics of outside.
     return jax.eval_shape(made, aux, inputs)
@@ -392,14 +392,24 @@ def spec(
 def _loss_of(out: Any, weight: jax.Array | None) -> Any:
     """Returns the last part's loss and metrics, by their share of the batch's."""
     loss, metrics = cut.loss_and_metrics(out)
-    if jnp.shape(loss) != ():
-        raise cut.PartError(
-            "the last part returns its loss as one number, not of shape"
-            f" {list(jnp.shape(loss))}; such as its mean"
-        )
+    _check_loss("the last part returns its", loss)
     if weight is None:
         return loss, metrics
     return loss * weight, jax.tree.map(lambda value: value * weight, metrics)
+
+
+def _check_loss(which: str, loss: Any) -> None:
+    is_leaf = jax.tree_util.all_leaves([loss])
+    if not is_leaf or jnp.shape(loss) != ():
+        found = f"of shape {list(jnp.shape(loss))}" if is_leaf else f"{type(loss)}"
+        raise cut.PartError(
+            f"{which} loss as one number, not {found}; such as its mean"
+        )
+    if not jnp.issubdtype(jnp.result_type(loss), jnp.floating):
+        raise cut.PartError(
+            f"{which} loss as a floating-point number, not {jnp.result_type(loss)},"
+            " which has no gradient: take the mean of floats, with no astype behind it"
+        )
 
 
 def _is_deleted(leaf: Any) -> bool:
@@ -408,10 +418,14 @@ def _is_deleted(leaf: Any) -> bool:
 
 def _weighted(micro_batches: Sequence[Any]) -> list[tuple[Any, np.float32]]:
     """Returns each micro-batch with its share of the batch's mean."""
-    if not hasattr(micro_batches, "__len__") or not len(micro_batches):
+    if not isinstance(micro_batches, list) or not micro_batches:
+        # An array, a dict or a tuple (inputs, targets) would be taken apart.
+        is_list = isinstance(micro_batches, list)
+        what = "an empty one" if is_list else type(micro_batches).__name__
         raise errors.SettingsError(
             "micro_batches has to be a list of one or more, not"
-            f" {type(micro_batches).__name__}"
+            f" {what}: of a whole batch"
+            " half.step(params, [batch], ...), or np.split(array, count)"
         )
     weight = np.float32(1 / len(micro_batches))
     return [(batch, weight) for batch in micro_batches]

@@ -1,6 +1,7 @@
 """Local steps on a model of your own: a replica in each cluster, averaged by rounds."""
 
 import dataclasses
+import re
 from typing import Any
 
 from nebula_jax import errors
@@ -52,5 +53,11 @@ def local_steps(
                 f"local_steps has no setting {name}; there are {', '.join(known)}"
             )
     given = settings_lib.Settings(**settings)
-    run.rounds = local_steps_lib.begin(run.context, peers, params, given)
+    try:
+        run.rounds = local_steps_lib.begin(run.context, peers, params, given)
+    except errors.SettingsError as error:
+        # As said of a call in the script, so that no flag of this name is blamed.
+        subject = re.match(r"\w*", str(error))
+        dot = "." if subject is not None and subject[0] in known else ": "
+        raise type(error)(f"local_steps{dot}{error}") from None
     return run.rounds

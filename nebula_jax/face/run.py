@@ -21,7 +21,7 @@ import jax
 from nebula_jax import errors
 from nebula_jax.face import checks, connections
 from nebula_jax.face import values as values_lib
-from nebula_jax.runtime import connect
+from nebula_jax.runtime import connect, local_steps
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.security import names as names_lib
 
@@ -228,6 +228,13 @@ class Run(connections.Connections):
                 raise checks.Misuse(
                     "run.done takes the values of run.restore, in its order, as one"
                     f" tuple: {differs}"
+                )
+        for rounds in checks.of_type(local_steps.Rounds, values):
+            if rounds.is_lost(values):
+                raise checks.Misuse(
+                    f"run.done({step}, ...) has the parameters from before the round:"
+                    " what rounds.after returns was thrown away; write"
+                    " state = state.replace(params=rounds.after(step, state.params))"
                 )
         # With a quorum, rounds may have gone on without this cluster: see Rounds.step.
         at = self.context.step

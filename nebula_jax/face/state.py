@@ -13,6 +13,8 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from nebula_jax import errors
+from nebula_jax.communication import codec as codec_lib
 from nebula_jax.training import partition
 
 
@@ -43,6 +45,9 @@ class State:
         Args:
           grads: like the parameters that train; as a half of `nebula.cut` returns them.
             Of a whole tree, as `jax.grad` returns it, the others are not used.
+
+        Raises:
+          errors.SettingsError: at a gradient of other parameters.
         """
         return _apply(self, grads)
 
@@ -72,8 +77,13 @@ def state(
 
     Returns:
       State.
+
+    Raises:
+      errors.SettingsError: at a leaf that is no array, or if nothing trains.
     """
-    trained = partition.split(params, is_trained)[0]
+    trained, frozen = partition.split(params, is_trained)
+    if not jax.tree.leaves(trained):
+        partition.check_any_trains(frozen)
     return State(
         params,
         optimizer.init(trained),
@@ -84,12 +94,23 @@ def state(
     )
 
 
+def _shapes(tree: Any) -> Any:
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, "float32"), tree)
+
+
 @jax.jit
 def _apply(state: State, grads: Any) -> State:
     trained, frozen = partition.split(state.params, state.is_trained)
     is_whole = jax.tree.structure(grads) != jax.tree.structure(trained)  # type: ignore[operator]
     if is_whole:
         grads = partition.split(grads, state.is_trained)[0]
+    differs = codec_lib.difference(_shapes(trained), _shapes(grads))
+    if differs is not None:
+        raise errors.SettingsError(
+            f"state.apply(grads): the parameters that train have {differs[0]}, the"
+            f" gradient has {differs[1]}: give it that of state.params, with the"
+            " is_trained that the half has too"
+        )
     updates, opt_state = state.optimizer.update(grads, state.opt_state, trained)
     new = optax.apply_updates(trained, updates)
     norms = jnp.stack([optax.tree.norm(grads), optax.tree.norm(new)])

@@ -25,6 +25,7 @@ R clusters, P fragments.
 
 import copy
 import dataclasses
+import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -85,6 +86,7 @@ class Rounds:
         self._ends, self._peers, self.share = ends, peers, share
         self._is_stopping = False
         self._restored: Any = None  # values that are yet to be taken
+        self._replaced: list[tuple[Any, Any]] = []  # references to leaves
 
     # In the loop.
 
@@ -121,7 +123,22 @@ class Rounds:
         Raises:
           member.RoundError: if a message cannot be of its round; names the sender.
         """
-        return self.after_all(step, [params])[0]
+        [found] = self.after_all(step, [params])
+        pairs = zip(*map(jax.tree.leaves, (params, found)), strict=True)
+        self._replaced = [
+            (weakref.ref(old), weakref.ref(new))
+            for old, new in pairs
+            if old is not new and isinstance(old, jax.Array)
+        ]
+        return found
+
+    def is_lost(self, values: Any) -> bool:
+        """Returns True if values have what `after` was given, not what it returned."""
+        leaves = jax.tree.leaves(values, is_leaf=lambda node: isinstance(node, Rounds))
+        kept = set(map(id, leaves))
+        return any(
+            id(old()) in kept and id(new()) not in kept for old, new in self._replaced
+        )
 
     def after_all(self, step: int, params: Sequence[Any]) -> list[Any]:
         """Does what `after` does, for the replicas of all clusters in one process."""

@@ -196,7 +196,7 @@ def _front_fn(
       ((trained, activations of h), frozen, h, aux, batch, rng) -> ((activations of what
       it makes, own loss), (what it makes, new aux)).
     """
-    run_fn = _with_aux(fn, has_aux)
+    run_fn = with_aux(fn, has_aux)
 
     def run(
         parts: Any, frozen: Params, h: Any, aux: Any, batch: Batch, rng: Rng
@@ -409,7 +409,7 @@ def _back_fn(
       ((trained, frozen), h, aux, batch, rng) -> (gradient of the trained ones, that of
       the activations, metrics with the loss, new aux).
     """
-    run_fn = _with_aux(fn, has_aux)
+    run_fn = with_aux(fn, has_aux)
 
     def differentiated(
         parts: Any, received: codec_lib.Arrays, aux: Any, batch: Batch, rng: Rng
@@ -433,7 +433,7 @@ def _back_fn(
     return differentiated
 
 
-def _with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
+def with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
     """Returns (params, aux, ...) -> (what fn returns otherwise, aux)."""
 
     def checked(params: Params, aux: Any, *rest: Any) -> tuple[Any, Any]:

@@ -249,6 +249,7 @@ def places(
         sizes[path] = leaf.size if is_float and is_trained(path) else -1
     sizes = {path: size for path, size in sizes.items() if size >= 0}
     if not sizes:
+        partition.check_any_trains(params)
         raise errors.SettingsError("params: no floating-point array of it trains")
     if isinstance(fragments, int):
         return _evenly(sizes, fragments)

@@ -5,11 +5,13 @@ pytree: nested dicts as Flax's, lists and tuples of arrays, dataclasses, an `nnx
 a bare array.
 """
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
 import jax
 
+from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.codecs import leaves
 
@@ -35,8 +37,48 @@ def split(params: Params, is_trained: IsTrained) -> tuple[Params, Params]:
     Raises:
       errors.SettingsError: at a leaf that is no array.
     """
-    codec_lib.check_arrays("params", params)
+    check(params)
     return _split(params, is_trained, ())
+
+
+def check(params: Params) -> None:
+    """Checks that parameters are arrays, and no generator of NNX is among them.
+
+    A dropout would draw the same mask in every call, as parameters come out of no step.
+
+    Raises:
+      errors.SettingsError: with what to change.
+    """
+    codec_lib.check_arrays("params", params)
+    nnx = sys.modules.get("flax.nnx")  # who has not imported it has no generator of it
+    kind = nnx.RngState if nnx is not None else ()
+
+    def is_random(node: Any) -> bool:
+        return isinstance(node, kind)
+
+    found = jax.tree_util.tree_leaves_with_path(params, is_leaf=is_random)
+    for path, node in found:
+        if is_random(node):
+            raise errors.SettingsError(
+                f"params{jax.tree_util.keystr(path)} is a generator of NNX, which would"
+                " draw the same numbers in every step: split with nnx.Param, as"
+                " graph, params = nnx.split(module, nnx.Param) of a module without"
+                " rngs=, and pass rngs=nnx.Rngs(dropout=rng) in the call"
+            )
+
+
+def check_any_trains(frozen: Params) -> None:
+    """Raises errors.SettingsError if parameters of which none trains could train."""
+    paths = [
+        jax.tree_util.keystr(path, simple=True, separator="/")
+        for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)
+        if leaves.is_float(leaf)
+    ]
+    if paths:
+        raise errors.SettingsError(
+            "is_trained is True for no floating-point array of params; it is given"
+            f" paths such as {paths[0]}"
+        )
 
 
 def merge(trained: Params, frozen: Params) -> Params:

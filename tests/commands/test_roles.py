@@ -48,6 +48,28 @@ def test_what_a_script_gives_wrongly_is_one_line(tmp_path):
         assert found.startswith(words)
 
 
+PROGRAM = """
+import nebula_jax as nebula
+
+def train(run):
+    print(run.cluster, "begins", flush=True)
+
+nebula.main({"a": train, "b": train}, defaults={"tls": "off"})
+"""
+
+
+def test_a_command_as_pip_installs_one_starts_all_clusters(tmp_path):
+    """Its file has no suffix, and it may be called from anywhere."""
+    path = tmp_path / "my-split"
+    path.write_text(PROGRAM)
+    command = [sys.executable, str(path), "--workdir=run"]
+    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert " begins" in found.stdout, found.stderr
+    code = [sys.executable, "-c", PROGRAM]
+    found = subprocess.run(code, capture_output=True, text=True, cwd=tmp_path)
+    assert "error: --cluster=all starts the script's file" in found.stderr
+
+
 def test_help_names_the_scripts_own_clusters(tmp_path):
     output, _ = ended(tmp_path, "--help")
     assert "front, back; or all" in " ".join(output.split())

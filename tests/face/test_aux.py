@@ -3,11 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import two_halves
 from flax import linen as nn
 from flax import nnx
 
+import nebula_jax as nebula
+from nebula_jax import errors
 from nebula_jax.communication import codec, loopback
 from nebula_jax.face import cut as face_cut
 from nebula_jax.training import cut
@@ -123,6 +126,42 @@ def test_statistics_after_a_split_step_are_the_uncut_models(model, ahead):
     two_halves.assert_close(last[2], metrics)
     apart = jax.tree.map(lambda a, b: abs(a - b).max(), new_stats, stats)
     assert min(jax.tree.leaves(apart)) > 1e-3  # every statistic has moved
+
+
+class Dropped(nnx.Module):
+    """A module whose generator is a part of its state."""
+
+    def __init__(self, rngs):
+        self.dense = nnx.Linear(INPUTS, D, rngs=rngs)
+        self.drop = nnx.Dropout(0.5, rngs=rngs)
+
+    def __call__(self, x):
+        return self.drop(self.dense(x))
+
+
+def test_the_state_of_a_generator_travels_as_auxiliary_state():
+    graph, params, rest = nnx.split(Dropped(nnx.Rngs(0)), nnx.Param, ...)
+
+    def front(params, rest, x, rng):
+        module = nnx.merge(graph, params, rest)
+        return module(x), nnx.split(module, nnx.Param, ...)[2]
+
+    assert face_cut.spec(front, params, X[0], aux=rest) == HIDDEN
+
+
+def test_a_generator_among_the_parameters_is_refused():
+    """Each step would draw what the one before drew, with no word of it."""
+    graph, params = nnx.split(Dropped(nnx.Rngs(0)))
+    half = face_cut.front(lambda params, x, rng: nnx.merge(graph, params)(x))
+    line = half.open(loopback.ends()[0], HIDDEN)
+    for call in (
+        lambda: face_cut.spec(half.fn, params, X[0]),
+        lambda: half.step(params, list(X), None, 1, line),
+        lambda: nebula.state(params, optax.sgd(0.1)),
+        lambda: nebula.state(Dropped(nnx.Rngs(0)), optax.sgd(0.1)),
+    ):
+        with pytest.raises(errors.SettingsError, match=r"rngs=nnx\.Rngs\(dropout=rng"):
+            call()
 
 
 def test_what_is_no_auxiliary_state_is_named():

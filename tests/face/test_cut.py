@@ -203,10 +203,10 @@ def test_parts_that_are_not_at_the_same_batch_say_so(counts, identities, words):
 @pytest.mark.parametrize(
     ("here", "there", "words"),
     [
-        ({"ahead": 1}, {}, "hidden, 1 ahead"),
-        ({"reduce": "sum"}, {}, "hidden, sum"),
+        ({"ahead": 1}, {}, "hidden, ahead=1"),
+        ({"reduce": "sum"}, {}, "hidden, reduce=sum"),
         ({"codec": "fp16"}, {}, "fp16"),
-        ({"clip_norm": 1.0}, {"clip_norm": 2.0}, "clipped at 1"),
+        ({"clip_norm": 1.0}, {"clip_norm": 2.0}, "clip_norm=1"),
     ],
 )
 def test_parts_with_other_settings_are_refused(here, there, words):
@@ -230,6 +230,8 @@ def test_the_last_part_has_no_loss_beside_its_own():
             r"one number, not of shape \[3",
         ),
         (lambda params, h, *_: (jnp.sum(h), 3.0), "dict of metrics"),
+        (lambda params, h, *_: {"loss": jnp.sum(h)}, "as one number, not <class 'dict"),
+        (lambda params, h, *_: jnp.sum(h).astype(jnp.int32), "not int32, which has no"),
     ],
 )
 def test_what_the_last_part_must_not_return_is_named(fn, words):
@@ -243,6 +245,49 @@ def test_what_the_last_part_must_not_return_is_named(fn, words):
     with pytest.raises(nebula.errors.SettingsError, match=words) as caught:
         half.step({"w": jnp.ones(2)}, [0], None, 1, line)
     assert isinstance(caught.value, TypeError)
+
+
+def test_a_loss_of_a_part_before_the_last_has_a_gradient_too():
+    half = cut.front(lambda params, x, rng: (x, jnp.int32(3)), has_loss=True)
+    line = half.open(loopback.ends()[0], jax.ShapeDtypeStruct((3,), jnp.float32))
+    with pytest.raises(
+        nebula.errors.SettingsError, match=r"a part with has_loss.*int32"
+    ):
+        half.step({}, [jnp.ones(3)], None, 1, line)
+
+
+@pytest.mark.parametrize(
+    "batch", [[], np.ones((2, 3)), {"x": np.ones((2, 3))}, (jnp.ones(3), 1), None]
+)
+def test_what_is_no_list_of_micro_batches_is_not_taken_apart(batch):
+    half = cut.front(lambda params, x, rng: x)
+    line = half.open(loopback.ends()[0], jax.ShapeDtypeStruct((3,), jnp.float32))
+    with pytest.raises(
+        nebula.errors.SettingsError, match=r"half.step\(params, \[batch"
+    ):
+        half.step({}, batch, None, 1, line)
+
+
+@pytest.mark.parametrize("name", ["codec", "backward_codec"])
+def test_what_is_no_codec_is_named(name):
+    with pytest.raises(
+        nebula.errors.SettingsError, match=f"^{name}=3: expected a codec"
+    ):
+        cut.front(front, **{name: 3})
+
+
+@pytest.mark.parametrize(
+    ("made", "given", "words"),
+    [
+        ({"h": jnp.ones(2), "name": "x"}, {}, r"h\['name'\] is no array"),
+        (jnp.ones(2, int), {}, "no gradient can come back"),
+        (jnp.ones(2), {"has_loss": True}, r"returns \(h, its own loss\)"),
+        (jnp.ones(2), {"aux": {}}, r"returns \(what it returns otherwise, aux\)"),
+    ],
+)
+def test_what_a_part_must_not_send_is_named_before_it_is_opened(made, given, words):
+    with pytest.raises(nebula.errors.SettingsError, match=words):
+        cut.spec(lambda *_: made, {}, jnp.ones(2), **given)
 
 
 @pytest.mark.parametrize("codec", ["fp16", "error_feedback(int8(4))"])

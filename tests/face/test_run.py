@@ -3,9 +3,12 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import ports
 import pytest
 
 import nebula_jax as nebula
+from nebula_jax.commands import command_line
+from nebula_jax.communication import bridge
 from nebula_jax.face import checks
 from nebula_jax.face.checks import Misuse
 
@@ -176,6 +179,28 @@ def test_names_are_those_of_the_run(tmp_path):
         for connect in (run.dial, run.listen):
             with pytest.raises(Misuse, match="the other clusters are back"):
                 connect("bak").__enter__()
+
+
+@pytest.mark.parametrize("own", ["front", "back"])
+def test_who_waits_in_vain_is_told_what_the_other_has_to_call(tmp_path, own):
+    given = {"steps": 1, "workdir": tmp_path, "tls": "off", "connect_timeout": 0.5}
+    at = dict.fromkeys(("listen", "peer"), f"127.0.0.1:{ports.free_port()}")
+    with nebula.Run(own, ("front", "back"), **given, **at) as run:
+        call = run.dial("back") if own == "front" else run.listen("front")
+        words = r"back call run.listen\('front'\)|front call run.dial\('back'\)"
+        with pytest.raises(nebula.errors.PeerAbsent, match=rf"; does ({words})\?$"):
+            call.__enter__()
+
+
+def test_other_roles_are_not_told_as_a_flag(tmp_path):
+    hellos = []
+    for names in (("front", "back"), ("rear", "front")):
+        with alone(tmp_path / names[0], clusters=names) as run:
+            hellos.append(run._hello())
+    with pytest.raises(bridge.Mismatch) as caught:
+        command_line.with_flags(lambda: bridge.check_agreement(*hellos))
+    words = "rear has clusters (roles of nebula.main)=rear,front, front has"
+    assert str(caught.value).startswith(words)
 
 
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):

@@ -46,6 +46,30 @@ def test_the_gradient_of_a_whole_tree_is_taken_too():
     np.testing.assert_array_equal(after.params["frozen"], PARAMS["frozen"])
 
 
+@pytest.mark.parametrize(
+    ("grads", "words"),
+    [
+        ({"v": jnp.ones(2)}, r"\['w'\] float32\[2\], the gradient has \['v'\]"),
+        ({"w": jnp.ones(2), "v": jnp.ones(2)}, "the gradient has"),
+        ({"w": jnp.ones(())}, r"\['w'\] float32\[\]"),
+        (jnp.ones(2), "the gradient has"),
+    ],
+)
+def test_a_gradient_of_other_parameters_is_named(grads, words):
+    state = nebula.state({"w": jnp.ones(2)}, optax.adam(0.1))
+    with pytest.raises(nebula.errors.SettingsError, match=rf"^state\.apply.*{words}"):
+        state.apply(grads)
+    assert state.apply({"w": jnp.ones(2, jnp.bfloat16)}).step == 1
+
+
+def test_where_nothing_trains_the_paths_are_named():
+    with pytest.raises(nebula.errors.SettingsError, match=r"^is_trained .* layers/0$"):
+        nebula.state(
+            {"layers": [jnp.ones(2)]}, optax.sgd(1.0), is_trained=lambda path: False
+        )
+    assert nebula.state({"count": jnp.array(3)}, optax.sgd(1.0)).step == 0
+
+
 def test_a_gradient_that_is_not_finite_changes_nothing():
     state = nebula.state({"w": jnp.ones(2)}, optax.adam(0.1))
     after = state.apply({"w": jnp.array([1.0, jnp.nan])})

@@ -49,7 +49,7 @@ def launch(values: dict[str, str]) -> int:
         pathlib.Path(workdir), CLUSTERS, settings, int(values["restart"])
     )
     with prepared as start:
-        return start("tiny_cluster", arguments)
+        return start(["-m", "tiny_cluster"], arguments)
 
 
 if __name__ == "__main__":

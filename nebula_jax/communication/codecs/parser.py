@@ -71,6 +71,22 @@ class CodecError(errors.SettingsError):
     """A codec's string that cannot be read; the error's text shows the place."""
 
 
+def given(name: str, codec: Any) -> selector.CodecOrSelector:
+    """Returns the codec of an argument `name`: one, or its name as in a flag.
+
+    Raises:
+      errors.SettingsError: if it is neither; or a CodecError, as `from_string`.
+    """
+    if isinstance(codec, str):
+        return from_string(codec)
+    if not isinstance(codec, codec_lib.Codec | selector.Selector):
+        raise errors.SettingsError(
+            f"{name}={codec!r}: expected a codec, such as nebula.codecs.int8(64), or"
+            ' its name, "int8(64)"'
+        )
+    return codec
+
+
 def from_string(text: str) -> selector.CodecOrSelector:
     """Reads a codec string: the same codec as by calls, with a name.
 

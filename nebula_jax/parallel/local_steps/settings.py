@@ -5,11 +5,11 @@ R clusters.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
+from nebula_jax.communication.codecs import parser
 from nebula_jax.training import diloco, partition
 
 
@@ -119,9 +119,7 @@ class Settings:
         Raises:
           errors.SettingsError: if it cannot be read, or is a choice among codecs.
         """
-        found: Any = self.codec
-        if isinstance(found, str):
-            found = codecs.from_string(found)
+        found = parser.given("codec", self.codec)
         if not isinstance(found, codec_lib.Codec):
             raise errors.SettingsError(
                 f"codec={found.name}: chooses among codecs, but all that crosses has"

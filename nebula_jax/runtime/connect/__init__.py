@@ -13,7 +13,7 @@ import pathlib
 import stat
 from collections.abc import Iterator, Sequence
 
-from nebula_jax import errors
+from nebula_jax import errors, installed
 from nebula_jax.communication import bridge, endpoints, ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
@@ -92,8 +92,8 @@ def check_means(
     if settings.tls == routes.TLS_AUTO:
         raise errors.SettingsError(
             f"cluster={cluster} needs tls=FOLDER with its certificate"
-            " (python -m scripts.issue_certificates makes them), or tls=off for"
-            " plain TCP, which anybody on the way can read and change"
+            f" ({installed.COMMAND} scripts.issue_certificates makes them), or tls=off"
+            " for plain TCP, which anybody on the way can read and change"
         )
     if settings.tls != routes.TLS_OFF:
         contexts = tls.server_contexts if listens else tls.client_contexts

@@ -131,7 +131,7 @@ def _reason(link: Link | None) -> str:
 
 def abort(links: Iterable[Link | WorkerLink], error: BaseException) -> None:
     """Aborts all links at once: one that takes long keeps no other cluster waiting."""
-    reason = str(error) or type(error).__name__
+    reason = errors.reason(error)
     threads = [
         threading.Thread(target=link.abort, args=(reason,), daemon=True)
         for link in links

@@ -34,7 +34,7 @@ def prepared(
     restarts: int = 0,
     processes_per_cluster: int = 1,
     dials: Mapping[str, Sequence[str]] | None = None,
-) -> Iterator[Callable[[str, Arguments], int]]:
+) -> Iterator[Callable[[Sequence[str], Arguments], int]]:
     """Binds the ports and finds the credentials, so that what is wrong shows at once.
 
     Args:
@@ -50,7 +50,8 @@ def prepared(
         `all_clusters.dialed`); if not given, all others dial the first.
 
     Yields:
-      A function of (a module as in `python -m` or a script, each cluster's arguments)
+      A function of (what Python runs, as `-m` and a module, or a script's path; each
+      cluster's arguments)
       that runs the processes of each cluster until all have ended. It returns their
       status: 0 if all ended well, 128 + n if signal n stopped them and none failed,
       else 1.
@@ -70,7 +71,7 @@ def prepared(
         }
         routes.report_plain(settings)
 
-        def launch(module: str, arguments: Arguments) -> int:
+        def launch(program: Sequence[str], arguments: Arguments) -> int:
             commands: dict[str, processes.Command] = {}
             for name in clusters:
                 dialed = ",".join(where[each] for each in dials.get(name, ()))
@@ -80,17 +81,12 @@ def prepared(
                     peer=_lab(settings) or dialed,
                     tls=own[name].where,
                 )
-                command = [sys.executable, *_program(module), *arguments(name, reach)]
+                command = [sys.executable, *program, *arguments(name, reach)]
                 passed = own[name].descriptors
                 commands |= _of_cluster(name, command, passed, processes_per_cluster)
             return processes.Processes(workdir, commands, listening, restarts).run()
 
         yield launch
-
-
-def _program(module: str) -> list[str]:
-    """Returns how Python runs a module, or a script: what ends in `.py`."""
-    return [module] if module.endswith(".py") else ["-m", module]
 
 
 def _lab(settings: connect.Settings) -> str:

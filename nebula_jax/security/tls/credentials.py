@@ -20,7 +20,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
-from nebula_jax import errors
+from nebula_jax import errors, installed
 from nebula_jax.security import names
 from nebula_jax.security.membership import site_folder
 
@@ -97,8 +97,8 @@ def load(where: pathlib.Path, cluster: str | None = None) -> Credentials:
         text = " ".join((getattr(error, "strerror", None) or str(error)).split())
         raise NoCredentialsError(
             "missing",
-            f"tls={where}: needs {FILE} as scripts.issue_certificates makes it:"
-            f" {text[:200]}",
+            f"tls={where}: needs {FILE} as {installed.COMMAND}"
+            f" scripts.issue_certificates makes it: {text[:200]}",
         ) from None
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         raise CredentialsError(

@@ -216,7 +216,7 @@ def launched_mesh(folder, monkeypatch, dials, restarts=0, **more):
         ]
 
     with launcher.prepared(folder, names, settings, restarts, dials=dials) as start:
-        assert start("tiny_mesh", arguments) == 0
+        assert start(["-m", "tiny_mesh"], arguments) == 0
     return {name: json.loads((folder / name).read_text()) for name in names}
 
 

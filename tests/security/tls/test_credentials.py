@@ -235,7 +235,8 @@ def test_a_key_with_a_password(folder):
     )
     path.write_bytes(locked + own.pem.partition(b"-----END PRIVATE KEY-----\n")[2])
     refused(
-        folder, "needs cluster.pem as scripts.issue_certificates makes it: Password"
+        folder,
+        "needs cluster.pem as python -m scripts.issue_certificates makes it: Password",
     )
 
 
