@@ -286,7 +286,8 @@ class Upkeep:
     # Quotas and the disk.
 
     async def _save(self) -> None:
-        await asyncio.to_thread(self.state.audit.commit)
+        if self.state.audit.is_dirty:
+            await asyncio.to_thread(self.state.audit.commit)
         if time.monotonic() > self._saved + SAVED_SECONDS:
             self._saved = time.monotonic()
             saving = asyncio.create_task(self.charge())

@@ -72,7 +72,8 @@ class Log:
         self._paths = paths = audit.paths(folder)
         self._mutex = threading.Lock()  # held while an entry is appended
         self._syncing = threading.RLock()  # held while the disk writes: first of both
-        self._is_dirty = False
+        self.is_dirty = False
+        """True if there are entries that a power cut would take."""
         self._refusal = ""  # why nothing is appended any more
         self._tree = merkle.Tree()
         self._end = 0  # bytes of the entries that are in the tree
@@ -137,7 +138,7 @@ class Log:
         with self._syncing, audit.disk_errors(self._folder):
             with self._mutex:
                 self._check_usable()
-                is_dirty, self._is_dirty = self._is_dirty, False
+                is_dirty, self.is_dirty = self.is_dirty, False
             if is_dirty:  # without the mutex: others append meanwhile
                 self._sync()
 
@@ -325,7 +326,7 @@ class Log:
                 os.ftruncate(self._file, self._end)
             raise
         self._take(line)
-        self._is_dirty = True
+        self.is_dirty = True
         return index
 
     def _take(self, line: bytes) -> None:
