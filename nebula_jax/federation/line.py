@@ -214,6 +214,8 @@ class Line:
         """The reason for its end, once it has ended."""
         self._writer.transport.set_write_buffer_limits(BUFFER_BYTES, BUFFER_BYTES // 4)
         sock = self._writer.get_extra_info("socket")
+        if sock is None:  # it has ended while its peer was checked: `run` notices
+            return
         with contextlib.suppress(OSError):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NOTSENT_LOWAT, UNSENT_BYTES)
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

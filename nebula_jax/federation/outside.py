@@ -147,7 +147,9 @@ async def _checked(
         der = tls.getpeercert(True)
         if der is None and allows_none:
             return line.Connection(reader, writer, None)
-        endpoints.keep_alive(writer.get_extra_info("socket"))  # None once it ends
+        if (own := writer.get_extra_info("socket")) is None:
+            raise ConnectionResetError("the connection has ended at once")
+        endpoints.keep_alive(own)
         peer = await asyncio.to_thread(between_labs.check_peer, der, folder)
         if peer.role != "switch":
             raise credentials.CredentialsError(

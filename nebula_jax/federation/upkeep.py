@@ -172,9 +172,9 @@ class Upkeep:
             self.state.log("the revocation list is new")
 
     def _read_list(self) -> None:
-        self.number = self._kept.number
-        with contextlib.suppress(revocation.ListRefused):
-            self.listed = self._kept.present()
+        if (found := self._kept.newest()) is not None:
+            self.listed = found
+        self.number = found.number if found else self._kept.number
 
     async def _has_list(self) -> bool:
         """Returns True if there is a revocation list that serves."""
