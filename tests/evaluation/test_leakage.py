@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_plm
 
 from nebula_jax.evaluation import leakage
 from nebula_jax.models import transformer
@@ -18,21 +19,7 @@ PLM = transformer.Config(
 
 @pytest.fixture(scope="module")
 def params():
-    """Random weights as large as trained ones: tokens differ, and layers mix them."""
-    ids, mask = jnp.zeros((1, L), jnp.int32), jnp.ones((1, L), bool)
-    hidden = jnp.zeros((1, L, D))
-    parts = {
-        "embeddings": transformer.Embeddings(PLM).init(jax.random.key(0), ids, True),
-        "encoder": transformer.Encoder(PLM).init(jax.random.key(1), hidden, mask, True),
-    }
-    random = np.random.RandomState(0)
-    return {
-        name: jax.tree.map(
-            lambda leaf: np.float32(leaf + 0.2 * random.randn(*leaf.shape)),
-            part["params"],
-        )
-        for name, part in parts.items()
-    }
+    return random_plm.params(PLM, 0)
 
 
 def text(rows, length=L, seed=0):

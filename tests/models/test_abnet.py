@@ -5,6 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import random_plm
 
 from nebula_jax import errors
 from nebula_jax.models import (
@@ -76,21 +77,6 @@ def hidden():
 def pad(values, by=3, fill=0):
     widths = [(0, 0), (0, by)] + [(0, 0)] * (values.ndim - 2)
     return np.pad(values, widths, constant_values=fill)
-
-
-@functools.cache
-def pretrained(config, seed=5):
-    """A masked language model of its own, as a checkpoint brings it."""
-    ids = jnp.zeros((1, 1), jnp.int32)
-    init = electra.Generator(config).init
-    shapes = jax.eval_shape(init, jax.random.key(seed), ids, ids == 0, ids)["params"]
-    random = np.random.RandomState(seed)
-
-    def leaf(path, spec):
-        scale = path[-1].key == "scale"
-        return np.float32(scale + 0.2 * random.randn(*spec.shape))
-
-    return jax.tree_util.tree_map_with_path(leaf, shapes)
 
 
 def test_source_interleaves_frozen_layers_and_adapters(source_params):
@@ -200,7 +186,7 @@ def test_cached_decoding_equals_uncached(target_params, hidden):
 
 def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
     for params, config in ((source_params, SOURCE), (target_params, TARGET)):
-        model = pretrained(config)
+        model = random_plm.params(config)
         filled = abnet_params.with_pretrained(CMLM, params, model)
         assert filled["embeddings"] is model["embeddings"]
         assert filled["encoder"] is model["encoder"]
@@ -210,7 +196,7 @@ def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
 
 
 def test_a_checkpoint_without_a_head_leaves_the_head_random(target_params):
-    model = pretrained(TARGET)
+    model = random_plm.params(TARGET)
     headless = {part: model[part] for part in ("embeddings", "encoder")}
     filled = abnet_params.with_pretrained(CMLM, target_params, headless)
     assert filled["mlm_head"] is target_params["mlm_head"]
@@ -218,7 +204,7 @@ def test_a_checkpoint_without_a_head_leaves_the_head_random(target_params):
 
 def test_a_model_of_another_shape_is_named(target_params):
     with pytest.raises(errors.NebulaError, match=r"embeddings/.* this configuration"):
-        abnet_params.with_pretrained(CMLM, target_params, pretrained(SOURCE))
+        abnet_params.with_pretrained(CMLM, target_params, random_plm.params(SOURCE))
 
 
 def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
@@ -228,7 +214,7 @@ def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
     # Frozen layer norms with a scale that is not 1, as in BERT.
     model = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf * 0.5 if path[-1].key == "scale" else leaf,
-        pretrained(TARGET),
+        random_plm.params(TARGET),
     )
     positions = np.tile(np.arange(6, dtype=np.int32), (2, 1))
     apply = jax.jit(electra.Generator(TARGET).apply)
