@@ -93,22 +93,32 @@ def test_no_message_comes_before_its_last_byte(message):
     assert not found
 
 
+HUGE = 2**63
+
+
 def head_of(kind, payload_bytes):
-    """A whole head that claims so many bytes, none of which follow."""
-    number = frames.KINDS.index(kind)
-    fields = struct.pack("!4sBBHQQQQ", b"NEBL", 3, number, 0, 0, 0, payload_bytes, 0)
-    return fields + xxhash.xxh3_64_digest(fields)
+    """A whole head and header that claim so many bytes, none of which follow."""
+    number, size = frames.KINDS.index(kind), frames.LAYOUTS[kind].size
+    fields = struct.pack("!4sBBHQQQQ", b"NEBL", 3, number, size, 0, 0, payload_bytes, 0)
+    return fields + xxhash.xxh3_64_digest(fields + bytes(size)) + bytes(size)
+
+
+def with_table(*sizes, follow):
+    """A tensor whose table has these lengths; so many bytes follow."""
+    lengths = struct.pack(f"!{len(sizes)}Q", *sizes)
+    table = lengths + xxhash.xxh3_64_digest(lengths)
+    return joined(frames.Tensor(1, 1, 0, [table, bytes(follow)]))
 
 
 REFUSED = [
     (joined(frames.Tensor(3, 1, 0, [b"a"])), "channel 3; 3 channels are open"),
     (joined(frames.Tensor(0, 1, 0, [b"a"], 2)), "option 2 on channel 0; it has 2"),
     (joined(frames.Tensor(0, 1, 0, [b"a"])), "1 bytes on channel 0; expected 8"),
-    (
-        joined(frames.Tensor(1, 1, 0, zstd.with_table([b"abc", b"abcd"]))),
-        "exceeds the schema",
-    ),
-    (head_of(frames.Abort, 2**63), "at most 4096"),
+    (with_table(3, 4, follow=7), "exceeds the schema"),
+    (with_table(2, HUGE, follow=2), "exceeds the schema"),
+    (with_table(2, 4, follow=5), "29 bytes on channel 1; expected 30"),
+    (head_of(frames.Abort, HUGE), "at most 4096"),
+    (head_of(frames.Ping, 1), "at most 0"),
 ]
 
 
