@@ -53,8 +53,7 @@ class Spoke(links.Pair):
         return self._pool.submit(self.here.wait_for_welcome, 30.0)
 
     def break_line(self):
-        self.proxy.refuse()
-        self.proxy.cut()
+        self.proxy.go_down()
         wait_until(lambda: self.here.is_away)
 
 

@@ -124,8 +124,7 @@ class Outage(links.Pair):
         self.sender = self.there.sender("tokens", LARGE, codec.identity())
         self.begin()
         self.sent, self.has_sent = 0, threading.Condition()
-        self.proxy.refuse()
-        self.proxy.cut()
+        self.proxy.go_down()
         self.sending = pool.submit(self._send)
 
     def _send(self):

@@ -40,6 +40,11 @@ class Proxy:
                     sock.shutdown(socket.SHUT_RDWR)
         self._pairs.clear()
 
+    def go_down(self):
+        """Resets all connections, and every new one, until `refuse(False)`."""
+        self.refuse()
+        self.cut()
+
     def refuse(self, refusing=True):
         """New connections are reset at once."""
         self._is_refusing = refusing

@@ -16,7 +16,7 @@ from breakable_line import Proxy
 from two_labs import wait_until
 
 from nebula_jax import errors
-from nebula_jax.communication import codec, wan
+from nebula_jax.communication import wan
 from nebula_jax.communication.wire import driver, frames, reconnect, session
 from nebula_jax.security import tls
 
@@ -35,12 +35,27 @@ class Line(links.Pair):
         settings = {"reconnect_timeout": 20.0, "log": self.said.append} | settings
         super().__init__(stack, breaks=True, **settings)
 
+    @contextlib.contextmanager
+    def breaking(self, least, most):
+        """Cuts it again and again, after so many seconds, for as long as the block."""
+        is_done, rng = threading.Event(), random.Random(0)
+
+        def break_it():
+            while not is_done.wait(rng.uniform(least, most)):
+                self.proxy.cut()
+
+        with concurrent.futures.ThreadPoolExecutor(1) as thread:
+            breaking = thread.submit(break_it)
+            try:
+                yield
+            finally:
+                is_done.set()
+                breaking.result()
+
     def talk(self, pool, steps, disturb):
         """Tensors both ways and step tokens, while `disturb(step)` does its worst."""
-        outgoing = self.there.sender("up", SPEC, codec.identity())
-        back = self.there.receiver("down", SPEC, codec.identity())
-        incoming = self.here.receiver("up", SPEC, codec.identity())
-        reply = self.here.sender("down", SPEC, codec.identity())
+        outgoing, incoming = links.channel(self.there, self.here, "up", SPEC)
+        reply, back = links.channel(self.here, self.there, "down", SPEC)
 
         def connector():
             with self.there:
@@ -78,19 +93,8 @@ def test_nothing_is_lost_doubled_or_reordered_when_the_line_breaks(
 ):
     server, client = links.credentials(tmp_path, encrypted)
     line = line(server=server, client=client)
-    is_done = threading.Event()
-
-    def break_it():
-        rng = random.Random(0)
-        while not is_done.wait(rng.uniform(0.1, 0.5)):
-            line.proxy.cut()
-
-    breaking = pool.submit(break_it)
-    try:
+    with line.breaking(0.1, 0.5):
         line.talk(pool, 40, lambda step: time.sleep(0.06))
-    finally:
-        is_done.set()
-        breaking.result()
     assert line.proxy.connections > 3
     assert any("waiting for it to come back" in said for said in line.said)
     assert any("is back after" in said for said in line.said)
@@ -121,8 +125,7 @@ def test_a_line_that_damages_every_tensor_is_given_up_and_not_dialed_hot(
     sender, receiver = line.there, line.here
     if direction == "down":
         sender, receiver = receiver, sender
-    sending = sender.sender("h", SPEC, codec.identity())
-    incoming = receiver.receiver("h", SPEC, codec.identity())
+    sending, incoming = links.channel(sender, receiver, "h", SPEC)
     line.begin()
     line.proxy.flip(10_000, direction)  # a tensor has 160,000 bytes
     start = time.monotonic()
@@ -176,8 +179,7 @@ def test_a_cut_of_the_emulated_line_is_survived(line, pool):
 def test_a_line_that_stays_broken_ends_both_sides_in_words(line, pool):
     line = line(reconnect_timeout=0.6)
     line.begin()
-    line.proxy.refuse()
-    line.proxy.cut()
+    line.proxy.go_down()
     start = time.monotonic()
     words = r"no new connection came about within 0\.6 s \(reconnect_timeout\)"
     waiting = pool.submit(line.there.wait_for_step, 1)
@@ -208,75 +210,59 @@ def test_a_session_ends_well_though_the_line_breaks_at_its_end(line, pool):
     ending.result(10.0)
 
 
-def test_a_session_cannot_be_taken_over_with_another_certificate(tmp_path, line, pool):
-    server, client = links.credentials(tmp_path)
+@pytest.mark.parametrize(
+    ("encrypted", "epoch", "words"),
+    [
+        (True, 2, "came back with another certificate"),
+        (False, 1, "opened connection 1 of a session at connection 1"),
+    ],
+    ids=["another certificate", "an older connection"],
+)
+def test_who_cannot_be_the_peer_does_not_take_its_session(
+    tmp_path, line, encrypted, epoch, words
+):
+    server, client = links.credentials(tmp_path, encrypted)
     line = line(server=server, client=client)
     line.begin()
-    context = tls.client_contexts(tmp_path / "generator-1")()
-    opening = frames.encode(frames.Open(line.there.session_id, 2), 0, 1)
-    raw = socket.create_connection(line.listener.address)
-    with context.wrap_socket(raw, server_hostname="discriminator") as thief:
+    opening = frames.encode(frames.Open(line.there.session_id, epoch), 0, 1)
+    with socket.create_connection(line.listener.address) as thief:
+        if encrypted:
+            context = tls.client_contexts(tmp_path / "generator-1")()
+            thief = context.wrap_socket(thief, server_hostname="discriminator")
         thief.sendall(opening[0])
         assert thief.recv(100) == b""
-    assert any("came back with another certificate" in said for said in line.said)
+        thief.close()
+    assert any(words in said for said in line.said)
     line.here.step_done(1)
     line.there.wait_for_step(1)
     assert line.proxy.connections == 1
 
 
-def test_an_older_connection_does_not_replace_a_newer_one(line, pool):
-    line = line()
-    line.begin()
-    raw = socket.create_connection(line.listener.address)
-    raw.sendall(frames.encode(frames.Open(line.there.session_id, 1), 0, 1)[0])
-    assert raw.recv(100) == b""
-    assert any("connection 1 of a session at connection 1" in s for s in line.said)
-    line.here.step_done(1)
-    line.there.wait_for_step(1)
-    raw.close()
-
-
 def test_what_was_read_when_the_break_was_noticed_is_not_lost(line, pool):
     """Both sides send and receive at once, so that writes notice breaks too."""
     line = line()
-    sizes = (8, 300_000)
-    ends = {line.here: line.there, line.there: line.here}
-    channels = {}
-    for link in ends:
-        channels[link] = [
-            (link.sender(str(size), spec, codec.identity()),
-             link.receiver(str(size), spec, codec.identity()))
-            for size in sizes
-            for spec in [jax.ShapeDtypeStruct((size,), jnp.uint8)]
-        ]  # fmt: skip
+    channels = [
+        (size, *links.channel(*ways, str(size), jax.ShapeDtypeStruct((size,), "uint8")))
+        for ways in [(line.here, line.there), (line.there, line.here)]
+        for size in (8, 300_000)
+    ]
     line.begin()
 
-    def send(link):
+    def send(channels):
         for step in range(150):
-            for size, (sender, _) in zip(sizes, channels[link], strict=True):
+            for size, sender, _ in channels:
                 sender.send(step, np.full(size, step, np.uint8))
 
-    def receive(link):
+    def receive(channels):
         for step in range(150):
-            for _, receiver in channels[link]:
+            for _, _, receiver in channels:
                 assert np.all(np.asarray(receiver.recv(step)) == step)
 
-    is_done = threading.Event()
-
-    def break_it():
-        rng = random.Random(1)
-        while not is_done.wait(rng.uniform(0.01, 0.1)):
-            line.proxy.cut()
-
-    with concurrent.futures.ThreadPoolExecutor(5) as threads:
-        breaking = threads.submit(break_it)
-        talking = [threads.submit(do, link) for link in ends for do in (send, receive)]
-        try:
-            for each in talking:
-                each.result(60.0)
-        finally:
-            is_done.set()
-            breaking.result()
+    with line.breaking(0.01, 0.1):
+        ways = channels[:2], channels[2:]
+        talking = [pool.submit(do, way) for way in ways for do in (send, receive)]
+        for each in talking:
+            each.result(60.0)
     closing = pool.submit(line.there.close)
     line.here.close()
     closing.result(10.0)
@@ -289,8 +275,7 @@ def test_a_side_with_a_full_queue_comes_back_as_well(line, stalled):
     ours, theirs = (
         (line.here, line.there) if stalled == "listener" else (line.there, line.here)
     )
-    incoming = ours.receiver("h", SPEC, codec.identity())
-    outgoing = theirs.sender("h", SPEC, codec.identity())
+    outgoing, incoming = links.channel(theirs, ours, "h", SPEC)
     line.begin()
     for step in range(20):
         outgoing.send(step, value(step, 0))
@@ -319,8 +304,7 @@ def test_a_side_that_reads_nothing_for_long_is_not_given_up_by_who_sends(
     sending = pool.submit(send)
     for _ in range(5):
         time.sleep(0.6)
-        line.proxy.refuse()
-        line.proxy.cut()
+        line.proxy.go_down()
         time.sleep(0.5)  # in all, more than the session may be without a connection
         line.proxy.refuse(False)
         while line.there.is_away and not line.there.is_over:
@@ -360,8 +344,7 @@ def test_who_gives_up_right_after_the_welcome_is_heard(line):
 def test_who_comes_back_to_an_ended_session_hears_why_it_ended(line):
     line = line()
     line.begin()
-    line.proxy.refuse()
-    line.proxy.cut()
+    line.proxy.go_down()
     time.sleep(0.2)
     line.here.abort("disk full")
     line.proxy.refuse(False)
@@ -381,8 +364,7 @@ def test_no_thread_is_left_behind(line, pool, ending):
         line.here.abort("enough")
         line.there.abort("enough")
     else:
-        line.proxy.refuse()
-        line.proxy.cut()
+        line.proxy.go_down()
     for link in (line.here, line.there):
         link._driver._thread.join(5.0)
         assert not link._driver._thread.is_alive()
@@ -403,8 +385,7 @@ def test_a_failure_of_this_side_is_no_loss_of_the_peer_which_gets_the_reason(
 ):
     """Such as of memory: the run's end names it, and nothing that waited stays."""
     line = line()
-    sender = line.here.sender("down", SPEC, codec.identity())
-    line.there.receiver("down", SPEC, codec.identity())
+    sender, _ = links.channel(line.here, line.there, "down", SPEC)
     line.begin()
     window = line.here._session.window
 

@@ -322,8 +322,7 @@ def test_one_that_dies_while_another_is_dialed_ends_the_dialing():
     run.start("c", began, peer=peers, reconnect_timeout=0.2)
     wait_for_links(2)
     time.sleep(0.2)  # b is dialed now
-    proxy.refuse()
-    proxy.cut()
+    proxy.go_down()
     error = run.result("c")
     assert time.monotonic() - start < SOON
     assert isinstance(error, session.PeerGone)
@@ -338,8 +337,7 @@ def test_a_killed_cluster_may_rejoin_while_others_wait():
     run.start("a", began)
     run.start("b", began, peer=endpoints.written(proxy.address), reconnect_timeout=0.1)
     wait_for_links(2)
-    proxy.refuse()
-    proxy.cut()
+    proxy.go_down()
     assert isinstance(run.result("b"), session.PeerGone)
     run.start("b", began)
     run.start("c", began)
@@ -491,8 +489,7 @@ def test_a_killed_cluster_rejoins_the_hub(is_away, monkeypatch):
     assert has_begun.wait(SECONDS)
     kept = hub.peers.links["c"]
     if is_away:
-        proxy.refuse()
-        proxy.cut()
+        proxy.go_down()
         wait_until(lambda: former.is_away)
     killed = run.results["b"]
     run.start("b", until_end)  # a new process, in place of the former one
