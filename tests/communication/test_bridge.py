@@ -87,9 +87,12 @@ def test_tensors_and_tokens_cross_unchanged_both_ways(
     assert here.ledger["received tokens"][0] == 6
 
 
-def test_send_blocks_while_nobody_reads_and_loses_nothing(tmp_path, pool, linked):
+@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
+def test_send_blocks_while_nobody_reads_and_loses_nothing(
+    tmp_path, pool, encrypted, linked
+):
     """Tensors larger than every buffer."""
-    here, there = linked(*links.credentials(tmp_path))
+    here, there = linked(*links.credentials(tmp_path, encrypted))
     big = np.arange(4_000_000, dtype=np.float32)
     outgoing, incoming = links.channel(there, here, "h", jax.typeof(big))
     links.begin(here, there)
@@ -104,7 +107,7 @@ def test_send_blocks_while_nobody_reads_and_loses_nothing(tmp_path, pool, linked
     with here:
         done = pool.submit(far)
         wait_until(lambda: sent)
-        time.sleep(1.0)
+        time.sleep(0.6)
         # The reader's inbox, and what the window lets out beyond it.
         assert len(sent) <= receive_queue.MAX_TENSORS + windows.WINDOW_TENSORS
         for step in range(14):
