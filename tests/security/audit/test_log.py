@@ -63,6 +63,13 @@ def whole(folder):
     assert audit_verify.verify(folder) == []
 
 
+def signed_again(folder):
+    """Asserts that a log opens, goes on and verifies."""
+    with opened(folder) as log:
+        log.sign_head()
+    whole(folder)
+
+
 def test_a_log_from_its_beginning(tmp_path):
     folder = tmp_path / "federation" / "audit"
     with opened(folder) as log:
@@ -184,9 +191,7 @@ def test_one_process_at_a_time_has_it_open(tmp_path, monkeypatch):
         with pytest.raises(audit.AuditError, match="a switch of this lab that runs"):
             opened(tmp_path)
         process.kill()
-    with opened(tmp_path) as log:
-        log.sign_head()
-    whole(tmp_path)
+    signed_again(tmp_path)
 
 
 @pytest.mark.parametrize("patience", [1, 6])
@@ -195,15 +200,13 @@ def test_a_killed_process_loses_nothing_that_was_committed(tmp_path, patience):
         assert process.stdout.readline() == "ready\n"
         committed = [int(process.stdout.readline()) for _ in range(20 * patience)]
         process.send_signal(signal.SIGKILL)
-    with opened(tmp_path) as log:
-        log.sign_head()
+    signed_again(tmp_path)
     found = entries(tmp_path)
     assert len(found) > committed[-1]
     for entry in found:
         assert entry.who == "killed" or entry.what["event"] == audit_entries.CUT_OFF
     numbers = [entry.what["number"] for entry in found if entry.who == "killed"]
     assert numbers == list(range(len(numbers)))
-    whole(tmp_path)
 
 
 # What a crash can leave behind the last checkpoint.
@@ -262,11 +265,8 @@ def test_what_a_power_cut_leaves_is_cut_off(tmp_path):
 
 def test_a_crash_before_the_first_signature(tmp_path):
     opened(tmp_path).close()
-    paths = audit.paths(tmp_path)
-    paths.checkpoint.unlink()
-    with opened(tmp_path) as log:
-        log.sign_head()
-    whole(tmp_path)
+    audit.paths(tmp_path).checkpoint.unlink()
+    signed_again(tmp_path)
 
 
 # What a checkpoint covers is not mended.
@@ -274,21 +274,28 @@ def test_a_crash_before_the_first_signature(tmp_path):
 
 def refused(folder, words):
     """Asserts that a log cannot be continued, and that its files stay as they are."""
-    before = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
+    files = lambda: {path: path.read_bytes() for path in folder.iterdir()}  # noqa: E731
+    before = files()
     with pytest.raises(audit.AuditError, match=words) as why:
         opened(folder)
     assert "\n" not in str(why.value)
-    after = {path: path.read_bytes() for path in folder.iterdir() if path.is_file()}
-    assert after == before
+    assert files() == before
 
 
 @pytest.fixture
 def signed(tmp_path):
     """The paths of a log of 8 entries, all signed."""
     crashed(tmp_path)
-    with opened(tmp_path) as log:
-        log.sign_head()
+    signed_again(tmp_path)
     return audit.paths(tmp_path)
+
+
+@pytest.fixture
+def other(tmp_path_factory):
+    """The paths of another log."""
+    folder = tmp_path_factory.mktemp("other")
+    opened(folder).close()
+    return audit.paths(folder)
 
 
 def test_signed_entries_that_were_changed(signed):
@@ -302,15 +309,12 @@ def test_signed_entries_that_were_changed(signed):
         refused(signed.log.parent, words)
 
 
-def test_a_checkpoint_that_is_gone_or_junk_or_of_another_key(signed, tmp_path_factory):
-    other = tmp_path_factory.mktemp("other")
-    opened(other).close()
-    foreign = audit.paths(other).checkpoint.read_bytes()
+def test_a_checkpoint_that_is_gone_or_junk_or_of_another_key(signed, other):
     for data, words in (
         (b"\xff", "checkpoint: 'utf-8'"),
         (b"junk", "no signed checkpoint"),
         (b"", "no signed checkpoint"),
-        (foreign, "is not signed with the key of this log"),
+        (other.checkpoint.read_bytes(), "is not signed with the key of this log"),
     ):
         signed.checkpoint.write_bytes(data)
         refused(signed.log.parent, words)
@@ -321,14 +325,12 @@ def test_a_checkpoint_that_is_gone_or_junk_or_of_another_key(signed, tmp_path_fa
 # The key.
 
 
-def test_the_key_of_a_log_is_the_one_it_began_with(signed, tmp_path_factory):
-    other = tmp_path_factory.mktemp("other")
-    opened(other).close()
+def test_the_key_of_a_log_is_the_one_it_began_with(signed, other):
     with pytest.raises(audit.AuditError, match="is the public key of another log"):
         opened(signed.log.parent, "lab-t")
     with pytest.raises(audit.AuditError, match="is no lab's name"):
         opened(signed.log.parent, "../lab")
-    signed.key.write_bytes(audit.paths(other).key.read_bytes())
+    signed.key.write_bytes(other.key.read_bytes())
     refused(signed.log.parent, "verifier: is the public key of another log")
     signed.key.write_bytes(b"junk")
     refused(signed.log.parent, "is no private key of Ed25519")
@@ -361,9 +363,9 @@ def broken(*given):
     raise OSError(errno.EIO, os.strerror(errno.EIO))
 
 
-def refuses_all(log):
+def refuses_all(log, words="takes no more entries: mend it"):
     for call in (lambda: log.append("job", "ana"), log.sign_head, log.commit):
-        with pytest.raises(audit.AuditError, match="takes no more entries: mend it"):
+        with pytest.raises(audit.AuditError, match=words):
             call()
     log.close()
 
@@ -406,29 +408,32 @@ def test_after_a_failed_sync_nothing_is_appended(tmp_path, monkeypatch):
         with pytest.raises(audit.AuditError, match="Input/output error"):
             log.commit()
     refuses_all(log)
-    with opened(tmp_path) as log:
-        log.sign_head()
-    whole(tmp_path)
+    signed_again(tmp_path)
 
 
-def test_commit_syncs_once_for_all_and_not_at_all_for_nothing(tmp_path, monkeypatch):
+@pytest.fixture
+def synced(monkeypatch):
+    """The files that were synced."""
+    found = []
+    monkeypatch.setattr(os, "fdatasync", found.append)
+    return found
+
+
+def test_commit_syncs_once_for_all_and_not_at_all_for_nothing(tmp_path, synced):
     with opened(tmp_path) as log:
-        synced = []
-        monkeypatch.setattr(os, "fdatasync", lambda descriptor: synced.append(1))
+        synced.clear()
         fill(log, 50)
         assert not synced
-        log.commit()
-        assert len(synced) == 1
-        log.commit()
-        assert len(synced) == 1
+        for _ in range(2):
+            log.commit()
+            assert len(synced) == 1
 
 
-def test_entries_are_on_the_disk_before_their_head_is_signed(tmp_path, monkeypatch):
+def test_entries_are_on_the_disk_before_their_head_is_signed(tmp_path, synced):
     """A power cut could else leave a checkpoint of entries that are not there."""
     with opened(tmp_path) as log:
         fill(log, 3)
-        synced = []
-        monkeypatch.setattr(os, "fdatasync", synced.append)
+        synced.clear()
         log.sign_head()
         assert synced[0] == log._file
         assert len(synced) == 2  # and their hashes
@@ -437,10 +442,7 @@ def test_entries_are_on_the_disk_before_their_head_is_signed(tmp_path, monkeypat
 def test_a_closed_log(tmp_path):
     log = opened(tmp_path)
     log.close()
-    log.close()
-    for call in (lambda: log.append("job", "ana"), log.sign_head, log.commit):
-        with pytest.raises(audit.AuditError, match="is closed"):
-            call()
+    refuses_all(log, "is closed")
 
 
 def test_paths_that_do_not_serve(tmp_path):
@@ -456,8 +458,29 @@ def test_paths_that_do_not_serve(tmp_path):
 # What peers sign.
 
 
-def test_cosignatures_are_kept_and_the_key_recorded_once(tmp_path):
-    peer = witness.Witness(tmp_path / "t", "lab-t")
+@pytest.fixture
+def log(tmp_path):
+    """A log of 5 entries, open, which is whole in the end."""
+    with opened(tmp_path / "s") as log:
+        fill(log, 5)
+        yield log
+    whole(tmp_path / "s")
+
+
+@pytest.fixture
+def peer(tmp_path):
+    return witness.Witness(tmp_path / "t", "lab-t")
+
+
+def witnessed(folder):
+    """What the log has of the keys with which peers cosign."""
+    return [entry.what for entry in entries(folder) if entry.kind == "audit"]
+
+
+WITNESSED = {"event": audit_entries.WITNESSED, "lab": "lab-t"}
+
+
+def test_cosignatures_are_kept_and_the_key_recorded_once(tmp_path, peer):
     with opened(tmp_path / "s") as log:
         assert log.cosigned("lab-t") == 0
         for begin in (0, 5, 10):
@@ -467,9 +490,7 @@ def test_cosignatures_are_kept_and_the_key_recorded_once(tmp_path):
             assert checkpoint_note.is_signed(cosigned(tmp_path / "s"), who)
         assert log.cosigned("lab-t") == peer.size("lab-s") == 16
         assert log.cosigned("lab-x") == 0
-    found = [entry.what for entry in entries(tmp_path / "s") if entry.kind == "audit"]
-    what = {"event": audit_entries.WITNESSED, "lab": "lab-t"}
-    assert found == [what | {"verifier": answer.verifier}]
+    assert witnessed(tmp_path / "s") == [WITNESSED | {"verifier": answer.verifier}]
     whole(tmp_path / "s")
     with opened(tmp_path / "s") as log:
         assert log.cosigned("lab-t") == 16
@@ -478,88 +499,66 @@ def test_cosignatures_are_kept_and_the_key_recorded_once(tmp_path):
     whole(tmp_path / "s")
 
 
-def test_a_lost_witness_state_is_a_new_key_that_the_log_records(tmp_path):
-    with opened(tmp_path / "s") as log:
-        fill(log, 5)
-        first = exchange(log, witness.Witness(tmp_path / "t", "lab-t"))
-        (tmp_path / "t" / "peers" / "lab-s.json").unlink()
-        fill(log, 5, 5)
-        second = exchange(log, witness.Witness(tmp_path / "t", "lab-t"))
-        assert first.verifier != second.verifier
+def test_a_lost_witness_state_is_a_new_key_that_the_log_records(log, tmp_path, peer):
+    first = exchange(log, peer)
+    (tmp_path / "t" / "peers" / "lab-s.json").unlink()
+    fill(log, 5, 5)
+    second = exchange(log, witness.Witness(tmp_path / "t", "lab-t"))
+    assert first.verifier != second.verifier
+    log.sign_head()
+    keys = {"verifier": second.verifier, "former": first.verifier}
+    assert witnessed(tmp_path / "s")[-1] == WITNESSED | keys
+
+
+def test_a_peer_cosigns_one_checkpoint_with_one_key(log, tmp_path):
+    text, folder = log.sign_head(), tmp_path / "s"
+    for number in range(20):
+        each = witness.Witness(tmp_path / f"t{number}", "lab-t")
+        answer = each.cosign("lab-s", text, [], log.verifier)
+        assert log.add_cosignature("lab-t", text, *answer) == (number == 0)
+        if number == 0:
+            before = cosigned(folder), size(folder)
+    assert (cosigned(folder), size(folder)) == before
+
+
+def test_each_peer_has_its_cosignature_and_late_answers_are_kept(log, tmp_path):
+    text = log.sign_head()
+    for lab in ("lab-t", "lab-u"):
+        peer = witness.Witness(tmp_path / lab, lab)
+        answer = peer.cosign("lab-s", text, [], log.verifier)
+        fill(log, 2)
         log.sign_head()
-    last = entries(tmp_path / "s")[-1]
-    assert last.what == {
-        "event": audit_entries.WITNESSED,
-        "lab": "lab-t",
-        "verifier": second.verifier,
-        "former": first.verifier,
-    }
-    whole(tmp_path / "s")
-
-
-def test_a_peer_cosigns_one_checkpoint_with_one_key(tmp_path):
-    with opened(tmp_path / "s") as log:
-        fill(log, 5)
-        text = log.sign_head()
-        first = witness.Witness(tmp_path / "t", "lab-t")
-        answer = first.cosign("lab-s", text, [], log.verifier)
-        assert log.add_cosignature("lab-t", text, *answer)
-        before = cosigned(tmp_path / "s"), size(tmp_path / "s")
-        for number in range(20):
-            other = witness.Witness(tmp_path / f"t{number}", "lab-t")
-            answer = other.cosign("lab-s", text, [], log.verifier)
-            assert not log.add_cosignature("lab-t", text, *answer)
-        assert (cosigned(tmp_path / "s"), size(tmp_path / "s")) == before
-    whole(tmp_path / "s")
-
-
-def test_each_peer_has_its_cosignature_and_late_answers_are_kept(tmp_path):
-    with opened(tmp_path / "s") as log:
-        fill(log, 5)
-        text = log.sign_head()
-        for lab in ("lab-t", "lab-u"):
-            peer = witness.Witness(tmp_path / lab, lab)
-            answer = peer.cosign("lab-s", text, [], log.verifier)
-            fill(log, 2)
-            log.sign_head()
+        for _ in range(2):
             assert log.add_cosignature(lab, text, *answer)
-            assert log.add_cosignature(lab, text, *answer)
-            names = [each.name for each in cosigned(tmp_path / "s", lab).signatures]
-            assert names == ["nebula/lab-s", f"nebula/{lab}/witness"]
-            assert log.cosigned(lab) == 5
-    whole(tmp_path / "s")
+        names = [each.name for each in cosigned(tmp_path / "s", lab).signatures]
+        assert names == ["nebula/lab-s", f"nebula/{lab}/witness"]
+        assert log.cosigned(lab) == 5
 
 
-def test_cosignatures_that_do_not_hold(tmp_path):
-    peer = witness.Witness(tmp_path / "t", "lab-t")
-    with opened(tmp_path / "s") as log, opened(tmp_path / "x") as other:
-        fill(log, 5)
+def test_cosignatures_that_do_not_hold(log, tmp_path, peer):
+    with opened(tmp_path / "x") as other:
         fill(other, 4)
         text, elsewhere = log.sign_head(), other.sign_head()
-        answer = peer.cosign("lab-s", text, [], log.verifier)
-        line, verifier = answer
+        line, verifier = peer.cosign("lab-s", text, [], log.verifier)
         key = ed25519.Ed25519PrivateKey.generate()
         name = "nebula/lab-t/witness"
         imposter = checkpoint_note.verifier(name, checkpoint_note.WITNESS, key).text
         own = checkpoint_note.verifier(name, checkpoint_note.LOG, key).text
-        for peer_name, a_text, a_line, a_verifier, words in (
-            ("lab-u", text, line, verifier, "public key of another"),
-            ("lab-t", text, line, imposter, "does not hold"),
-            ("lab-t", text, line, own, "public key of another"),
-            ("lab-t", text, line, log.verifier, "public key of another"),
-            ("lab-t", elsewhere, line, verifier, "does not hold"),
-            ("lab-t", "junk", line, verifier, "no signed checkpoint"),
-            ("lab-t", text, "junk", verifier, "no line of a signature"),
-            ("lab-t", text, line, "junk", "is no Ed25519 key"),
-            ("../t", text, line, verifier, "is no lab's name"),
+        second = witness.Witness(tmp_path / "w", "lab-t")
+        of_other = second.cosign("lab-s", elsewhere, [], other.verifier)
+        for words, peer_name, *given in (
+            ("public key of another", "lab-u", text, line, verifier),
+            ("does not hold", "lab-t", text, line, imposter),
+            ("public key of another", "lab-t", text, line, own),
+            ("public key of another", "lab-t", text, line, log.verifier),
+            ("does not hold", "lab-t", elsewhere, line, verifier),
+            ("no signed checkpoint", "lab-t", "junk", line, verifier),
+            ("no line of a signature", "lab-t", text, "junk", verifier),
+            ("is no Ed25519 key", "lab-t", text, line, "junk"),
+            ("is no lab's name", "../t", text, line, verifier),
+            ("that is not of this log", "lab-t", elsewhere, *of_other),
         ):
             with pytest.raises(errors.NebulaError, match=words):
-                log.add_cosignature(peer_name, a_text, a_line, a_verifier)
-        answer = witness.Witness(tmp_path / "w", "lab-t").cosign(
-            "lab-s", elsewhere, [], other.verifier
-        )
-        with pytest.raises(audit.AuditError, match="that is not of this log"):
-            log.add_cosignature("lab-t", elsewhere, *answer)
+                log.add_cosignature(peer_name, *given)
         assert size(tmp_path / "s") == 5
         assert newest(tmp_path / "s").text == text
-    whole(tmp_path / "s")

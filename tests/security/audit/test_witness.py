@@ -10,7 +10,13 @@ from nebula_jax.security import audit, private_files
 from nebula_jax.security.audit import checkpoint_note, merkle, witness
 
 KEY = ed25519.Ed25519PrivateKey.generate()
-VERIFIER = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.LOG, KEY).text
+
+
+def verifier(lab, key=KEY, kind=checkpoint_note.LOG):
+    return checkpoint_note.verifier(f"nebula/{lab}", kind, key).text
+
+
+VERIFIER = verifier("lab-s")
 
 
 def tree_of(size, name="entry"):
@@ -20,8 +26,7 @@ def tree_of(size, name="entry"):
     return tree
 
 
-def signed(tree, size=None, key=KEY, origin="nebula/lab-s"):
-    size = tree.size if size is None else size
+def signed(tree, size, key=KEY, origin="nebula/lab-s"):
     checkpoint = checkpoint_note.Checkpoint(origin, size, tree.root(size))
     return checkpoint_note.sign(checkpoint, key).text
 
@@ -34,17 +39,17 @@ def peer(tmp_path):
     return witness.Witness(tmp_path, "lab-t")
 
 
-def cosign(peer, size, tree=TREE, old=None, **options):
+def cosign(peer, size, old=None, **options):
     old = peer.size("lab-s") if old is None else old
-    proof = tree.consistency(old, size) if old <= size else []
-    return peer.cosign("lab-s", signed(tree, size), proof, VERIFIER, **options)
+    proof = TREE.consistency(old, size)
+    return peer.cosign("lab-s", signed(TREE, size), proof, VERIFIER, **options)
 
 
-def refused(peer, words, call):
+def refused(peer, words, text, proof=(), own=VERIFIER, lab="lab-s"):
     """Asserts that a checkpoint is refused and nothing about it kept."""
     before = kept(peer)
     with pytest.raises(witness.WitnessError, match=words) as why:
-        call()
+        peer.cosign(lab, text, proof, own)
     assert "\n" not in str(why.value)
     assert kept(peer) == before
 
@@ -73,35 +78,24 @@ def test_it_remembers_after_a_restart(tmp_path):
     first = cosign(witness.Witness(tmp_path, "lab-t"), 20)
     peer = witness.Witness(tmp_path, "lab-t")
     assert peer.size("lab-s") == 20
-    refused(peer, "has 19 entries after 20", lambda: cosign(peer, 19))
+    refused(peer, "has 19 entries after 20", signed(TREE, 19))
     assert cosign(peer, 30).verifier == first.verifier
 
 
 def test_another_log_or_a_smaller_one(peer, tmp_path):
     cosign(peer, 20)
-    refused(
-        peer,
-        "has signed two audit logs of 20 entries",
-        lambda: cosign(peer, 20, OTHER),
-    )
+    refused(peer, "has signed two audit logs of 20 entries", signed(OTHER, 20))
     kept = json.loads((tmp_path / "peers" / "lab-s.refused.json").read_text())
-    assert kept == {
-        "seen": signed(TREE, 20),
-        "refused": signed(OTHER, 20),
-    }
+    assert kept == {"seen": signed(TREE, 20), "refused": signed(OTHER, 20)}
     for size in (0, 1, 19):
-        refused(peer, "entries after 20", lambda: cosign(peer, size))  # noqa: B023
-    refused(peer, "does not continue", lambda: cosign(peer, 30, OTHER))
+        refused(peer, "entries after 20", signed(TREE, size))
+    refused(peer, "does not continue", signed(OTHER, 30), OTHER.consistency(20, 30))
     assert json.loads((tmp_path / "peers" / "lab-s.refused.json").read_text()) == kept
 
 
 def test_proofs_that_prove_nothing(peer):
     text = signed(TREE, 30)
-    refused(
-        peer,
-        "a size that was not seen here",
-        lambda: peer.cosign("lab-s", text, TREE.consistency(7, 30), VERIFIER),
-    )
+    refused(peer, "a size that was not seen here", text, TREE.consistency(7, 30))
     cosign(peer, 20)
     for proof in (
         [],
@@ -114,51 +108,25 @@ def test_proofs_that_prove_nothing(peer):
         [None],
         [bytes(32)] * 10_000,
     ):
-        refused(
-            peer,
-            "does not continue that of 20",
-            lambda: peer.cosign("lab-s", text, proof, VERIFIER),  # noqa: B023
-        )
+        refused(peer, "does not continue that of 20", text, proof)
 
 
 def test_another_key(peer):
     key = ed25519.Ed25519PrivateKey.generate()
-    other = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.LOG, key).text
-    refused(
-        peer,
-        "is not signed by it",
-        lambda: peer.cosign("lab-s", signed(TREE, 5), [], other),
-    )
+    other = verifier("lab-s", key)
+    refused(peer, "is not signed by it", signed(TREE, 5), own=other)
     cosign(peer, 20)
-    proof = TREE.consistency(20, 30)
-    refused(
-        peer,
-        "shows another key of its audit log",
-        lambda: peer.cosign("lab-s", signed(TREE, 30, key), proof, other),
-    )
-    refused(
-        peer,
-        "is not signed by it",
-        lambda: peer.cosign("lab-s", signed(TREE, 30, key), proof, VERIFIER),
-    )
+    text, proof = signed(TREE, 30, key), TREE.consistency(20, 30)
+    refused(peer, "shows another key of its audit log", text, proof, other)
+    refused(peer, "is not signed by it", text, proof)
 
 
 def test_a_peer_is_witnessed_under_its_own_name_only(peer):
-    text = signed(TREE, 5)
-    refused(
-        peer,
-        "sent the log of another: nebula/lab-s",
-        lambda: peer.cosign("lab-x", text, [], VERIFIER),
-    )
-    other = checkpoint_note.verifier("nebula/lab-x", checkpoint_note.LOG, KEY).text
-    elsewhere = signed(TREE, 5, origin="nebula/lab-x")
-    kind = checkpoint_note.verifier("nebula/lab-s", checkpoint_note.WITNESS, KEY).text
-    for a_text, a_verifier in ((elsewhere, VERIFIER), (text, other), (text, kind)):
-        refused(
-            peer,
-            "sent the log of another",
-            lambda: peer.cosign("lab-s", a_text, [], a_verifier),  # noqa: B023
-        )
+    text, words = signed(TREE, 5), "sent the log of another"
+    refused(peer, f"{words}: nebula/lab-s", text, lab="lab-x")
+    refused(peer, words, signed(TREE, 5, origin="nebula/lab-x"))
+    for own in (verifier("lab-x"), verifier("lab-s", kind=checkpoint_note.WITNESS)):
+        refused(peer, words, text, own=own)
 
 
 @pytest.mark.parametrize("lab", ["../lab-s", "", "a/b", "lab-s\n", "lock.json", "a:b"])
@@ -171,11 +139,8 @@ def test_names_that_lead_elsewhere(peer, lab):
 
 @pytest.mark.parametrize("text", ["", "junk", "\x1b[2J" * 9_000, "\ud800"])
 def test_junk(peer, text):
-    for call in (
-        lambda: peer.cosign("lab-s", text, [], VERIFIER),
-        lambda: peer.cosign("lab-s", signed(TREE, 5), [], text),
-    ):
-        refused(peer, "lab-s: ", call)
+    refused(peer, "lab-s: ", text)
+    refused(peer, "lab-s: ", signed(TREE, 5), own=text)
 
 
 def test_signatures_of_others_are_not_kept(peer):
@@ -189,10 +154,8 @@ def test_signatures_of_others_are_not_kept(peer):
 
 def test_each_peer_has_a_key_of_its_own(peer):
     first = cosign(peer, 20)
-    key = ed25519.Ed25519PrivateKey.generate()
-    other = checkpoint_note.verifier("nebula/lab-x", checkpoint_note.LOG, key).text
-    text = signed(TREE, 5, key, "nebula/lab-x")
-    assert peer.cosign("lab-x", text, [], other).verifier != first.verifier
+    text = signed(TREE, 5, origin="nebula/lab-x")
+    assert peer.cosign("lab-x", text, [], verifier("lab-x")).verifier != first.verifier
     assert (peer.size("lab-s"), peer.size("lab-x")) == (20, 5)
 
 
