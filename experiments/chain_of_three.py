@@ -49,24 +49,29 @@ def back(params, h, labels, rng):
 
 
 def data(step):
-    """Returns points of two spirals, and of which one each is, in micro-batches."""
+    """Returns points of two spirals, and of which one each is, in micro-batches.
+
+    And the step, first: the number of the batch, by which the parts compare it.
+    """
     random = np.random.default_rng(step)
     labels, turn = random.integers(2, size=BATCH), random.uniform(0.5, 3, BATCH)
     angle = turn * np.pi + labels * np.pi
     points = np.stack([turn * np.cos(angle), turn * np.sin(angle)], -1)
     split = np.split(points.astype(np.float32), MICRO_BATCHES)
-    return split, np.split(labels.astype(np.int32), MICRO_BATCHES)
+    return step, split, np.split(labels.astype(np.int32), MICRO_BATCHES)
 
 
-H1 = nebula.cut.spec(front, init(0), data(1)[0][0])
+H1 = nebula.cut.spec(front, init(0), data(1)[1][0])
 H2 = nebula.cut.spec(middle, init(1), H1, None)
 
 
 def train(run, half, part, line, batch_of):
     """Trains a part: they differ in what they read alone."""
     state, line = run.restore(nebula.state(init(part), OPTIMIZER), line)
-    for step, batch in run.batches(batch_of):
-        grads, line, metrics = half.step(state.params, batch, run.key, step, line)
+    for step, (number, batch) in run.batches(batch_of):
+        grads, line, metrics = half.step(
+            state.params, batch, run.key, step, line, identity=number
+        )
         state = state.apply(grads)
         run.done(step, (state, line), metrics)
 
@@ -74,20 +79,20 @@ def train(run, half, part, line, batch_of):
 def train_front(run):
     half = nebula.cut.front(front, codec=run.codec, clip_norm=1.0)
     with run.dial("middle") as after:
-        train(run, half, 0, half.open(after, H1), lambda step: data(step)[0])
+        train(run, half, 0, half.open(after, H1), lambda step: data(step)[:2])
 
 
 def train_middle(run):
     half = nebula.cut.middle(middle, codec=run.codec, clip_norm=1.0)
     with run.listen("front") as before, run.dial("back") as after:
         line = half.open(before, after, H1, H2)
-        train(run, half, 1, line, lambda step: [None] * MICRO_BATCHES)
+        train(run, half, 1, line, lambda step: (step, [None] * MICRO_BATCHES))
 
 
 def train_back(run):
     half = nebula.cut.back(back, codec=run.codec, clip_norm=1.0)
     with run.listen("middle") as before:
-        train(run, half, 2, half.open(before, H2), lambda step: data(step)[1])
+        train(run, half, 2, half.open(before, H2), lambda step: data(step)[::2])
 
 
 if __name__ == "__main__":

@@ -53,10 +53,14 @@ def text():
 
 
 def micro_batches(step, offset):
-    """Returns ids (offset 0) or targets (offset 1) of a step: M times [B / M, L]."""
+    """Returns rows and ids (offset 0) or targets (offset 1) of a step.
+
+    The rows, [B], are where each begins in the text, the same in both parts, which
+    compare them; ids and targets are M times [B / M, L].
+    """
     begins = np.random.default_rng(step).integers(len(text()) - LENGTH - 1, size=BATCH)
     rows = text()[begins[:, None] + np.arange(LENGTH) + offset]
-    return np.split(rows, MICRO_BATCHES)
+    return begins, np.split(rows, MICRO_BATCHES)
 
 
 # All it takes to split a model.
@@ -77,8 +81,8 @@ def train_front(run):
     with run.dial("back") as link:
         line = half.open(link, hidden())
         state, line = run.restore(state, line)
-        for step, batch in run.batches(lambda step: micro_batches(step, 0)):
-            grads, line, _ = half.step(state.params, batch, run.key, step, line)
+        for step, (rows, batch) in run.batches(lambda step: micro_batches(step, 0)):
+            grads, line, _ = half.step(state.params, batch, run.key, step, line, rows)
             state = state.apply(grads)
             run.done(step, (state, line))
 
@@ -89,15 +93,17 @@ def train_back(run):
     with run.listen("front") as link:
         line = half.open(link, hidden())
         state, line = run.restore(state, line)
-        for step, batch in run.batches(lambda step: micro_batches(step, 1)):
-            grads, line, metrics = half.step(state.params, batch, run.key, step, line)
+        for step, (rows, batch) in run.batches(lambda step: micro_batches(step, 1)):
+            grads, line, metrics = half.step(
+                state.params, batch, run.key, step, line, rows
+            )
             state = state.apply(grads)
             run.done(step, (state, line), metrics)
 
 
 def hidden():
     """Returns the shape of what crosses for a micro-batch."""
-    return nebula.cut.spec(front, FRONT_PARAMS, micro_batches(1, 0)[0])
+    return nebula.cut.spec(front, FRONT_PARAMS, micro_batches(1, 0)[1][0])
 
 
 if __name__ == "__main__":

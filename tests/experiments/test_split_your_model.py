@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from example_runs import assert_near, ended, params, start
+from example_runs import assert_near, ended, params, start, start_script
 
 import nebula_jax as nebula
 from experiments import chain_of_three, split_your_model
@@ -37,13 +37,34 @@ def test_a_decoder_in_two_clusters_is_the_uncut_one(tmp_path):
         return example.back(params[1], h, batch[1], None)
 
     def batches(step):
-        return [np.concatenate(example.micro_batches(step, part)) for part in (0, 1)]
+        return [np.concatenate(example.micro_batches(step, n)[1]) for n in (0, 1)]
 
     begin = [example.FRONT_PARAMS, example.BACK_PARAMS]
     expected = whole(loss, begin, example.OPTIMIZER, 6, batches)
     for name, like, one in zip(("front", "back"), begin, expected, strict=True):
         found = params(tmp_path / "runs" / "split_your_model", name, 6, like)
         assert_near(found, one, atol=2e-4)  # Adam divides by what is almost nothing
+
+
+ONE_AHEAD = """
+import nebula_jax as nebula
+from experiments import split_your_model as example
+
+def train_front(run):
+    of_step = example.micro_batches
+    example.micro_batches = lambda step, offset: of_step(step + 1, offset)
+    example.train_front(run)
+
+if __name__ == "__main__":
+    nebula.main({"front": train_front, "back": example.train_back})
+"""
+
+
+def test_a_part_that_is_a_batch_ahead_ends_the_run(tmp_path):
+    run = start_script(tmp_path, ONE_AHEAD, steps=6)
+    output = run.communicate(timeout=120)[0]
+    assert run.returncode
+    assert "another batch in step 1" in output
 
 
 @pytest.mark.parametrize(
@@ -112,7 +133,7 @@ def test_a_stopped_chain_is_the_uncut_model_after_the_step_that_all_saved(tmp_pa
     gradients = jax.jit(jax.grad(loss))
     tree, opt_state = begin, optimizer.init(begin)
     for step in range(1, last + 1):
-        grads = gradients(tree, (step, example.data(step)))
+        grads = gradients(tree, (step, example.data(step)[1:]))
         updates, opt_state = optimizer.update(grads, opt_state, tree)
         tree = optax.apply_updates(tree, updates)
     for name, like, one in zip(("front", "middle", "back"), begin, tree, strict=True):
