@@ -147,6 +147,8 @@ class Run(connections.Connections):
         found, _ = self.saved.restore(start, fresh, is_behind)
         if start:
             values = values_lib.restored(values, found)
+            # The loop's rounds are these now: their `after` finds out that all stop.
+            self.rounds = next(iter(checks.of_type(local_steps.Rounds, values)), None)
         self._start, self._saved_batch = start, before.get("batch")
         self.context.begin(start, self.lines)
         return values[0] if len(values) == 1 else values

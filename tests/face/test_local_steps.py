@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import re
+import signal
 
 import jax.numpy as jnp
 import optax
@@ -80,6 +81,21 @@ def test_parameters_from_before_a_round_are_not_taken(tmp_path, keeps):
     assert not any(failed) if keeps else all(failed)
     words = "from before the round.*params=rounds.after"
     assert keeps or re.match(f"2 .*{words}", said[0])
+
+
+def test_a_run_that_goes_on_stops_on_a_signal_as_before(tmp_path):
+    for last in (3, 6):
+        state = nebula.state({"w": jnp.zeros(2)}, optax.sgd(0.1))
+        given = {"steps": 20, "workdir": tmp_path, "tls": "off"}
+        with nebula.Run("a", ("a",), **given) as run, run.meet() as peers:
+            rounds = nebula.local_steps(run, peers, state.params, inner_steps=1)
+            state, rounds = run.restore(state, rounds)
+            steps = []
+            for step in taken(run, state, rounds):
+                steps.append(step)
+                if step == last:
+                    signal.raise_signal(signal.SIGTERM)
+            assert steps == [last - 2, last - 1, last]
 
 
 def taken(run, state, rounds):
