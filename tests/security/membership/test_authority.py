@@ -7,6 +7,7 @@ import datetime
 import json
 import shutil
 import stat
+import time
 
 import lab_folders
 import pytest
@@ -403,6 +404,25 @@ def test_of_a_revocation_and_a_renewal_at_once_no_certificate_escapes(issuer, tm
         issuer.revoke("lab-t")
         issued = [made for each in renewals for made in each.result()]
     assert all(is_revoked(handles[2], *issued))
+
+
+def test_of_revocations_at_once_each_list_has_those_of_before(issuer, monkeypatch):
+    """Each in a process of its own, and as if signing took long."""
+    sign = revocation.sign
+
+    def slow(*given):
+        time.sleep(0.02)
+        return sign(*given)
+
+    monkeypatch.setattr(revocation, "sign", slow)
+    names = [f"lab-{number}" for number in range(8)]
+    for name in names:
+        come(issuer, name)
+    revoke = [authority.LocalAuthority(issuer._folder).revoke for _ in names]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        numbers = list(pool.map(lambda call, name: call(name), revoke, names))
+    assert sorted(numbers) == list(range(1, 9))
+    assert body(issuer)["revoked"].keys() == set(names)
 
 
 def test_an_authority_that_comes_back_from_a_copy_forgets_no_revocation(labs, tmp_path):
