@@ -30,17 +30,18 @@ TREE = {"h": array(4, 8), "mask": array(4, dtype=jnp.bool_)}
 WIDE = {f"layer_{number:05}": array(2) for number in range(1100)}
 ONE_OF_WIDE = WIDE | {"layer_01099": array(3)}
 
-ROTATED = "hadamard(256, {})|fp16"
+SEED_0, SEED_1 = "hadamard(256, 0)|fp16", "hadamard(256, 1)|fp16"
+AB, AC = ({"a": array(4), other: array(4)} for other in "bc")
 # Two ends of a channel, (spec, codec), of as many bytes; and how they differ.
 DIFFERENT = [
     ((array(16, 4), ""), (array(4, 16), ""), "float32[16, 4]", "float32[4, 16]"),
     ((array(4, dtype=jnp.int32), ""), (array(4), ""), "int32[4]", "float32[4]"),
     ((array(4, 8), "fp16"), (array(4, 8), "bf16"), "codec fp16", "codec bf16"),
     (
-        (array(4, 8), ROTATED.format(0)),
-        (array(4, 8), ROTATED.format(1)),
-        "codec " + ROTATED.format(0),
-        "codec " + ROTATED.format(1),
+        (array(4, 8), SEED_0),
+        (array(4, 8), SEED_1),
+        f"codec {SEED_0}",
+        f"codec {SEED_1}",
     ),
     ((array(4), "zstd(3)"), (array(4), "zstd(4)"), "zstd 3", "zstd 4"),
     (
@@ -49,12 +50,7 @@ DIFFERENT = [
         "['h'] float32[4, 8]",
         "['h'] float32[8, 4]",
     ),
-    (
-        ({"a": array(4), "b": array(4)}, ""),
-        ({"a": array(4), "c": array(4)}, ""),
-        "['b'] float32[4]",
-        "['c'] float32[4]",
-    ),
+    ((AB, ""), (AC, ""), "['b'] float32[4]", "['c'] float32[4]"),
     (
         ((array(4), array(4)), ""),
         ([array(4), array(4)], ""),
@@ -105,32 +101,26 @@ def meet(here, there):
     Args:
       here, there: channels of front and back: (end, name, (spec, codec)).
     """
-    errors = {}
+
+    def error(link, channels, begin):
+        try:
+            with link:
+                for end, name, side in channels:
+                    opened(getattr(link, end), name, side)
+                begin()
+        except errors.NebulaError as error:
+            return error
+
     with two_halves.met() as (front, back):
 
-        def connector():
-            with front:
-                for end, name, side in here:
-                    opened(getattr(front, end), name, side)
-                front.wait_for_welcome(10.0)
+        def welcome():
+            back.welcome(0)
+            back.wait_for_step(1)
 
-        def listener():
-            with back:
-                for end, name, side in there:
-                    opened(getattr(back, end), name, side)
-                back.welcome(0)
-                back.wait_for_step(1)
-
-        def caught(name, do):
-            try:
-                do()
-            except Exception as error:
-                errors[name] = error
-
-        two_halves.both(
-            lambda: caught("front", connector), lambda: caught("back", listener)
+        return two_halves.both(
+            lambda: error(back, there, welcome),
+            lambda: error(front, here, lambda: front.wait_for_welcome(10.0)),
         )
-    return errors["front"], errors["back"]
 
 
 @pytest.mark.parametrize("number", [0, 2])
@@ -152,22 +142,26 @@ def test_clusters_compare_their_channels_before_the_first_tensor(number, directi
     assert str(back) == f"front gave up: channel gradient: {words}"
 
 
-def test_channels_that_one_side_alone_opens_are_named():
+@pytest.mark.parametrize(
+    ("sent", "received", "words"),
+    [
+        (
+            ["tokens", "more"],
+            ["tokens"],
+            "front sends on 2 channels (tokens, more); back receives on 1 channel"
+            " (tokens)",
+        ),
+        (["a", "b"], ["b", "a"], "front has a; back has b"),
+    ],
+)
+def test_channels_of_one_side_alone_or_in_another_order_are_named(
+    sent, received, words
+):
     front, _ = meet(
-        [("sender", "tokens", (TREE, "")), ("sender", "more", (TREE, ""))],
-        [("receiver", "tokens", (TREE, ""))],
+        [("sender", name, (TREE, "")) for name in sent],
+        [("receiver", name, (TREE, "")) for name in received],
     )
-    assert str(front) == (
-        "front sends on 2 channels (tokens, more); back receives on 1 channel (tokens)"
-    )
-
-
-def test_channels_in_another_order_are_named():
-    front, _ = meet(
-        [("sender", "a", (TREE, "")), ("sender", "b", (TREE, ""))],
-        [("receiver", "b", (TREE, "")), ("receiver", "a", (TREE, ""))],
-    )
-    assert str(front) == "front has a; back has b"
+    assert str(front) == words
 
 
 def test_a_channel_cannot_be_opened_after_the_others_were_compared():
@@ -214,29 +208,19 @@ def test_a_description_is_the_same_in_every_process():
 GOOD = agreement.describe(formats(TREE)[0])
 
 
+STRANGE = [
+    *(None, 5, [], [[], [], []], [[GOOD]], [[GOOD], [5]]),
+    *([[GOOD | {"name": 5}], []], [[GOOD | {"zstd": "3"}], []]),
+    *([[GOOD | {"leaves": [5]}], []], [[GOOD | {"leaves": None}], []]),
+    [[{key: GOOD[key] for key in GOOD if key != "digest"}], []],
+]
+
+
 @pytest.mark.parametrize(
-    "value",
-    [
-        None,
-        5,
-        [],
-        [[], [], []],
-        [[GOOD]],
-        [[GOOD], [5]],
-        [[GOOD | {"name": 5}], []],
-        [[GOOD | {"zstd": "3"}], []],
-        [[GOOD | {"leaves": [5]}], []],
-        [[GOOD | {"leaves": None}], []],
-        [[{key: GOOD[key] for key in GOOD if key != "digest"}], []],
-    ],
+    "data",
+    [*(json.dumps(each).encode() for each in STRANGE), b"", b"\xff", b"[" * 60_000],
 )
-def test_a_strange_description_is_refused(value):
-    with pytest.raises(agreement.Malformed, match="cannot be read"):
-        agreement.decode(json.dumps(value).encode())
-
-
-@pytest.mark.parametrize("data", [b"", b"\xff", b"[" * 60_000])
-def test_a_description_that_is_no_json_is_refused(data):
+def test_a_strange_description_is_refused(data):
     with pytest.raises(agreement.Malformed, match="cannot be read"):
         agreement.decode(data)
 

@@ -99,10 +99,32 @@ class Strangers:
             sock.close()
 
 
-def linked(stack, server, client):
-    """A listener and its generator, over a line that can break."""
-    server = {"tls": server, "clusters": ["generator:0"]}
-    return links.Pair(stack, server, {"tls": client}, breaks=True, **SETTINGS)
+@pytest.fixture
+def linked(folder):
+    """Makes a listener and its generator, over a line that can break."""
+    with contextlib.ExitStack() as stack:
+
+        def linked(encrypted=True):
+            server, client = {"clusters": ["generator:0"]}, {}
+            if encrypted:
+                server["tls"] = tls.server_contexts(folder / "discriminator")
+                client["tls"] = tls.client_contexts(folder / "generator-0")
+            return links.Pair(stack, server, client, breaks=True, **SETTINGS)
+
+        yield linked
+
+
+@pytest.fixture
+def strangers():
+    """Makes `Strangers`, who go when the test ends."""
+    with contextlib.ExitStack() as stack:
+
+        def strangers(*kind):
+            made = Strangers(*kind)
+            stack.callback(made.go)
+            return made
+
+        yield strangers
 
 
 SAME, OTHERS = ["127.0.0.1"], [f"127.0.0.{index}" for index in range(2, 250)]
@@ -122,29 +144,24 @@ SAME, OTHERS = ["127.0.0.1"], [f"127.0.0.{index}" for index in range(2, 250)]
     ],
 )
 def test_a_known_peer_is_back_soon_among_many_strangers(
-    folder, pool, kind, encrypted, hosts
+    linked, strangers, kind, encrypted, hosts
 ):
-    server = tls.server_contexts(folder / "discriminator") if encrypted else None
-    client = tls.client_contexts(folder / "generator-0") if encrypted else None
-    with contextlib.ExitStack() as stack:
-        pair = linked(stack, server, client)
-        pair.begin()
-        strangers_at = pair.listener.address
-        strangers = Strangers(strangers_at, kind, encrypted, hosts)
-        stack.callback(strangers.go)
-        # Each of the latter costs this process both ends of a handshake.
-        count = 200 if kind == "half a handshake" else STRANGERS
-        strangers.come(count // 2)
-        broken = time.monotonic()
-        pair.proxy.cut()
-        strangers.come(count // 2)
-        pair.here.step_done(1)
-        pair.there.wait_for_step(1)
-        assert time.monotonic() - broken < BACK_SECONDS
-        assert pair.proxy.connections > 1
+    pair = linked(encrypted)
+    pair.begin()
+    crowd = strangers(pair.listener.address, kind, encrypted, hosts)
+    # Each of the latter costs this process both ends of a handshake.
+    count = 200 if kind == "half a handshake" else STRANGERS
+    crowd.come(count // 2)
+    broken = time.monotonic()
+    pair.proxy.cut()
+    crowd.come(count // 2)
+    pair.here.step_done(1)
+    pair.there.wait_for_step(1)
+    assert time.monotonic() - broken < BACK_SECONDS
+    assert pair.proxy.connections > 1
 
 
-def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch):
+def test_a_known_peer_is_recognized_before_tls_begins(linked, strangers, monkeypatch):
     """So it goes first, though a flood of handshakes comes from its own address."""
     waiting = []  # for TLS to begin: is it expected?
     in_turn = pending_connections.Pool.in_turn
@@ -156,20 +173,15 @@ def test_a_known_peer_is_recognized_before_tls_begins(folder, pool, monkeypatch)
         return in_turn(self, ready, known)
 
     monkeypatch.setattr(pending_connections.Pool, "in_turn", record)
-    server = tls.server_contexts(folder / "discriminator")
-    client = tls.client_contexts(folder / "generator-0")
-    with contextlib.ExitStack() as stack:
-        pair = linked(stack, server, client)
-        assert not any(waiting)
-        before = len(waiting)
-        strangers = Strangers(pair.listener.address, "half a handshake", True, SAME)
-        stack.callback(strangers.go)
-        strangers.come(1)
-        wait_until(lambda: len(waiting) > before)
-        assert not any(waiting)
-        pair.proxy.cut()
-        pair.begin()
-        assert any(waiting)  # in any order with the stranger, who may be noted again
+    pair = linked()
+    assert not any(waiting)
+    before = len(waiting)
+    strangers(pair.listener.address, "half a handshake", True, SAME).come(1)
+    wait_until(lambda: len(waiting) > before)
+    assert not any(waiting)
+    pair.proxy.cut()
+    pair.begin()
+    assert any(waiting)  # in any order with the stranger, who may be noted again
 
 
 def test_a_log_that_fails_keeps_nobody_out(pool, monkeypatch):
@@ -189,34 +201,6 @@ def gets_in(listening, pool, name):
     coming = pool.submit(links.dial, listening.address, name, **SETTINGS)
     listening.accept(5.0).abort("done")
     coming.result(5.0).abort("done")
-
-
-def garbage():
-    return b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 3
-
-
-def half_a_frame():
-    return opening()[:-7]
-
-
-def epoch_0():
-    return opening(os.urandom(16), epoch=0)
-
-
-def unknown_session():
-    return opening(os.urandom(16), epoch=2, acknowledged=3)
-
-
-def half_a_hello():
-    return opening(os.urandom(16)) + HELLO[:-5]
-
-
-def unexpected_name():
-    return opening(os.urandom(16)) + frames.encode(links.hello("generator:7"), 0, 0)[0]
-
-
-def nothing():
-    return b""
 
 
 def leave(sock, is_reset):
@@ -248,16 +232,18 @@ def attack(address, kinds, count, kept=0):
         leave(sock, is_reset=True)
 
 
+NOTHING, GARBAGE = lambda: b"", lambda: b"GET / HTTP/1.1\r\nHost: example\r\n\r\n" * 3
+UNEXPECTED = frames.encode(links.hello("generator:7"), 0, 0)[0]
 PLAIN = [
-    nothing,
-    garbage,
-    half_a_frame,
-    epoch_0,
-    unknown_session,
-    half_a_hello,
-    unexpected_name,
+    NOTHING,
+    GARBAGE,
+    lambda: opening()[:-7],
+    lambda: opening(os.urandom(16), epoch=0),
+    lambda: opening(os.urandom(16), epoch=2, acknowledged=3),  # of an unknown session
+    lambda: opening(os.urandom(16)) + HELLO[:-5],
+    lambda: opening(os.urandom(16)) + UNEXPECTED,
 ]
-ENCRYPTED = [nothing, garbage, opening, lambda: client_hello()[:100]]
+ENCRYPTED = [NOTHING, GARBAGE, opening, lambda: client_hello()[:100]]
 MEMORY = 16 << 10  # KiB, of fragments: a pending that stayed takes more than 2 each
 
 
@@ -317,21 +303,18 @@ def test_who_is_silent_has_no_place_for_long(monkeypatch):
     assert said == ["dropped a connection from 127.0.0.1: no session within 0.2 s"]
 
 
-def test_a_flood_beyond_the_bound_drives_out_itself(pool, monkeypatch):
+def test_a_flood_beyond_the_bound_drives_out_itself(pool, strangers, monkeypatch):
     monkeypatch.setattr(pending_connections, "MOST", 50)
     with listen(None, []) as listening:
-        strangers = Strangers(listening.address, "silent", False, SAME)
-        strangers.come(200)
+        strangers(listening.address, "silent", False, SAME).come(200)
         gets_in(listening, pool, "generator:0")
         assert len(listening._acceptor.pending) <= 50
-        strangers.go()
 
 
-def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(pool):
+def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(strangers):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     with listen(None, []) as listening:
-        strangers = Strangers(listening.address, "silent", False, SAME)
-        strangers.come(20)
+        strangers(listening.address, "silent", False, SAME).come(20)
         wait_until(lambda: len(listening._acceptor.pending) >= 20)
         coming = [socket.socket() for _ in range(6)]
         used = max(map(int, os.listdir("/proc/self/fd")))
@@ -346,7 +329,6 @@ def test_without_free_descriptors_strangers_go_and_the_peer_still_gets_in(pool):
             resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
         for sock in coming:
             sock.close()
-        strangers.go()
 
 
 def test_a_session_that_was_lost_as_it_began_may_begin_again():
