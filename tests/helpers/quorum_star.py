@@ -201,14 +201,20 @@ class Star:
         end = {"verdict": down.verdicts, "state": down.states[0]}[what]
         wait_until(lambda: end.next_step is not None)
 
+    def kill(self, number):
+        """Ends the process of a leaf, whose connection breaks."""
+        name = NAMES[number]
+        self.links[name]._driver.give_up("killed")
+        self.proxies[name].cut()
+
     def start_anew(self, number, is_hub_waiting=False):
         """Starts the process of a leaf again, which has nothing of its former one.
 
-        Returns when the hub has it, or is to find it at its next look.
+        Returns it when the hub has it, or is to find it at its next look.
         """
         name = NAMES[number]
         self.links[name] = self._coming(name).result(LIMIT)
-        leaf = self._leaf(name)
+        leaf = self.clusters[name] = Cluster(name, self._leaf(name))
         if not is_hub_waiting:
             wait_until(lambda: not self._listener._came.empty())
         return leaf

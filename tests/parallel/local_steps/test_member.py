@@ -31,6 +31,18 @@ def moved(seed: int):
     return jax.tree.map(lambda a, b: a + 0.1 * b, params(), params(seed))
 
 
+def three():
+    """Returns parameters that the three clusters have come to."""
+    return [moved(1), moved(2), moved(3)]
+
+
+def table(own):
+    """Returns a leaf of fragment 0, of parameters or of a member's anchor."""
+    if isinstance(own, member.Member):
+        return own.outers[0].anchor["embeddings/table"]
+    return own["embeddings"]["table"]
+
+
 def sent(group, copies, step=4, fragment=0):
     return [
         each.outgoing(step, fragment, own)
@@ -51,7 +63,7 @@ def a_round(group, copies, step=4, fragment=0):
 )
 def test_all_clusters_come_to_the_same_bits(codec):
     group = members(codecs.from_string(codec))
-    copies = [moved(1), moved(2), moved(3)]
+    copies = three()
     for step, fragment in [(2, 1), (4, 0), (6, 1), (8, 0)]:
         copies = a_round(group, copies, step, fragment)
         digests = {each.digest(fragment).tobytes() for each in group}
@@ -64,7 +76,7 @@ def test_all_clusters_come_to_the_same_bits(codec):
     ends = [
         each.close(8, own, closing) for each, own in zip(group, copies, strict=True)
     ]
-    assert all(jax.tree.leaves(jax.tree.map(np.array_equal, ends[0], ends[1])))
+    trees.assert_same(ends[0], ends[1])
 
 
 def test_one_cluster_cannot_move_the_others_far():
@@ -85,7 +97,7 @@ def test_one_cluster_cannot_move_the_others_far():
 def test_a_round_is_the_outer_step_on_what_was_received():
     config = diloco.Config(inner_steps=4, fragments=2, delay=1, momentum=0.9)
     group = members(codecs.int8("row"), config)
-    copies = [moved(1), moved(2), moved(3)]
+    copies = three()
     anchor = parts(params())[0]
     received = []
     for own in copies:
@@ -99,8 +111,7 @@ def test_a_round_is_the_outer_step_on_what_was_received():
     for name, leaf in expected.anchor.items():
         assert np.array_equal(group[1].outers[0].anchor[name], leaf)
     mixed = diloco.mix(config, parts(copies[1])[0], expected.anchor)
-    table = after[1]["embeddings"]["table"]
-    assert np.array_equal(table, mixed["embeddings/table"])
+    assert np.array_equal(table(after[1]), mixed["embeddings/table"])
     # The other fragment is as it was.
     kernel = after[1]["encoder"]["layer_1"]["kernel"]
     assert np.array_equal(kernel, copies[1]["encoder"]["layer_1"]["kernel"])
@@ -110,85 +121,57 @@ def test_clusters_that_keep_what_they_did_not_send_come_to_their_mean():
     """A part of the values a round, the largest first; in the end all were sent."""
     config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
     group = members(codecs.from_string("sparse_loco(2, 8)"), config)
-    copies = [moved(1), moved(2), moved(3)]
+    copies = three()
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *copies)
     for step in range(2, 82, 2):
         copies = a_round(group, copies, step, step // 2 % 2)
         assert len({each.digest(step // 2 % 2).tobytes() for each in group}) == 1
         if step == 4:  # the first round of this fragment
-            anchor = group[0].outers[0].anchor["embeddings/table"]
-            assert not np.array_equal(copies[0]["embeddings"]["table"], anchor)
+            assert not np.array_equal(table(copies[0]), table(group[0]))
     for own in copies:
         trees.assert_close(own, mean, atol=1e-5)
 
 
 def test_weights_by_shares_of_a_batch():
-    group = members(shares=(3, 1, 4))
-    copies = [moved(1), moved(2), moved(3)]
+    group, copies = members(shares=(3, 1, 4)), three()
     a_round(group, copies)
-    anchor, own = (
-        params()["embeddings"]["table"],
-        [each["embeddings"]["table"] for each in copies],
-    )
+    anchor, own = table(params()), map(table, copies)
     shares = [0.375, 0.125, 0.5]
     mean = sum((anchor - each) * w for each, w in zip(own, shares, strict=True))
     expected = anchor - 0.7 * mean
-    found = group[2].outers[0].anchor["embeddings/table"]
-    np.testing.assert_allclose(found, expected, atol=1e-6)
+    np.testing.assert_allclose(table(group[2]), expected, atol=1e-6)
 
 
 @pytest.mark.parametrize("codec", ["identity", "error_feedback(int4(8)|fp16)"])
 def test_a_member_goes_on_from_what_was_saved(codec):
     made = codecs.from_string(codec)
     group, again = members(made), members(made)
-    copies = [moved(1), moved(2), moved(3)]
+    copies = three()
     copies = a_round(group, copies, 2, 1)
     for each, old in zip(again, group, strict=True):
         each.resume(jax.tree.map(jnp.copy, old.arrays), old.position)
     straight = a_round(group, copies, 4, 0)
     resumed = a_round(again, copies, 4, 0)
-    for one, two in zip(
-        jax.tree.leaves(straight), jax.tree.leaves(resumed), strict=True
-    ):
-        assert np.array_equal(one, two)
-
-
-def test_a_round_goes_on_without_a_cluster():
-    group = members()
-    copies = [moved(1), moved(2), moved(3)]
-    payloads = sent(group, copies)
-    payloads[1] = None
-    for each, own in zip(group, copies, strict=True):
-        _, heads = each.incoming(4, 0, own, payloads)
-        assert len(heads) == 2
-    anchor, own = (
-        params()["embeddings"]["table"],
-        [each["embeddings"]["table"] for each in copies],
-    )
-    expected = anchor - 0.7 * ((anchor - own[0]) + (anchor - own[2])) / 2
-    for each in group:
-        found = each.outers[0].anchor["embeddings/table"]
-        np.testing.assert_allclose(found, expected, atol=1e-6)
+    trees.assert_same(straight, resumed)
 
 
 def test_what_a_process_before_has_sent_is_not_taken_out_of_these_parameters():
     """It is in the round in place of what this one has sent, which came second."""
     config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
     group, before = members(config=config), members(config=config)[0]
-    copies = [moved(1), moved(2), moved(3)]
+    copies = three()
     payloads = sent(group, copies)
     payloads[0] = before.outgoing(4, 0, moved(4))
     after = [
         each.incoming(4, 0, own, payloads)[0]
         for each, own in zip(group, copies, strict=True)
     ]
-    anchor = params()["embeddings"]["table"]
-    moves = [each["embeddings"]["table"] - anchor for each in (*copies, moved(4))]
+    anchor = table(params())
+    moves = [table(each) - anchor for each in (*copies, moved(4))]
     mean = (moves[3] + moves[1] + moves[2]) / 3
     # The first has all of its own still, the others have sent theirs.
     for each, left in zip(after, [moves[0], 0.0, 0.0], strict=True):
-        found = each["embeddings"]["table"]
-        np.testing.assert_allclose(found, anchor + mean + left, atol=1e-6)
+        np.testing.assert_allclose(table(each), anchor + mean + left, atol=1e-6)
 
 
 def altered(payload, field: str, value: int):
@@ -197,47 +180,45 @@ def altered(payload, field: str, value: int):
     return {**payload, "head": head}
 
 
+def infinite(payload):
+    delta = jax.tree.map(lambda leaf: leaf * np.inf, payload["delta"])
+    return {**payload, "delta": delta}
+
+
+ROUND = "of fragment {} in the round of step {}"
+HERE, EXPECTED = ROUND.format(0, 4), f"; expected one {ROUND.format(0, 4)}"
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
         (
             lambda payload: altered(payload, "version", 3),
-            "cluster:1 sent a delta of fragment 0 in the round of step 4 from version 3"
-            " of the anchor; cluster:0 has version 0",
+            f" sent a delta {HERE} from version 3 of the anchor; cluster:0 has version"
+            " 0",
         ),
         (
             lambda payload: altered(payload, "step", 8),
-            "cluster:1 sent a delta of fragment 0 in the round of step 8; expected one"
-            " of fragment 0 in the round of step 4",
+            f" sent a delta {ROUND.format(0, 8)}{EXPECTED}",
         ),
         (
             lambda payload: altered(payload, "fragment", 1),
-            "cluster:1 sent a delta of fragment 1 in the round of step 4; expected one"
-            " of fragment 0 in the round of step 4",
+            f" sent a delta {ROUND.format(1, 4)}{EXPECTED}",
         ),
         (
             lambda payload: {**payload, "anchor": payload["anchor"] ^ 1},
-            "cluster:1 and cluster:0 have diverged: their anchors of fragment 0 in the"
-            " round of step 4, version 0, differ",
+            f" and cluster:0 have diverged: their anchors {HERE}, version 0, differ",
         ),
-        (
-            lambda payload: {
-                **payload,
-                "delta": jax.tree.map(lambda leaf: leaf * np.inf, payload["delta"]),
-            },
-            "cluster:1 sent a delta of fragment 0 in the round of step 4 that is not"
-            " finite",
-        ),
+        (infinite, f" sent a delta {HERE} that is not finite"),
     ],
     ids=["version", "step", "fragment", "anchor", "infinite"],
 )
 def test_what_is_of_no_such_round_is_refused(change, reason):
-    group = members()
-    copies = [moved(1), moved(2), moved(3)]
+    group, copies = members(), three()
     payloads = sent(group, copies)
     payloads[1] = selector.Selected(change(payloads[1].payload))
     before = group[0].digest(0).tobytes()
-    with pytest.raises(member.RoundError, match=f"^{reason}$"):
+    with pytest.raises(member.RoundError, match=f"^cluster:1{reason}$"):
         group[0].incoming(4, 0, copies[0], payloads)
     assert group[0].digest(0).tobytes() == before
 
@@ -250,8 +231,7 @@ def test_a_delta_that_makes_the_anchor_infinite_names_its_sender(
     """Finite itself: else the next round would blame who has done nothing."""
     more = {"momentum": momentum, "keeps_unsent": keeps_unsent}
     config = diloco.Config(4, 2, 1, learning_rate=4.0, **more)
-    group = members(config=config)
-    copies = [moved(1), moved(2), moved(3)]
+    group, copies = members(config=config), three()
     payloads = sent(group, copies)
     delta = jax.tree.map(lambda leaf: leaf * 0 + 3e38, payloads[1].payload["delta"])
     payloads[1] = selector.Selected({**payloads[1].payload, "delta": delta})
@@ -281,9 +261,9 @@ def close(group, copies):
 )
 def test_a_divergence_shows(whose, after, where):
     group = members()
-    copies = a_round(group, [moved(1), moved(2), moved(3)])
-    table = group[whose].outers[0].anchor["embeddings/table"]
-    group[whose].outers[0].anchor["embeddings/table"] = table.at[0, 0].add(1e-6)
+    copies = a_round(group, three())
+    changed = table(group[whose]).at[0, 0].add(1e-6)
+    group[whose].outers[0].anchor["embeddings/table"] = changed
     words = f"cluster:{whose} and cluster:0 have diverged: .* of fragment {where}"
     with pytest.raises(member.RoundError, match=words):
         after(group, copies)

@@ -72,13 +72,13 @@ def test_a_killed_leaf_comes_anew_by_the_state_of_the_run(star):
     star = star()
     star.together(3)
     star.together(5, (0, 1))
-    star.links[NAMES[2]]._driver.give_up("killed")
-    star.proxies[NAMES[2]].cut()
-    leaf = star.start_anew(2)
+    star.kill(2)
+    anew = star.start_anew(2)
     star.together(7, (0, 1))
-    assert leaf.begin(LIMIT) in (5, 7)  # where the hub was then
-    star.clusters[NAMES[2]] = anew = quorum_star.Cluster(NAMES[2], leaf)
-    wait_until(lambda: leaf._log.receive() and leaf._log.entries[-1].verdict.after == 7)
+    assert anew.end.begin(LIMIT) in (5, 7)  # where the hub was then
+    wait_until(
+        lambda: anew.end._log.receive() and anew.end._log.entries[-1].verdict.after == 7
+    )
     anew.to(1)
     assert anew.step == 7
     assert_alike(*star.clusters.values())
@@ -86,7 +86,7 @@ def test_a_killed_leaf_comes_anew_by_the_state_of_the_run(star):
     star.together(11)
     star.finish()
     assert star[0].end.described["without"] == {NAMES[2]: without}
-    assert leaf.described["from_state"] == 1
+    assert anew.end.described["from_state"] == 1
     assert_alike(*star.clusters.values())
     trees.assert_same(star[0].params, anew.params)
     assert any("cluster:2 is sent the state after step" in line for line in star.log)
@@ -108,17 +108,16 @@ def test_what_the_former_process_sent_stays_in_the_round(star):
     star = star()
     star.together(2)
     star.have_arrived(2, 1, 3)  # all are in; then it is killed
-    leaf = star.start_anew(2)
+    anew = star.start_anew(2)
     star[0].end.poll(2, 1)
-    assert leaf.begin(LIMIT) == 0
-    anew = star.clusters[NAMES[2]] = quorum_star.Cluster(NAMES[2], leaf)
+    assert anew.end.begin(LIMIT) == 0
     anew.params = quorum_star.params(9)  # not what it began with
     anew.to(2)
     again = star[0].end._leaves[NAMES[2]].up[1]
     wait_until(lambda: again.next_step == 2)
     star.together(3)
     assert star[0].end.described["without"] == {}
-    assert leaf.described["missed"] == 0
+    assert anew.end.described["missed"] == 0
     assert again.next_step is None
     assert_alike(*star.clusters.values())
 
@@ -130,11 +129,9 @@ def test_a_leaf_that_is_killed_while_a_quorum_needs_it_is_waited_for(star):
     for number in (0, 1):
         star[number].to(4)
     waiting = star._pool.submit(star[0].to, 5)
-    star.links[NAMES[2]]._driver.give_up("killed")
-    star.proxies[NAMES[2]].cut()
-    leaf = star.start_anew(2, is_hub_waiting=True)
-    assert leaf.begin(LIMIT) == 3
-    anew = star.clusters[NAMES[2]] = quorum_star.Cluster(NAMES[2], leaf)
+    star.kill(2)
+    anew = star.start_anew(2, is_hub_waiting=True)
+    assert anew.end.begin(LIMIT) == 3
     anew.to(1)
     assert anew.step == 3
     anew.to(4)

@@ -81,15 +81,14 @@ def test_a_leaf_that_has_sent_in_time_and_is_then_slow_skips_the_rest(star):
 def test_a_leaf_that_comes_anew_has_the_parameters_at_the_anchors(star):
     star = star()
     star.together(5)
-    leaf = star.start_anew(2)
+    anew = star.start_anew(2)
     star[0].to(6)
-    assert leaf.begin(LIMIT) == 5
-    anew = quorum_star.Cluster(NAMES[2], leaf)
+    assert anew.end.begin(LIMIT) == 5
     anew.to(1)
     assert anew.step == 5
     for part, outer in zip(parts(anew.params), star[0].member.outers, strict=True):
         trees.assert_same(part, outer.anchor)
-    assert leaf._member.position == star[0].member.position
+    assert anew.member.position == star[0].member.position
 
 
 def test_a_leaf_that_is_too_far_behind_at_the_end_is_left_out(star, monkeypatch):
@@ -169,10 +168,9 @@ def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_an
         star[number].to(4)
     hub = star[0].end
     wait_until(lambda: hub.poll(4, 0) or len(hub._taken) == 3)
-    leaf = star.start_anew(2)
+    anew = star.start_anew(2)
     star[0].to(6)  # the round is closed, and has the message
-    leaf.begin(LIMIT)
-    anew = quorum_star.Cluster(NAMES[2], leaf)
+    anew.end.begin(LIMIT)
     anew.to(1)
     assert_alike(star[0], anew)
     [own] = parts(anew.params, 1)
@@ -328,7 +326,7 @@ def test_a_step_beyond_the_run_is_an_error_of_the_hub(star):
     star[2].end._log._last = 2
     with pytest.raises(RoundError, match="after step 3; the run has 2 steps"):
         star[2].to(1)
-    leaf = star.start_anew(1)
+    leaf = star.start_anew(1).end
     leaf._log._last = 2
     star[0].to(4)
     has_been_sent(star, NAMES[1])
@@ -364,10 +362,9 @@ def test_a_state_that_cannot_be_is_an_error_of_the_hub(
     hub._closed = closed
     hub._member.versions = list(versions)
     hub._member.outers = jax.tree.map(lambda leaf: leaf * scale, hub._member.outers)
-    leaf = star.start_anew(2)
+    anew = star.start_anew(2)
     has_been_sent(star, NAMES[2])
-    assert leaf.begin(LIMIT) == 3
-    anew = quorum_star.Cluster(NAMES[2], leaf)
+    assert anew.end.begin(LIMIT) == 3
     with pytest.raises(RoundError, match=f"^cluster:0 .*{words}"):
         anew.to(1)
 
