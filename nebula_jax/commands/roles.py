@@ -70,6 +70,10 @@ def main(
         f"Cluster that this process is: {', '.join(roles)}; or all, which starts every"
         " one here."
     )
+    # Of a command that pip has installed, the flags are those of the roles' module.
+    for module in {getattr(role, "__module__", None) for role in roles.values()}:
+        for each in flags.FLAGS.get_key_flags_for_module(module or ""):
+            flags.FLAGS.register_key_flag_for_module(sys.argv[0], each)
     run = functools.partial(_main, roles, frozenset(own_flags))
     entry.run(run, defaults, names=NAMES)
 

@@ -424,8 +424,7 @@ def _weighted(micro_batches: Sequence[Any]) -> list[tuple[Any, np.float32]]:
         what = "an empty one" if is_list else type(micro_batches).__name__
         raise errors.SettingsError(
             "micro_batches has to be a list of one or more, not"
-            f" {what}: of a whole batch"
-            " half.step(params, [batch], ...), or np.split(array, count)"
+            f" {what}: [batch] for a whole batch, or np.split(array, count)"
         )
     weight = np.float32(1 / len(micro_batches))
     return [(batch, weight) for batch in micro_batches]

@@ -49,23 +49,28 @@ def test_what_a_script_gives_wrongly_is_one_line(tmp_path):
 
 
 PROGRAM = """
+from absl import flags
 import nebula_jax as nebula
 
-def train(run):
-    print(run.cluster, "begins", flush=True)
+flags.DEFINE_integer("width", 3, "Columns.")
 
-nebula.main({"a": train, "b": train}, defaults={"tls": "off"})
+def train(run):
+    print(run.cluster, "has width", run._hello().settings["--width"], flush=True)
+
+def main():
+    nebula.main({"a": train, "b": train}, defaults={"tls": "off"})
 """
 
 
 def test_a_command_as_pip_installs_one_starts_all_clusters(tmp_path):
     """Its file has no suffix, and it may be called from anywhere."""
     path = tmp_path / "my-split"
-    path.write_text(PROGRAM)
-    command = [sys.executable, str(path), "--workdir=run"]
+    path.write_text("import program; program.main()")
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, str(path), "--workdir=run", "--width=5"]
     found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
-    assert " begins" in found.stdout, found.stderr
-    code = [sys.executable, "-c", PROGRAM]
+    assert " has width 5" in found.stdout, found.stderr
+    code = [sys.executable, "-c", f"{PROGRAM}\nmain()"]
     found = subprocess.run(code, capture_output=True, text=True, cwd=tmp_path)
     assert "error: --cluster=all starts the script's file" in found.stderr
 

@@ -262,9 +262,7 @@ def test_a_loss_of_a_part_before_the_last_has_a_gradient_too():
 def test_what_is_no_list_of_micro_batches_is_not_taken_apart(batch):
     half = cut.front(lambda params, x, rng: x)
     line = half.open(loopback.ends()[0], jax.ShapeDtypeStruct((3,), jnp.float32))
-    with pytest.raises(
-        nebula.errors.SettingsError, match=r"half.step\(params, \[batch"
-    ):
+    with pytest.raises(nebula.errors.SettingsError, match=r"\[batch\] for a whole"):
         half.step({}, batch, None, 1, line)
 
 
