@@ -7,6 +7,7 @@ these shares, in an order that is the same for every seed: of few languages and 
 of few rows, a cluster that always has the same rows of it has some more than others.
 """
 
+import functools
 import heapq
 import pathlib
 import random
@@ -158,47 +159,16 @@ def open_generator(
     Raises:
       CorpusError: where text is missing or malformed.
     """
-
-    def opened(
-        kind: str, language: str, splits: Sequence[str]
-    ) -> packed_sequences.Prepared:
-        return prepare(
-            data_dir, kind, language, splits, vocabulary, max_length, prepared_dir
-        )
-
-    return mixture(languages, mix, exponents, opened)
-
-
-def prepare(
-    data_dir: pathlib.Path,
-    kind: str,
-    language: str,
-    splits: Sequence[str],
-    vocabulary: vocabularies.Vocabulary,
-    max_length: int,
-    prepared_dir: pathlib.Path,
-) -> packed_sequences.Prepared:
-    """Packs a part of a text folder, unless that was done before, and opens it.
-
-    Args:
-      kind: `mono` or `parallel`.
-      language: of the text, or of its translation.
-      vocabulary, max_length, prepared_dir: as in `open_generator`.
-
-    Raises:
-      CorpusError: where text is missing or malformed.
-    """
     from nebula_jax.data import packed_text  # here, since many processes read no text
 
-    path = text_folder.mono_path if kind == "mono" else text_folder.parallel_path
-    return packed_text.prepare(
-        kind=kind,
-        language=language,
-        splits={split: path(data_dir, language, split) for split in splits},
+    opened = functools.partial(
+        packed_text.prepare,
+        data_dir,
         vocabulary=vocabulary,
         max_length=max_length,
         prepared_dir=prepared_dir,
     )
+    return mixture(languages, mix, exponents, opened)
 
 
 def mixture(

@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import fcntl
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from absl import logging
@@ -92,31 +92,31 @@ class PackedText(tfds.core.GeneratorBasedBuilder):
 
 
 def prepare(
-    *,
+    data_dir: pathlib.Path,
     kind: str,
     language: str,
-    splits: dict[str, pathlib.Path],
+    splits: Sequence[str],
     vocabulary: vocabularies.Vocabulary,
     max_length: int,
     prepared_dir: pathlib.Path,
 ) -> packed_sequences.Prepared:
-    """Packs a corpus unless that was done before, and opens it.
+    """Packs a part of a text folder unless that was done before, and opens it.
 
     The folder is named by a digest of the texts, the vocabulary, L and the way they are
-    packed: an edited corpus is prepared anew, never mixed up with
-    the old one.
+    packed: an edited corpus is prepared anew, never mixed up with the old one.
 
     Args:
       kind: `mono` or `parallel`.
-      language: ISO 639-1 code, for the folder's name.
-      splits: split name -> text file.
+      language: of the text, or of its translation.
       prepared_dir: gets the array_record files.
 
     Raises:
-      CorpusError: where a text file is malformed, the disk is full, or an earlier
-        folder is damaged.
+      CorpusError: where a text file is missing or malformed, the disk is full, or an
+        earlier folder is damaged.
     """
-    texts = [(split, files.digest(path)) for split, path in splits.items()]
+    find = text_folder.mono_path if kind == "mono" else text_folder.parallel_path
+    paths = {split: find(data_dir, language, split) for split in splits}
+    texts = [(split, files.digest(path)) for split, path in paths.items()]
     key = files.digest_of([vocabulary.digest, *texts, *packed_sequences.PACKINGS[kind]])
     name = f"{kind}-{language}-L{max_length}-{key}"
     with _quiet(), _locked(prepared_dir):
@@ -125,7 +125,7 @@ def prepare(
                 config=PackedTextConfig(
                     name=name,
                     kind=kind,
-                    splits={split: str(path) for split, path in splits.items()},
+                    splits={split: str(path) for split, path in paths.items()},
                     vocabulary=str(vocabulary.path),
                     max_length=max_length,
                 ),

@@ -69,29 +69,29 @@ def test_packed_pairs_have_two_sides_and_never_overflow(pairs, max_length):
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("text")
     lines = [f"sentence {n} about {n * 3}" for n in range(200)]
-    (folder / "en.train.txt").write_text("".join(line + "\n" for line in lines))
-    (folder / "en-sw.tsv").write_text(
+    (folder / "mono").mkdir()
+    (folder / "parallel").mkdir()
+    (folder / "mono" / "en.train.txt").write_text(
+        "".join(line + "\n" for line in lines)
+    )
+    (folder / "parallel" / "en-sw.train.tsv").write_text(
         "en\tsw\n" + "".join(f"{line}\tsentensi {line}\n" for line in lines)
     )
     vocabularies.train(lines, 90, folder / "v.model")
     return folder
 
 
-def prepare(folder, prepared_dir, kind="mono", name="en.train.txt", max_length=32):
+def prepare(folder, prepared_dir, kind="mono", language="en", max_length=32):
+    vocabulary = vocabularies.load(folder / "v.model")
     return packed_text.prepare(
-        kind=kind,
-        language="en",
-        splits={"train": folder / name},
-        vocabulary=vocabularies.load(folder / "v.model"),
-        max_length=max_length,
-        prepared_dir=prepared_dir,
+        folder, kind, language, ["train"], vocabulary, max_length, prepared_dir
     )
 
 
 def test_a_prepared_corpus_is_the_text_in_order(folder, tmp_path):
     loaded = vocabularies.load(folder / "v.model")
     source = prepare(folder, tmp_path).splits["train"]
-    sentences = map(loaded.encode, text_folder.read_mono(folder / "en.train.txt"))
+    sentences = map(loaded.encode, text_folder.read_mono(folder / "mono/en.train.txt"))
     expected = list(packed_sequences.pack_mono(sentences, 32))
     assert [source[i]["input_ids"].tolist() for i in range(len(source))] == expected
     assert source[0]["input_ids"].dtype == np.int32
@@ -107,7 +107,7 @@ def test_preparing_happens_once_and_again_when_something_changed(folder, tmp_pat
     assert prepared() == first
     prepare(folder, tmp_path, max_length=16)
     assert len(prepared()) == 2
-    prepare(folder, tmp_path, kind="parallel", name="en-sw.tsv")
+    prepare(folder, tmp_path, kind="parallel", language="sw")
     assert len(prepared()) == 3
 
 
@@ -118,7 +118,7 @@ def test_a_run_does_not_go_on_with_text_that_is_packed_otherwise(
     """Its position in the text would be another sequence."""
 
     def keys():
-        pairs = {"kind": "parallel", "name": "en-sw.tsv"}
+        pairs = {"kind": "parallel", "language": "sw"}
         made = prepare(folder, tmp_path), prepare(folder, tmp_path, **pairs)
         return {each.key for each in made}
 
@@ -142,8 +142,8 @@ def test_a_damaged_prepared_corpus_is_named(folder, tmp_path, damage):
 
 
 def test_a_malformed_line_stops_preparation_and_leaves_nothing_usable(folder, tmp_path):
-    bad = folder / "bad.txt"
+    bad = folder / "mono" / "bad.train.txt"
     bad.write_text("fine\n\n")
     for _ in range(2):
-        with pytest.raises(text_folder.CorpusError, match=r"bad\.txt:2: empty line"):
-            prepare(folder, tmp_path, name="bad.txt")
+        with pytest.raises(text_folder.CorpusError, match=r"bad\.train\.txt:2: empty"):
+            prepare(folder, tmp_path, language="bad")

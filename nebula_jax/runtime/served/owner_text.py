@@ -99,6 +99,8 @@ def opened(
     Raises:
       errors.NebulaError: if the settings do not serve, or the text.
     """
+    from nebula_jax.data import packed_text  # here, since many processes read no text
+
     try:
         folder, length = pathlib.Path(provider["text_folder"]), provider["max_length"]
         path = pathlib.Path(provider["vocabulary"])
@@ -110,7 +112,7 @@ def opened(
     vocabulary = vocabularies.load(path)
     made = ServedText(vocabulary, length)
     for kind, language in _texts(folder):
-        prepared = language_mixture.prepare(
+        prepared = packed_text.prepare(
             folder, kind, language, SPLITS[kind], vocabulary, length, prepared_dir
         )
         if kind == "mono":  # here: a reader's grant would pay for what it looked at
