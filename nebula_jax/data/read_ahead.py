@@ -6,28 +6,14 @@ whoever reads from a source that may end, as a grant does, has those batches in 
 """
 
 import collections
-from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from nebula_jax import errors
 
-
-class Batches(Protocol):
-    """An iterator over batches whose position can be kept."""
-
-    def __iter__(self) -> Iterator[np.ndarray]:
-        """Returns itself."""
-
-    def __next__(self) -> np.ndarray:
-        """Returns the next batch."""
-
-    def get_state(self) -> Any:
-        """Returns the position after the batches returned so far."""
-
-    def set_state(self, state: Any) -> None:
-        """Goes to a position."""
+if TYPE_CHECKING:
+    import grain
 
 
 class ReadAhead:
@@ -37,7 +23,7 @@ class ReadAhead:
     are left. Before that moment, one more than are still needed are in hand.
     """
 
-    def __init__(self, batches: Batches, count: int) -> None:
+    def __init__(self, batches: "grain.DatasetIterator", count: int) -> None:
         """Reads nothing yet.
 
         Args:

@@ -22,7 +22,6 @@ def by_mask_predict(
     special: tokenizers.SpecialTokens,
     candidates: int = 4,
     iterations: int = 10,
-    max_length: int | None = None,
 ) -> hypotheses.Translations:
     """Translates by mask-predict. Jit it with all but the arrays static.
 
@@ -31,8 +30,6 @@ def by_mask_predict(
       source_mask: [B, L] bool, false at padding.
       candidates: N, lengths that are tried.
       iterations: I, passes after pass 0.
-      max_length: Q; the configuration's if None. A smaller Q is faster, as long as
-        no candidate is longer.
 
     Raises:
       ValueError: if the objective is not `cmlm`: S then sends no length logits.
@@ -61,7 +58,7 @@ def by_mask_predict(
         predict,
         mask_predict.length_candidates(encoded.length_logits, candidates),
         special,
-        max_length or config.max_target_length,
+        config.max_target_length,
         iterations,
     )
 
@@ -121,22 +118,17 @@ def by_beam_search(
     source_mask: jax.Array,
     special: tokenizers.SpecialTokens,
     beams: int = 4,
-    alpha: float = hypotheses.LENGTH_PENALTY,
-    max_length: int | None = None,
 ) -> hypotheses.Translations:
     """Translates by beam search. Jit it with all but the arrays static.
 
     Args:
       encoded: hidden states and length logits that S sent.
       source_mask: [B, L] bool, false at padding.
-      alpha: exponent of the length penalty.
-      max_length: Q; the configuration's if None.
     """
     target = abnet.Target(config)
     variables = {"params": params}
     memory = target.apply(variables, encoded.hidden, method="read")
-    batch_size = len(source_mask)
-    max_length = max_length or config.max_target_length
+    batch_size, max_length = len(source_mask), config.max_target_length
 
     def step(
         tokens: jax.Array, position: jax.Array, cache: tuple[transformer.KeyValues, ...]
@@ -152,5 +144,4 @@ def by_beam_search(
         special,
         max_length,
         beams,
-        alpha,
     )

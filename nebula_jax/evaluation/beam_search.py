@@ -26,7 +26,6 @@ class _Rules(NamedTuple):
     special: tokenizers.SpecialTokens
     max_length: int
     beams: int
-    alpha: float
 
 
 class _Beams(NamedTuple):
@@ -45,7 +44,6 @@ def search(
     special: tokenizers.SpecialTokens,
     max_length: int,
     beams: int = 4,
-    alpha: float = hypotheses.LENGTH_PENALTY,
 ) -> hypotheses.Translations:
     """Searches for the best sentence with a beam of N prefixes.
 
@@ -54,16 +52,15 @@ def search(
     `max_length` every hypothesis must end. A sentence is done when N hypotheses have
     ended (fairseq's rule; so N = 1 is greedy search) or when no prefix can reach a
     better score than an ended one has. The search stops when all sentences are done.
+    The length that divides a score counts [SEP] and not [CLS].
 
     Args:
       step: see `Step`.
       state: at [CLS]; leaves begin with an axis [B N], N copies of a sentence.
       max_length: Q, [CLS] and [SEP] included.
       beams: N; 4 in section 4.2.
-      alpha: exponent of the length penalty, which counts [SEP] and not [CLS]; at
-        least 0.
     """
-    rules = _Rules(special, max_length, beams, alpha)
+    rules = _Rules(special, max_length, beams)
     empty = jnp.full((batch_size, beams, max_length), special.pad, jnp.int32)
     start = _Beams(
         jnp.zeros((), jnp.int32),
@@ -85,7 +82,7 @@ def search(
 def _done(rules: _Rules, now: _Beams) -> jax.Array:
     """Returns [B] bool, True for sentences that no prefix can make better."""
     # A longer hypothesis is divided by more, at most by the longest one's penalty.
-    largest_penalty = hypotheses.length_penalty(rules.max_length - 1, rules.alpha)
+    largest_penalty = hypotheses.length_penalty(rules.max_length - 1)
     best_possible = jnp.max(now.log_probs, axis=-1) / largest_penalty
     beaten = jnp.max(now.ended_scores, axis=-1) >= best_possible
     return beaten | jnp.all(now.ended_scores > hypotheses.LOWEST, axis=-1)
@@ -159,7 +156,7 @@ def _ended(
     counts &= ~_done(rules, now)[:, None]
     scores = jnp.where(
         counts,
-        total / hypotheses.length_penalty(position, rules.alpha),
+        total / hypotheses.length_penalty(position),
         hypotheses.LOWEST,
     )
     ended_scores, kept = jax.lax.top_k(

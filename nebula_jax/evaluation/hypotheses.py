@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-LENGTH_PENALTY = 1.1  # ABNet's code
+LENGTH_PENALTY = 1.1  # exponent of GNMT's penalty; ABNet's code
 LOWEST = -1e9  # below every log-probability of a hypothesis; finite, so it adds
 
 
@@ -23,9 +23,9 @@ class Translations(NamedTuple):
     scores: jax.Array
 
 
-def length_penalty(length: jax.Array | int, alpha: float) -> jax.Array | float:
-    """Returns ((5 + length) / 6)^alpha, the divisor of a log-probability (GNMT)."""
-    return ((5.0 + length) / 6.0) ** alpha
+def length_penalty(length: jax.Array | int) -> jax.Array | float:
+    """Returns ((5 + length) / 6)^LENGTH_PENALTY, which divides a log-probability."""
+    return ((5.0 + length) / 6.0) ** LENGTH_PENALTY
 
 
 def gather_rows(values: jax.Array, index: jax.Array) -> jax.Array:

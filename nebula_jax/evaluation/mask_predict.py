@@ -45,7 +45,6 @@ def search(
     special: tokenizers.SpecialTokens,
     max_length: int,
     iterations: int = 10,
-    alpha: float = hypotheses.LENGTH_PENALTY,
 ) -> hypotheses.Translations:
     """Predicts all pieces at once, then the least certain ones again and again.
 
@@ -57,7 +56,6 @@ def search(
       predict: see `Predict`.
       lengths: [B, N] int32, of target rows, special tokens included.
       max_length: Q; longer lengths are cut to it.
-      alpha: exponent of the length penalty.
 
     Returns:
       The best of the N hypotheses of each sentence, by Σ log p over length penalty.
@@ -93,5 +91,5 @@ def search(
     filled = predict_again(template, jnp.zeros(template.shape), pieces)
     ids, log_probs = jax.lax.fori_loop(1, iterations + 1, iterate, filled)
 
-    penalty = hypotheses.length_penalty(lengths - 1, alpha)
+    penalty = hypotheses.length_penalty(lengths - 1)
     return hypotheses.best(ids, jnp.sum(log_probs, axis=-1) / penalty)

@@ -28,16 +28,13 @@ ROOT = installed.FOLDER
 
 
 def time_runs(
-    runs: Mapping[str, Callable[[], Any]],
-    rounds: int,
-    pause: float = 0.0,
+    runs: Mapping[str, Callable[[], Any]], rounds: int
 ) -> dict[str, list[float]]:
     """Times every run in every round, after one round that does not count.
 
     Args:
       runs: name -> the timed function, which returns what it computes.
       rounds: the number that counts.
-      pause: seconds before each run.
 
     Returns:
       Name -> seconds, one for each round.
@@ -45,7 +42,6 @@ def time_runs(
     seconds = {name: [] for name in runs}
     for number in range(rounds + 1):
         for name, run in runs.items():
-            time.sleep(pause)
             start = time.perf_counter()
             jax.block_until_ready(run())
             if number:

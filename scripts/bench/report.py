@@ -6,20 +6,15 @@ from typing import Any
 from nebula_jax.runtime.records import report
 
 
-def table_of(
-    records: Iterable[Mapping[str, Any]],
-    columns: Mapping[str, str],
-    alignment: str = "",
-) -> str:
+def table_of(records: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
     """Renders a table.
 
     Args:
       records: one for each row.
       columns: title -> its cells, as `str.format` makes them of a record.
-      alignment: as of `report.table`.
     """
     rows = [[form.format(**each) for form in columns.values()] for each in records]
-    return report.table(list(columns), rows, alignment)
+    return report.table(list(columns), rows)
 
 
 CODECS = {
