@@ -45,17 +45,14 @@ ROUND_TRIPS = 2000
 CPU_TARGET = 1.25  # times the reference's, at most
 ROUND_TRIP_TARGET = 2.0  # times the reference's, at most
 
-Plan = Mapping[str, Mapping[str, Any]]
-"""Name of a measurement -> its entry of `worker.MEASUREMENTS`, `do`, and arguments."""
 Records = dict[str, dict[str, list[dict[str, float]]]]  # name -> measure -> rounds
 
 
-def run(name: str, plan: Plan, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
+def run(name: str, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Measures with one transport, by two processes.
 
     Args:
       name: of the transport.
-      plan: the measurements; in their order.
       folder: with credentials of both ends.
 
     Returns:
@@ -65,8 +62,8 @@ def run(name: str, plan: Plan, folder: pathlib.Path) -> dict[str, dict[str, Any]
     common = {
         "transport": name,
         "port": harness.free_port(),
-        "sizes": [*SIZES.values(), worker.SMALL],
-        "plan": plan,
+        "streams": {what: (size, _count(size)) for what, size in SIZES.items()},
+        "round_trips": ROUND_TRIPS,
     }
     for side, owner in OWNERS.items():
         credentials = folder / owner.replace(":", "-") if transport.tls else ""
@@ -77,7 +74,12 @@ def run(name: str, plan: Plan, folder: pathlib.Path) -> dict[str, dict[str, Any]
     return {each["side"]: each["found"] for each in found}
 
 
-def run_rounds(plan: Plan, rounds: int) -> Records:
+def _count(size: int) -> int:
+    """Returns how many messages of a size are sent."""
+    return max(1, round(SENT_BYTES / size))
+
+
+def run_rounds(rounds: int) -> Records:
     """Takes the measures of every transport, round by round, turn by turn."""
     names = list(TRANSPORTS)
     records: Records = {name: collections.defaultdict(list) for name in names}
@@ -85,11 +87,13 @@ def run_rounds(plan: Plan, rounds: int) -> Records:
         for number in range(rounds):
             process.message(f"round {number + 1} of {rounds}")
             for name in names:
-                found = run(name, plan, folder)
-                for what, given in plan.items():
-                    ends = [found[side][what] for side in ("connect", "listen")]
-                    figures = FIGURES[given["do"]](given, *ends)
+                found = run(name, folder)
+                sent, received = found["connect"], found["listen"]
+                for what, size in SIZES.items():
+                    figures = _throughput(size, sent[what], received[what])
                     records[name][what].append(figures)
+                for what in worker.ROUND_TRIPS:
+                    records[name][what].append(sent[what])
             names.reverse()  # so that none is always the first
     return records
 
@@ -103,10 +107,10 @@ def credentials() -> Iterator[pathlib.Path]:
 
 
 def _throughput(
-    given: Mapping[str, Any], sent: Mapping[str, float], received: Mapping[str, float]
+    size: int, sent: Mapping[str, float], received: Mapping[str, float]
 ) -> dict[str, float]:
     """Returns rates, and CPU seconds per GB of both ends."""
-    gigabytes = given["size"] * given["count"] / 1e9
+    gigabytes = size * _count(size) / 1e9
     rate = gigabytes / sent["seconds"]
     return {
         "gigabytes_per_second": rate,
@@ -114,18 +118,6 @@ def _throughput(
         "receiver_cpu_seconds_per_gigabyte": received["cpu"] / gigabytes,
         "cpu_seconds_per_gigabyte": (sent["cpu"] + received["cpu"]) / gigabytes,
     }
-
-
-def _round_trip(
-    given: Mapping[str, Any], sent: Mapping[str, float], received: Mapping[str, float]
-) -> dict[str, float]:
-    """Returns the microseconds of a round trip."""
-    del given, received
-    return {f"{name}_microseconds": sent[name] for name in ("p50", "p99")}
-
-
-FIGURES = {"stream": _throughput, "round_trips": _round_trip}
-"""Entry of `worker.MEASUREMENTS` -> what makes figures of both ends' answers."""
 
 
 def summarized(records: Records) -> dict[str, Any]:
@@ -170,34 +162,20 @@ def targets(records: Records) -> list[dict[str, Any]]:
     return found
 
 
-def measured(rounds: int) -> dict[str, Any]:
-    """Measures throughput, CPU and round trips."""
-    trips = {"do": "round_trips", "size": worker.SMALL, "count": ROUND_TRIPS}
-    plan = {
-        text: {
-            "do": "stream",
-            "size": size,
-            "count": max(1, round(SENT_BYTES / size)),
-        }
-        for text, size in SIZES.items()
-    }
-    plan |= {"round trip": trips, "round trip, one core": trips | {"one_core": True}}
-    records = run_rounds(plan, rounds)
-    return {"transports": summarized(records), "targets": targets(records)}
-
-
 @process.sigterm_as_exit()
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
     rounds = flags.FLAGS["rounds"].value
     begin, load = time.monotonic(), os.getloadavg()[0]
-    result = measured(rounds)
+    records = run_rounds(rounds)
     about = {
         "load_before_and_after": [load, os.getloadavg()[0]],
         "rounds": rounds,
         "message_bytes": {**SIZES, "round trip": worker.SMALL},
+        "transports": summarized(records),
+        "targets": targets(records),
     }
-    harness.finish(about | result, begin, bench_report.bridge)
+    harness.finish(about, begin, bench_report.bridge)
     return 0
 
 

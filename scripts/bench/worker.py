@@ -2,7 +2,7 @@
 
     python -m scripts.bench.worker REQUEST
 
-scripts/bench_bridge.py starts both ends with the same plan, and each prints what it
+scripts/bench_bridge.py starts both ends with the same request, and each prints what it
 measured, as a line of JSON. So the ends stay in step by their own connection, and
 nothing else is on the line that is measured.
 
@@ -25,6 +25,8 @@ from scripts.bench import transports
 
 SMALL = 64  # bytes: of a round trip, and of the answer to a measurement's messages
 WARM_UP = 100  # round trips before those that count
+ROUND_TRIPS = {"round trip": False, "round trip, one core": True}
+"""Measurement -> whether both ends share a core."""
 
 
 def stream(end: transports.End, sends: bool, size: int, count: int) -> dict[str, float]:
@@ -48,29 +50,29 @@ def stream(end: transports.End, sends: bool, size: int, count: int) -> dict[str,
 
 
 def round_trips(
-    end: transports.End, sends: bool, size: int, count: int, one_core: bool = False
+    end: transports.End, sends: bool, count: int, one_core: bool
 ) -> dict[str, float]:
-    """Sends `count` messages that the other end sends back, each after the other.
+    """Sends `count` small messages that the other end sends back, one after the other.
 
     Each end has a core of its own, or both share one.
 
     Returns:
-      p50, p99: microseconds, where it sends first.
+      p50_microseconds, p99_microseconds: where it sends first.
     """
-    message = np.zeros(size, np.uint8)
+    message = np.zeros(SMALL, np.uint8)
     times = np.zeros(WARM_UP + count)
     with _on_a_core(0 if sends or one_core else -1):
         for number in range(WARM_UP + count):
             if sends:
                 start = time.perf_counter_ns()
                 end.send(message)
-                end.receive(size)
+                end.receive(SMALL)
                 times[number] = (time.perf_counter_ns() - start) / 1e3
             else:
-                end.receive(size)
+                end.receive(SMALL)
                 end.send(message)
     p50, p99 = np.percentile(times[WARM_UP:], [50, 99])
-    return {"p50": float(p50), "p99": float(p99)}
+    return {"p50_microseconds": float(p50), "p99_microseconds": float(p99)}
 
 
 @contextlib.contextmanager
@@ -104,25 +106,23 @@ def _answer(end: transports.End, sends: bool) -> None:
         end.send(np.zeros(SMALL, np.uint8))
 
 
-MEASUREMENTS = {each.__name__: each for each in (stream, round_trips)}
-
-
 def main(request: dict[str, Any]) -> None:
     """Connects to the other end, measures, and prints the figures."""
     credentials = request["credentials"]
     settings = transports.Settings(
         request["side"],
         ("127.0.0.1", request["port"]),
-        tuple(request["sizes"]),
+        (*(size for size, _ in request["streams"].values()), SMALL),
         pathlib.Path(credentials) if credentials else None,
     )
+    sends = settings.side == "connect"
     with transports.TRANSPORTS[request["transport"]].open(settings) as end:
         found = {
-            name: MEASUREMENTS[given.pop("do")](
-                end, settings.side == "connect", **given
-            )
-            for name, given in request["plan"].items()
+            name: stream(end, sends, size, count)
+            for name, (size, count) in request["streams"].items()
         }
+        for name, one_core in ROUND_TRIPS.items():
+            found[name] = round_trips(end, sends, request["round_trips"], one_core)
     print(json.dumps({"side": settings.side, "found": found}), flush=True)
 
 
