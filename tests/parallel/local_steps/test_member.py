@@ -271,23 +271,16 @@ def test_a_divergence_shows(whose, after, where):
 
 def test_a_codec_whose_receiver_remembers_is_refused():
     messages.check_codec(codecs.from_string("error_feedback(int4(8)|fp16)"))
-    with pytest.raises(
-        errors.SettingsError, match="its receiver remembers what came before"
-    ):
-        messages.check_codec(remembering())
-
-
-def remembering() -> codec_lib.Codec:
-    """Returns a codec that sends the difference from what it sent before."""
-
-    def init(spec):
-        return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), spec)
-
-    def encode(arrays, state):
-        return jax.tree.map(jnp.subtract, arrays, state), arrays
-
-    def decode(payload, state):
-        arrays = jax.tree.map(jnp.add, payload, state)
-        return arrays, arrays
-
-    return codec_lib.Codec(init, encode, decode, "remembering")
+    add, subtract = (
+        lambda one, two, by=by: jax.tree.map(by, one, two)
+        for by in (jnp.add, jnp.subtract)
+    )
+    differences = codec_lib.Codec(
+        init=lambda spec: jax.tree.map(jnp.zeros_like, spec),
+        encode=lambda arrays, state: (subtract(arrays, state), arrays),
+        decode=lambda payload, state: 2 * (add(payload, state),),
+        name="differences",
+    )
+    words = "its receiver remembers what came before"
+    with pytest.raises(errors.SettingsError, match=words):
+        messages.check_codec(differences)

@@ -63,23 +63,23 @@ class Run:
         }
         return connect.Settings(**values | self._common | more)
 
-    def start(self, name, body, own=None, may_return=False, **more):
-        """Starts a cluster: `body` gets what `connected` yields."""
-        settings = self.settings(name, **more)
+    def start(self, names, body, own=None, may_return=False, **more):
+        """Starts clusters, one after the other: `body` gets what `connected` yields."""
         options = {"hub": self.hub, "may_return": may_return}
-        future = self.results[name] = concurrent.futures.Future()
 
-        def run():
+        def run(settings, hello, future):
             try:
-                own_hello = own or hello(name)
-                with joined(settings, own_hello, self.names, **options) as peers:
+                with joined(settings, hello, self.names, **options) as peers:
                     result = body(peers)
                 future.set_result(result)
             except BaseException as error:
                 future.set_exception(error)
 
-        # Not one of a pool, which would wait at the end for one that hangs.
-        threading.Thread(target=run, daemon=True).start()
+        for name in names:
+            future = self.results[name] = concurrent.futures.Future()
+            given = self.settings(name, **more), own or hello(name), future
+            # Not one of a pool, which would wait at the end for one that hangs.
+            threading.Thread(target=run, args=given, daemon=True).start()
 
     def result(self, name):
         """What the body returned, or the error that it ended with; it is there soon."""
@@ -241,8 +241,7 @@ def status(error):
 def test_who_did_not_come_is_named_and_all_end_in_time(missing, hub):
     run = Run(NAMES[:3], hub, connect_timeout=1.5)
     there = [name for name in run.names if name != missing]
-    for name in there:
-        run.start(name, began)
+    run.start(there, began)
     found = run.all()
     for name, error in found.items():
         assert status(error) == process.ENDED_BY_PEER, error
@@ -262,8 +261,7 @@ def test_the_error_names_all_that_are_missing_and_why():
 @pytest.mark.parametrize("hub", ["", "a"])
 def test_one_with_other_settings_ends_all_soon(hub):
     run = Run(NAMES, hub)
-    for name in "abce":
-        run.start(name, began)
+    run.start("abce", began)
     wait_for_links(2 * (3 if hub else 6))
     run.start("d", began, hello("d", steps=5))
     found = run.all()
@@ -275,8 +273,7 @@ def test_one_with_other_settings_ends_all_soon(hub):
 
 def test_addresses_in_the_wrong_order_are_found_on_both_sides():
     run = Run(NAMES[:3])
-    run.start("a", began)
-    run.start("b", began)
+    run.start("ab", began)
     run.start("c", began, peer=f"{run.where['b']},{run.where['a']}")
     found = run.all()
     words = f"b answers at {run.where['b']}, where a should (peer)"
@@ -323,8 +320,7 @@ def test_a_killed_cluster_may_rejoin_while_others_wait():
     wait_for_links(2)
     proxy.go_down()
     assert isinstance(run.result("b"), session.PeerGone)
-    run.start("b", began)
-    run.start("c", began)
+    run.start("bc", began)
     assert run.all() == {"a": 0, "b": 0, "c": 0}
     proxy.close()
 
@@ -355,8 +351,7 @@ def test_links_close_whenever_each_cluster_is_done():
             time.sleep(ends[peers.hello.cluster])
             return list(peers.links.values())
 
-        for name in draws.sample(NAMES, 5):
-            run.start(name, body)
+        run.start(draws.sample(NAMES, 5), body)
         for links in run.all().values():
             for link in links:
                 assert link.is_over
@@ -372,8 +367,7 @@ def test_an_error_in_one_cluster_ends_all_with_its_reason():
         if peers.hello.cluster == "c":
             raise errors.NebulaError("the disk is full")
 
-    for name in NAMES:
-        run.start(name, body)
+    run.start(NAMES, body)
     found = run.all()
     for name, error in found.items():
         assert str(error).endswith("the disk is full"), (name, error)
@@ -404,8 +398,7 @@ def test_an_abort_that_takes_long_keeps_nobody_waiting(monkeypatch):
             if peers.hello.cluster == "c":
                 c_has_ended.set()
 
-    for name in run.names:
-        run.start(name, body)
+    run.start(run.names, body)
     run.all()
     assert waited
     assert all(waited)

@@ -73,6 +73,13 @@ def clusters(process, folder, before=()):
     return tiny_runs.family_of(process)
 
 
+def ended(launched, status):
+    """What a launcher and its clusters have printed, when it has ended by itself."""
+    output, _ = launched.communicate(timeout=30)
+    assert launched.returncode == status, output
+    return output
+
+
 def end(folder, name, status=0):
     """Tells a cluster to end."""
     partial = folder / f".{name}.end"
@@ -121,8 +128,7 @@ def test_a_folder_of_the_users_is_left_alone(start, tmp_path):
     clusters(process, tmp_path)
     for name in tiny_cluster.CLUSTERS:
         end(tmp_path, name)
-    process.communicate(timeout=30)
-    assert process.returncode == 0
+    ended(process, 0)
     assert sorted(own.rglob("*")) == before
 
 
@@ -132,10 +138,7 @@ def test_credentials_that_must_not_be_used_are_named_before_anything_starts(
     own = tmp_path / "own"
     certificates.issue_for_run(own, tiny_cluster.CLUSTERS)
     (own / "dials-0" / "cluster.pem").chmod(0o644)
-    process = start(tls=own)
-    output, _ = process.communicate(timeout=30)
-    assert process.returncode == 1
-    (line,) = output.splitlines()
+    (line,) = ended(start(tls=own), 1).splitlines()
     assert f"chmod 600 {own / 'dials-0' / 'cluster.pem'}" in line
     assert not (tmp_path / "listens").exists()
 
@@ -149,9 +152,7 @@ def test_all_start_again_when_one_died_and_only_so_often(start, tmp_path):
         before = family.values()
         tiny_runs.assert_all_gone(family)
     clusters(launched, tmp_path, before)["dials:0"].kill()
-    output, _ = launched.communicate(timeout=30)
-    assert launched.returncode == 1
-    lines = [line for line in output.splitlines() if "clusters" in line]
+    lines = [line for line in ended(launched, 1).splitlines() if "clusters" in line]
     again = "was killed by SIGKILL; all clusters start again from what they have saved"
     assert lines == [
         f"dials:0 {again} (restart 1 of 2)",
@@ -169,8 +170,7 @@ def test_a_run_that_was_restarted_ends_well(start, tmp_path):
     family["dials:0"].kill()
     for name in clusters(launched, tmp_path, family.values()):
         end(tmp_path, name)
-    output, _ = launched.communicate(timeout=30)
-    assert launched.returncode == 0, output
+    ended(launched, 0)
 
 
 def test_a_cluster_that_refused_is_not_started_again(start, tmp_path):
@@ -178,8 +178,7 @@ def test_a_cluster_that_refused_is_not_started_again(start, tmp_path):
     clusters(launched, tmp_path)
     end(tmp_path, "dials:0", 2)
     end(tmp_path, "listens", process.ENDED_BY_PEER)
-    output, _ = launched.communicate(timeout=30)
-    assert launched.returncode == 2
+    output = ended(launched, 2)
     line = output.splitlines()[-1]
     assert line == "error: dials:0 ended with status 2; all clusters ended"
     assert "start again" not in output
@@ -190,64 +189,55 @@ def test_a_run_that_is_stopped_is_not_started_again(start, tmp_path):
     family = clusters(launched, tmp_path)
     end(tmp_path, "dials:0", process.STOPPED_BY_PEER)
     launched.send_signal(signal.SIGINT)
-    output, _ = launched.communicate(timeout=30)
-    assert launched.returncode == 128 + signal.SIGINT, output
+    ended(launched, 128 + signal.SIGINT)
     tiny_runs.assert_all_gone(family)
 
 
-def launched_mesh(folder, monkeypatch, dials, restarts=0, **more):
-    """Runs clusters that dial as `dials` has it; what each has met, by its name.
+MESH = ["a", "b", "c"]
 
-    Args:
-      folder: of the run.
-      monkeypatch: of the test.
-      dials: as for the launcher.
-      restarts: the same.
-      more: cluster -> another flag of its process.
-    """
+
+def dials(hub=""):
+    return {name: all_clusters.dialed(name, MESH, hub) for name in MESH}
+
+
+def launched_mesh(folder, monkeypatch, hub="", restarts=0, **more):
+    """Runs MESH, each cluster with another flag if given; what each has met."""
     monkeypatch.setenv("PYTHONPATH", str(tiny_runs.ROOT / "tests/helpers"))
-    names, settings = list(dials), connect.Settings()
+    settings = connect.Settings()
 
     def arguments(name, reach):
-        waits = sum(name in each for each in dials.values())
+        waits = len(all_clusters.awaited(name, MESH, hub))
         return [
             *(f"--cluster={name}", f"--listen={reach.listen}", f"--peer={reach.peer}"),
             *(f"--waits={waits}", f"--folder={folder}", more.get(name, "--none=")),
         ]
 
-    with launcher.prepared(folder, names, settings, restarts, dials=dials) as start:
+    with launcher.prepared(folder, MESH, settings, restarts, dials=dials(hub)) as start:
         assert start(["-m", "tiny_mesh"], arguments) == 0
-    return {name: json.loads((folder / name).read_text()) for name in names}
+    return {name: json.loads((folder / name).read_text()) for name in MESH}
 
 
 @pytest.mark.parametrize("hub", ["", "b"])
 def test_each_cluster_that_listens_is_handed_a_socket(tmp_path, monkeypatch, hub):
-    names = ["a", "b", "c"]
-    dials = {name: all_clusters.dialed(name, names, hub) for name in names}
-    met = launched_mesh(tmp_path, monkeypatch, dials)
+    met = launched_mesh(tmp_path, monkeypatch, hub)
     for name, found in met.items():
-        assert found["dialed"] == dials[name]
-        assert found["awaited"] == (all_clusters.awaited(name, names, hub) or None)
-        assert found["peers"] == [met[each]["listen"] for each in dials[name]]
-    listens = {met[name]["listen"] for name in names}
-    assert len(listens) == (2 if hub else 3)
+        assert found["dialed"] == dials(hub)[name]
+        assert found["awaited"] == (all_clusters.awaited(name, MESH, hub) or None)
+        assert found["peers"] == [met[each]["listen"] for each in dials(hub)[name]]
+    assert len({found["listen"] for found in met.values()}) == (2 if hub else 3)
 
 
 def test_all_that_listen_do_so_at_the_same_ports_after_a_restart(tmp_path, monkeypatch):
-    dials = {"a": [], "b": ["a"], "c": ["a", "b"]}
-    met = launched_mesh(tmp_path, monkeypatch, dials, restarts=1, b="--killed=1")
+    met = launched_mesh(tmp_path, monkeypatch, restarts=1, b="--killed=1")
     assert met["c"]["dialed"] == ["a", "b"]
     assert [each["cluster"] for each in restarts.read(tmp_path, [])] == ["b"]
 
 
 def test_the_port_of_any_cluster_that_has_ended_refuses(tmp_path, monkeypatch):
-    dials = {"a": [], "b": ["a"], "c": ["a", "b"]}
-    launched_mesh(tmp_path, monkeypatch, dials, c="--refused=1")
+    launched_mesh(tmp_path, monkeypatch, c="--refused=1")
 
 
 def test_in_a_federation_the_peer_is_a_lab_for_all(tmp_path):
-    names = ["a", "b", "c"]
-    dials = {name: all_clusters.dialed(name, names) for name in names}
     settings = connect.Settings(federation=str(tmp_path), job="j", peer="lab-t")
     reached = {}
 
@@ -255,31 +245,23 @@ def test_in_a_federation_the_peer_is_a_lab_for_all(tmp_path):
         reached[name] = reach.peer
         return ["--help"]
 
-    with launcher.prepared(tmp_path, names, settings, dials=dials) as start:
+    with launcher.prepared(tmp_path, MESH, settings, dials=dials()) as start:
         start("this", arguments)
-    assert reached == dict.fromkeys(names, "lab-t")
+    assert reached == dict.fromkeys(MESH, "lab-t")
 
 
 KILLED, GONE = -signal.SIGKILL, process.ENDED_BY_PEER
 
 
-@pytest.mark.parametrize(
-    ("statuses", "wanted"),
-    [
-        ([KILLED], True),
-        ([KILLED, GONE], True),
-        ([-signal.SIGSEGV, 0], True),
-        ([GONE, GONE], True),  # a line that was away for too long
-        ([0, 0], False),
-        ([KILLED, 1], False),
-        ([GONE, 2], False),
-        ([KILLED, process.STOPPED_BY_PEER], False),
-        ([KILLED, 128 + signal.SIGTERM], False),
-        ([-signal.SIGTERM, GONE], False),
-    ],
-)
-def test_what_is_worth_starting_again(statuses, wanted):
-    assert processes.must_restart(statuses) == wanted
+WORTH = [[KILLED], [KILLED, GONE], [-signal.SIGSEGV, 0]]
+WORTH += [[GONE, GONE]]  # a line that was away for too long
+NOT_WORTH = [[0, 0], [KILLED, 1], [GONE, 2], [KILLED, process.STOPPED_BY_PEER]]
+NOT_WORTH += [[KILLED, 128 + signal.SIGTERM], [-signal.SIGTERM, GONE]]
+
+
+@pytest.mark.parametrize("statuses", WORTH + NOT_WORTH)
+def test_what_is_worth_starting_again(statuses):
+    assert processes.must_restart(statuses) == (statuses in WORTH)
 
 
 SAVED, TERM = 128 + signal.SIGTERM, -signal.SIGTERM
