@@ -16,7 +16,7 @@ h is any pytree: its floating-point arrays get a gradient, others go along.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
@@ -148,7 +148,7 @@ class Part:
     def step(
         self,
         params: Any,
-        micro_batches: Sequence[Any],
+        micro_batches: list[Any],
         rng: Any,
         step: int,
         line: Line,
@@ -158,7 +158,7 @@ class Part:
 
         Args:
           params: of this part.
-          micro_batches: of this step's batch; as many in each part.
+          micro_batches: a list, of this step's batch; as many in each part.
           rng: the run's key, of which each micro-batch gets one of its own; or None.
           step: counted from 1.
           line: used up: go on with the one that is returned.
@@ -416,7 +416,7 @@ def _is_deleted(leaf: Any) -> bool:
     return isinstance(leaf, jax.Array) and leaf.is_deleted()
 
 
-def _weighted(micro_batches: Sequence[Any]) -> list[tuple[Any, np.float32]]:
+def _weighted(micro_batches: list[Any]) -> list[tuple[Any, np.float32]]:
     """Returns each micro-batch with its share of the batch's mean."""
     if not isinstance(micro_batches, list) or not micro_batches:
         # An array, a dict or a tuple (inputs, targets) would be taken apart.
