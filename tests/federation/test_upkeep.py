@@ -4,6 +4,7 @@ import asyncio
 import collections
 import threading
 import types
+from unittest import mock
 
 import audit_logs
 import pytest
@@ -33,9 +34,7 @@ def kept(folder):
 
 
 def limit(kept, quota):
-    here = kept.state.people
-    limits = accounts.Limits(quota_bytes=quota)
-    here.set_limits("ana", limits)
+    kept.state.people.set_limits("ana", accounts.Limits(quota_bytes=quota))
 
 
 def count(kept, job, account, nbytes):
@@ -46,22 +45,25 @@ def count(kept, job, account, nbytes):
 
 
 def charged(kept):
+    """What ana is charged with, after a turn of upkeep."""
+    asyncio.run(kept.charge())
     return kept.state.people.find("ana").charged_bytes
+
+
+def barred(kept, words):
+    with pytest.raises(state.QuotaSpent, match=words):
+        kept.state.check_quota("ana")
 
 
 def test_an_overrun_is_charged_and_a_larger_quota_ends_the_bar(kept):
     limit(kept, 1000)
     count(kept, "m3", "ana", 2000)
-    asyncio.run(kept.charge())
     assert charged(kept) == 2000
-    with pytest.raises(state.QuotaSpent, match="its quota of 1000 bytes"):
-        count(kept, "m3", "ana", 1)
-    asyncio.run(kept.charge())
+    barred(kept, "its quota of 1000 bytes")
     assert charged(kept) == 2000
     limit(kept, 3000)
-    asyncio.run(kept.charge())
+    assert charged(kept) == 2000
     count(kept, "m3", "ana", 500)
-    asyncio.run(kept.charge())
     assert charged(kept) == 2500
 
 
@@ -69,29 +71,22 @@ def test_an_account_that_is_active_again_is_barred_no_more(kept):
     here = kept.state.people
     count(kept, "m3", "ana", 2000)
     here.move("ana", "suspend")
-    asyncio.run(kept.charge())
-    with pytest.raises(state.QuotaSpent, match="it is suspended"):
-        kept.state.check_quota("ana")
+    charged(kept)
+    barred(kept, "it is suspended")
     here.move("ana", "resume")
-    asyncio.run(kept.charge())
-    kept.state.check_quota("ana")
     assert charged(kept) == 2000
+    kept.state.check_quota("ana")
 
 
 def test_what_could_not_be_charged_is_charged_later(kept, monkeypatch):
-    def full(people, counts):
-        raise store_lib.StoreError("the disk is full")
-
+    full = mock.Mock(side_effect=store_lib.StoreError("the disk is full"))
     with monkeypatch.context() as patched:
         patched.setattr(accounts.Accounts, "charge", full)
         count(kept, "m3", "ana", 2000)
-        asyncio.run(kept.charge())
-    assert charged(kept) == 0
-    with pytest.raises(state.QuotaSpent, match="the disk is full"):
-        count(kept, "m3", "ana", 1)
-    asyncio.run(kept.charge())
+        assert charged(kept) == 0
+    barred(kept, "the disk is full")
+    assert charged(kept) == 2000
     count(kept, "m3", "ana", 1)
-    asyncio.run(kept.charge())
     assert charged(kept) == 2001
 
 
@@ -120,14 +115,14 @@ def guarded():
 
 def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
     used = kept.state
-    used.used, used.uncharged, kept.state.sessions = guarded(), guarded(), guarded()
+    used.used, used.uncharged, used.sessions = guarded(), guarded(), guarded()
     count(kept, "m3", "ana", 2000)
     count(kept, "m3", "nobody", 7)
-    kept.state.sessions["session"] = [[["tokens", "fp16"]], []]
+    used.sessions["session"] = [[["tokens", "fp16"]], []]
     asyncio.run(kept._save())
-    assert charged(kept) == 2000
+    assert kept.state.people.find("ana").charged_bytes == 2000
     assert used.uncharged == {"nobody": 7}
-    carried = kept.state._carried.read()
+    carried = used._carried.read()
     assert carried["used"] == {"m3": 2007}
     assert carried["sessions"] == {"session": [[["tokens", "fp16"]], []]}
 
@@ -150,9 +145,8 @@ def test_what_crosses_while_the_disk_is_written_is_charged_next(kept, monkeypatc
         await kept._save()
 
     asyncio.run(save())
-    assert charged(kept) == 2000
+    assert kept.state.people.find("ana").charged_bytes == 2000
     monkeypatch.setattr(accounts.Accounts, "charge", charge)
-    asyncio.run(kept.charge())
     assert charged(kept) == 2005
     assert kept.state._carried.read()["used"] == {"m3": 2000, "another": 5}
 
@@ -204,11 +198,7 @@ def test_a_revoked_lab_is_gone_though_the_audit_log_takes_no_entry(kept, monkeyp
 
 def test_an_answer_of_the_authority_that_is_none_ends_no_switch(kept):
     """Another lab's switch passes it on: `run` takes it for a fault of that."""
-
-    async def ask(fields):
-        return {"time": 1.0}
-
-    kept.state._issuer = ask
+    kept.state._issuer = mock.AsyncMock(return_value={"time": 1.0})
     with pytest.raises(json_lines.Malformed, match="revocations is no str"):
         asyncio.run(kept.fetch_list())
     with pytest.raises(json_lines.Malformed, match="issued is no dict"):
@@ -226,8 +216,9 @@ def take(kept, line, op, fields):
     asyncio.run(taken())
 
 
-def turn(kept):
-    """Has the peers cosign the head that there is."""
+def saved(kept):
+    """Has an entry, and the peers cosign the head that there is."""
+    kept.state.record("checkpoint", "ana", event="saved", step=1)
     kept.cosigning.send()
     asyncio.run(kept.cosigning.turn())
 
@@ -265,6 +256,18 @@ class Peer:
         take(self.kept, self.line, "cosigned", answer)
         return answer
 
+    def asks(self, verifier):
+        """Asks to cosign the head of this lab's own log, by a key."""
+        text = self.kept.state.audit.sign_head()
+        fields = {"checkpoint": text, "proof": [], "verifier": verifier}
+        take(self.kept, self.line, "cosign", fields)
+
+    def has_cosigned_all(self):
+        """Asserts that the log has its cosignature of all that it has witnessed."""
+        note = checkpoint_note.read(newest(self.kept))
+        assert [each.name for each in note.signatures][1:] == ["nebula/lab-t/witness"]
+        assert note.checkpoint.size == self.witness.size("lab-s")
+
 
 @pytest.fixture
 def peer(kept, tmp_path):
@@ -293,25 +296,20 @@ def test_an_answer_that_is_repeated_changes_nothing(kept, peer):
 def test_a_peer_gets_the_next_head_once_it_has_answered(kept, peer):
     """Its proof would else begin before what the peer has seen meanwhile."""
     peer.begin()
-    for number in range(3):
-        kept.state.record("checkpoint", "ana", event="saved", step=number)
-        turn(kept)
+    for _ in range(3):
+        saved(kept)
     assert len(peer.sent) == 1
     peer.answer()
     assert len(peer.sent) == 1
     peer.answer()
     assert not peer.sent
-    note = checkpoint_note.read(newest(kept))
-    assert [each.name for each in note.signatures][1:] == ["nebula/lab-t/witness"]
-    assert note.checkpoint.size == peer.witness.size("lab-s")
+    peer.has_cosigned_all()
 
 
 def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
     """The reason has a text of the peer in it, and the log takes no secret."""
-    text, secret = kept.state.audit.sign_head(), f"nebula1.{'a' * 16}"
-    for verifier in ("junk", secret):
-        fields = {"checkpoint": text, "proof": [], "verifier": verifier}
-        take(kept, peer.line, "cosign", fields)
+    for verifier in ("junk", f"nebula1.{'a' * 16}"):
+        peer.asks(verifier)
     found = entries.read(kept.state.folder.audit)
     why = [each.what["why"] for each in found if each.kind == "audit"]
     assert ["junk is no Ed25519 key" in each for each in why] == [True, False]
@@ -320,11 +318,9 @@ def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
 
 def test_what_a_peer_gets_wrong_is_a_few_entries(kept, peer):
     """It could else make this log grow for ever, which can never be cut."""
-    text = kept.state.audit.sign_head()
     before = audit_logs.size(kept.state.folder.audit)
     for _ in range(300):
-        fields = {"checkpoint": text, "proof": [], "verifier": "junk"}
-        take(kept, peer.line, "cosign", fields)
+        peer.asks("junk")
     assert audit_logs.size(kept.state.folder.audit) - before < 40
 
 
@@ -365,8 +361,7 @@ def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late
     clock = types.SimpleNamespace(monotonic=lambda: now[0])
     monkeypatch.setattr(cosigning, "time", clock)
     peer.begin()
-    kept.state.record("checkpoint", "ana", event="saved", step=1)
-    turn(kept)  # the end of a run: nobody calls this again
+    saved(kept)  # the end of a run: nobody calls this again
     for seconds, count in ((1, 1), (20, 2), (39, 2), (41, 3), (60, 3)):
         now[0] = seconds
         asyncio.run(kept.cosigning.turn())
@@ -377,17 +372,14 @@ def test_a_head_without_an_answer_is_sent_again(kept, peer, monkeypatch, is_late
         del peer.sent[0]
     while peer.sent:
         peer.answer()
-    note = checkpoint_note.read(newest(kept))
-    assert note.checkpoint.size == peer.witness.size("lab-s")
-    assert [each.name for each in note.signatures][1:] == ["nebula/lab-t/witness"]
+    peer.has_cosigned_all()
 
 
 def test_a_new_line_begins_with_what_the_peer_has_seen(kept, peer):
     peer.begin()
     peer.cosigned(peer.sent.pop())  # the answer was lost with the line
-    kept.state.record("checkpoint", "ana", event="saved", step=1)
     asyncio.run(kept.met(peer.line))
-    turn(kept)
+    saved(kept)
     assert not peer.sent
     peer.begin()
     peer.answer()
