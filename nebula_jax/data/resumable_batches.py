@@ -3,6 +3,7 @@
 B batch, L max_length, P corpora in a mixture.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -52,40 +53,8 @@ def fetch_each(places: Sequence[Place]) -> list[np.ndarray]:
     return [sequences[number]["input_ids"] for sequences, number in places]
 
 
-class _Numbers:
-    """The numbers of a source's sequences, which are shuffled and mixed unread."""
-
-    def __init__(self, source: int, count: int) -> None:
-        self._source, self._count = source, count
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: int) -> tuple[int, int]:
-        return self._source, int(number)
-
-
-class _Rows:
-    """The wanted rows of every batch: batch t has the records t B to t B + B."""
-
-    def __init__(
-        self,
-        records: "grain.MapDataset",
-        batch_size: int,
-        rows: slice,
-        read: Callable[[Sequence[tuple[int, int]]], np.ndarray],
-        most: int | None,
-    ) -> None:
-        self._records, self._batch_size, self._read = records, batch_size, read
-        self._rows = range(*rows.indices(batch_size))
-        self._count = len(records) // batch_size if most is None else most
-
-    def __len__(self) -> int:
-        return self._count
-
-    def __getitem__(self, number: int) -> np.ndarray:
-        first = int(number) * self._batch_size
-        return self._read([self._records[first + row] for row in self._rows])
+def _place(sequences: Sequence[dict[str, np.ndarray]], number: int) -> Place:
+    return sequences, int(number)
 
 
 def training_batches(
@@ -120,20 +89,25 @@ def training_batches(
     for source in sources:
         if not len(source.sequences):
             raise errors.NebulaError(f"{source.name} has no text to train on")
+    # Numbers of sequences are shuffled and mixed; sequences are read by the batch.
     streams = [
-        grain.MapDataset.source(_Numbers(index, len(source.sequences)))
+        grain.MapDataset.range(len(source.sequences))
         .shuffle((seed + index) % 2**32)  # Grain refuses more
         .repeat()
+        .map(functools.partial(_place, source.sequences))
         for index, source in enumerate(sources)
     ]
     weights = np.asarray([source.weight for source in sources], np.float64)
     records = grain.MapDataset.mix(streams, weights=list(weights / weights.sum()))
 
-    def read(numbers: Sequence[tuple[int, int]]) -> np.ndarray:
-        places = [(sources[index].sequences, number) for index, number in numbers]
+    def read(number: int) -> np.ndarray:
+        """Reads the wanted rows of batch t, whose records are t B to t B + B."""
+        wanted = range(number * batch_size, (number + 1) * batch_size)[rows]
+        places = [records[record] for record in wanted]
         return np.stack([pad(ids, max_length) for ids in fetch(places)])
 
-    batches = grain.MapDataset.source(_Rows(records, batch_size, rows, read, most))
+    count = len(records) // batch_size if most is None else most
+    batches = grain.MapDataset.range(count).map(read)
     # The records are memory-mapped and small: two readers keep ahead of any model here.
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
     return iter(batches.to_iter_dataset(options))
