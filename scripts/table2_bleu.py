@@ -82,7 +82,7 @@ def gather(
                 "pairs": [
                     {
                         "pair": pair,
-                        **abnet_runs.bleus(done[method, pair].values()),
+                        "bleu": abnet_runs.bleus(done[method, pair].values()),
                         **held_out.compare(scores[method, pair], scores[ABNET, pair]),
                     }
                     for pair in pairs

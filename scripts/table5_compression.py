@@ -144,11 +144,11 @@ def ideal_seconds(
 
 
 def _quality(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Gathers BLEU on dev and test, training losses and bytes of a row."""
+    """Gathers BLEU on test pairs, training losses and bytes of a row."""
     cluster = results[0]["summary"]["clusters"][0]
     sent = cluster.get("sent", {})
     return {
-        **abnet_runs.bleus(results),
+        "bleu": abnet_runs.bleus(results),
         "losses": [result["losses"] for result in results],
         "bytes_all_steps": {
             way: sum(size for name, size in sent.items() if name.startswith(channel))

@@ -215,7 +215,7 @@ class SourceBatches(NamedTuple):
           The number of the batch's bucket, and its M micro-batches ([b, L]), each put
           on the devices when it is due.
         """
-        bucket, indices = self.order.batch(step - 1)
+        bucket, indices, _ = self.order.batch(step - 1)
         # The length loss is divided by the tokens of the whole batch.
         is_cmlm = self.agreed.objective == "cmlm"
         tokens = np.float32(self.target_lengths[indices].sum() if is_cmlm else 1)
@@ -255,7 +255,7 @@ class TargetBatches(NamedTuple):
           The number of the batch's bucket, which is that of the source's rows, and its
           M micro-batches ([b, Q], with [P] slots).
         """
-        bucket, indices = self.order.batch(step - 1)
+        bucket, indices, _ = self.order.batch(step - 1)
         agreed, lengths = self.agreed, self.text.train.lengths
         columns = bucket_length(agreed, lengths[indices])
         tokens = np.float32(lengths[indices].sum())
@@ -293,7 +293,7 @@ def evaluation_indices(agreed: config.Agreed, name: str, total: int) -> np.ndarr
 
 def evaluation_batches(
     agreed: config.Agreed, rows: ragged_rows.TokenRows, indices: np.ndarray
-) -> Sequence[length_buckets.EvaluationBatch]:
+) -> Sequence[length_buckets.Batch]:
     """Makes batches of chosen examples, those of similar length together.
 
     The source side makes them; the target side needs no more than what crosses.

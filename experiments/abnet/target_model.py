@@ -126,7 +126,7 @@ def train_head(
     skips = progress.Skips("the MLM head", run.local.allow_nonfinite)
     first = last = 0.0
     for number in range(steps):
-        bucket, indices = order.batch(number)
+        bucket, indices, _ = order.batch(number)
         columns = agreed.length_buckets[bucket]
         lengths = rows.lengths[indices]
         slots = data.slots(lengths, len(indices), columns, agreed.objective)

@@ -48,9 +48,7 @@ class Text(NamedTuple):
         """Returns [N] uint8, the length bucket of each pair."""
         return length_buckets.bucket_of(part.rows.lengths, self.length_buckets)
 
-    def input_ids(
-        self, part: Part, batch: length_buckets.Batch | length_buckets.EvaluationBatch
-    ) -> np.ndarray:
+    def input_ids(self, part: Part, batch: length_buckets.Batch) -> np.ndarray:
         """Returns [B, L] int32, padded to the length of the batch's bucket."""
         length = self.length_buckets[batch.bucket]
         return part.rows.rows(batch.indices, length, self.tokenizer.special.pad)

@@ -25,18 +25,7 @@ class ScheduleError(errors.NebulaError):
 
 
 class Batch(NamedTuple):
-    """The examples of a training step.
-
-    bucket: the longest bucket of any of them.
-    indices: [B] int32.
-    """
-
-    bucket: int
-    indices: np.ndarray
-
-
-class EvaluationBatch(NamedTuple):
-    """The examples of a batch in evaluation.
+    """The examples of a training step, or of a batch in evaluation.
 
     bucket: the longest bucket of any of them.
     indices: [B] int32. A batch that is not full repeats its last example.
@@ -101,7 +90,7 @@ class Schedule:
             raise ScheduleError(f"step {step}: steps are counted from 0")
         epoch, place = divmod(step, self.steps_per_epoch)
         buckets, indices = self._epoch(epoch)
-        return Batch(int(buckets[place]), indices[place])
+        return Batch(int(buckets[place]), indices[place], self._batch_size)
 
     def _shuffled_epoch(self, epoch: int) -> tuple[np.ndarray, np.ndarray]:
         """Computes the buckets [S] and the indices [S, B] int32 of an epoch."""
@@ -192,7 +181,7 @@ def bucket_of(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
 
 def evaluation_batches(
     buckets: np.ndarray, batch_size: int, lengths: np.ndarray
-) -> list[EvaluationBatch]:
+) -> list[Batch]:
     """Batches all examples once, the shortest first, so that little is padding.
 
     Args:
@@ -209,5 +198,5 @@ def evaluation_batches(
     for start in range(0, len(order), batch_size):
         part = order[start : start + batch_size]
         indices = np.pad(part, (0, batch_size - len(part)), mode="edge")
-        batches.append(EvaluationBatch(int(buckets[part[-1]]), indices, len(part)))
+        batches.append(Batch(int(buckets[part[-1]]), indices, len(part)))
     return batches

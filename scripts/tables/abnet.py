@@ -103,14 +103,9 @@ def _held_out(workdir: pathlib.Path, found: Mapping[str, float]) -> str | None:
     return evaluation.scores_path(folder, int(found["step"])).read_text("utf-8")
 
 
-def bleus(results: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Returns each run's last BLEU on test pairs, and as `bleu_dev` on dev pairs."""
-
-    def last(result: Mapping[str, Any], split: str) -> float:
-        return [each[split] for each in result["summary"]["bleu"] if split in each][-1]
-
-    names = {"bleu": "test", "bleu_dev": "dev"}
-    found = list(results)
-    return {
-        name: [last(each, split) for each in found] for name, split in names.items()
-    }
+def bleus(results: Iterable[Mapping[str, Any]]) -> list[float]:
+    """Returns each run's last BLEU on test pairs."""
+    return [
+        [each["test"] for each in result["summary"]["bleu"] if "test" in each][-1]
+        for result in results
+    ]

@@ -52,7 +52,8 @@ def test_rows_are_padded_to_their_bucket(folder):
     part = text.parts["dev"]["en"]
     buckets = text.buckets(part)
     for bucket in np.unique(buckets):
-        batch = data.length_buckets.Batch(bucket, np.flatnonzero(buckets == bucket))
+        indices = np.flatnonzero(buckets == bucket)
+        batch = data.length_buckets.Batch(bucket, indices, len(indices))
         rows = text.input_ids(part, batch)
         assert rows.shape[1] == text.length_buckets[bucket]
         tokens = (rows != text.tokenizer.special.pad).sum(axis=1)
