@@ -121,7 +121,11 @@ def is_revoked(issuer, *certificates, lab="lab-t"):
 def test_a_certificate_is_for_a_role_of_a_lab_on_either_side_for_five_days(
     issuer, role, name
 ):
-    found = certify(issuer, role=role)
+    """Names in a request do not count."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    found = certify(issuer, role=role, csr=request(key, hashes.SHA256()))
+    assert found.public_key() == key.public_key()
+    assert not found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     assert list(value(found, x509.SubjectAlternativeName)) == [x509.DNSName(name)]
     assert list(value(found, x509.ExtendedKeyUsage)) == list(credentials.USAGES)
     assert not value(found, x509.BasicConstraints).ca
@@ -129,16 +133,6 @@ def test_a_certificate_is_for_a_role_of_a_lab_on_either_side_for_five_days(
     assert found.not_valid_before_utc == NOW - datetime.timedelta(seconds=60)
     assert found.not_valid_after_utc == NOW + 5 * DAY
     found.verify_directly_issued_by(issuer._keys().signer.certificate)
-
-
-def test_names_in_a_request_do_not_count(issuer):
-    key = ec.generate_private_key(ec.SECP256R1())
-    csr = request(key, hashes.SHA256())
-    found = certify(issuer, csr=csr)
-    assert list(value(found, x509.SubjectAlternativeName)) == [x509.DNSName("lab-t")]
-    assert not value(found, x509.BasicConstraints).ca
-    assert not found.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
-    assert found.public_key() == key.public_key()
 
 
 CURVES = (ec.SECP192R1(), ec.SECP224R1(), ec.SECP256K1(), ec.SECP384R1())
@@ -248,15 +242,7 @@ def renewal_of(folder, role="trainer"):
     return member.renewal_request(folder, role)[1]
 
 
-@pytest.mark.parametrize("role", site_folder.ROLES)
-def test_a_certificate_is_renewed_by_the_key_of_the_one_before(labs, role):
-    made, renewal = member.renewal_request(labs.t, role)
-    pem, lab, issued = labs.authority.renew(renewal)
-    assert (lab, issued) == ("lab-t", role)
-    member.install(labs.t, role, made.key, pem, labs.authority.certificate())
-
-
-def test_no_other_key_renews_a_certificate(labs):
+def test_the_key_of_a_certificate_and_no_other_renews_it(labs):
     """A switch carries its trainers' requests, and would get one for its own key."""
     own = renewal_of(labs.t)
     as_switch = renewal_of(labs.t, "switch")
@@ -270,7 +256,8 @@ def test_no_other_key_renews_a_certificate(labs):
         own._replace(certificate=b"none"),
     ):
         refused("not signed with the key", labs.authority.renew, wrong)
-    assert labs.authority.renew(as_switch)[2] == "switch"
+    assert labs.authority.renew(own)[1:] == ("lab-t", "trainer")
+    assert labs.authority.renew(as_switch)[1:] == ("lab-t", "switch")
 
 
 def test_a_certificate_that_is_in_no_log_renews_nothing(labs):
@@ -290,6 +277,11 @@ def test_a_receipt_is_put_into_a_certificate_of_this_authority_once(labs, tmp_pa
     theirs = other.authority.certify(csr, "lab-t", "switch")
     for pem in (whole, theirs, labs.authority.certificate(), b"none"):
         refused("no certificate of the", labs.authority.attach, pem, bytes(64))
+    # A certificate of one would else look like a forged one of the other.
+    one, two = (
+        each._keys().signer.certificate for each in (labs.authority, other.authority)
+    )
+    assert one.issuer != two.issuer
 
 
 def test_the_key_is_replaced_by_its_root_and_no_lab_joins_again(labs, tmp_path):
@@ -355,12 +347,7 @@ def test_a_lab_that_joins_again_is_certified_anew_once_it_has_come(issuer, was_r
     assert is_revoked(issuer, old, certify(issuer)) == [True, False]
 
 
-def test_the_lab_of_the_authority_is_not_invited(issuer):
-    with pytest.raises(site_folder.FederationError, match="lab-s is this lab"):
-        issuer.invite("lab-s", lab_folders.ADDRESS)
-
-
-def test_a_lab_that_never_came_is_revoked_by_its_invitation(issuer):
+def test_of_labs_that_never_came_the_invited_ones_are_revoked(issuer):
     line = issuer.invite("lab-u", lab_folders.ADDRESS)
     issuer.revoke("lab-u")
     with pytest.raises(invitations.InvitationRefused, match="withdrawn"):
@@ -369,6 +356,8 @@ def test_a_lab_that_never_came_is_revoked_by_its_invitation(issuer):
         issuer.revoke("lab-v")
     with pytest.raises(site_folder.FederationError, match="cannot be revoked"):
         issuer.revoke("lab-s")
+    with pytest.raises(site_folder.FederationError, match="lab-s is this lab"):
+        issuer.invite("lab-s", lab_folders.ADDRESS)
 
 
 def test_every_list_has_a_greater_number_and_lasts_five_days(issuer):
@@ -479,10 +468,3 @@ def test_an_authority_is_made_once_and_its_files_are_named_when_damaged(tmp_path
         folder.authority_ledger.write_bytes(damaged)
         with pytest.raises(errors.NebulaError, match=r"ledger\.json: (the file|is no)"):
             authority.LocalAuthority(folder)
-
-
-def test_two_authorities_of_one_lab_have_different_names(tmp_path):
-    """Else a certificate of one would look like a forged one of the other."""
-    one, two = (lab_folders.create(tmp_path / each) for each in ("one", "two"))
-    names = [each._keys().signer.certificate.issuer for each in (one, two)]
-    assert names[0] != names[1]
