@@ -12,7 +12,6 @@ import jax.numpy as jnp
 import links
 import numpy as np
 import pytest
-from breakable_line import Proxy
 from two_labs import wait_until
 
 from nebula_jax import errors
@@ -312,20 +311,6 @@ def test_a_side_that_reads_nothing_for_long_is_not_given_up_by_who_sends(
     for step in range(big):
         np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
     sending.result(5.0)
-
-
-def test_a_first_connection_that_breaks_at_once_keeps_nobody_out(pool):
-    with contextlib.ExitStack() as stack:
-        listening = stack.enter_context(links.listening(reconnect_timeout=5.0))
-        proxy = Proxy(listening.address)
-        stack.callback(proxy.close)
-        proxy.refuse()
-        coming = pool.submit(links.dial, proxy.address, reconnect_timeout=5.0)
-        time.sleep(0.5)
-        proxy.refuse(False)
-        here, there = listening.accept(10.0), coming.result(10.0)
-        here.abort("done")
-        there.abort("done")
 
 
 def test_who_gives_up_right_after_the_welcome_is_heard(line):

@@ -50,9 +50,7 @@ def test_settings_that_cannot_work_are_refused(values, words):
     ("cluster", "values", "words"),
     [
         ("g:0", {}, "cluster=g:0 needs peer=HOST:PORT with 1 address, of d"),
-        ("all", {"peer": "h:1"}, "peer=h:1: cluster=all dials no other one"),
         ("d", {"peer": "h:1"}, "cluster=d dials no other one"),
-        ("g:0", {"peer": "h:1,h:2"}, "with 1 address, of d in this order; it has 2"),
         ("d", {}, "cluster=d needs listen=HOST:PORT"),
         ("g:0", {"peer": "h:1", "tls": "auto"}, "needs tls=FOLDER with its"),
         ("g:0", {"peer": "h:1", "tls": "/nowhere"}, "/nowhere"),

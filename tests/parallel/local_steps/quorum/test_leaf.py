@@ -59,6 +59,11 @@ def test_a_leaf_that_is_rounds_behind_skips_them_all_at_once(star):
     assert late.step == 9
     assert [head.step for head in late.heads] == [2, 2, 4, 4, 6, 6, 8, 8]
     assert_alike(*star.clusters.values())
+    for number in (1, 2):  # nothing is kept of rounds that are over
+        log = star[number].end._log
+        assert not log._deltas
+        assert not log.entries
+    assert not star[0].end._taken
 
 
 def test_a_leaf_that_has_sent_in_time_and_is_then_slow_skips_the_rest(star):
@@ -243,21 +248,6 @@ def test_a_state_is_not_taken_by_a_leaf_that_has_missed_nothing(star):
         assert not np.array_equal(mixed[name], leaf)
     star.together(9)
     assert_alike(*star.clusters.values())
-
-
-def test_nothing_is_kept_of_rounds_that_are_over(star):
-    star = star()
-    star.together(9, (0, 1))
-    for name in (NAMES[1], NAMES[2]):
-        leaf = star.clusters[name].end
-        if name == NAMES[2]:
-            wait_until(
-                lambda leaf=leaf: leaf._log.receive() and len(leaf._log.entries) == 4
-            )
-            star[2].to(1)
-        assert leaf._log._deltas == {}
-        assert not leaf._log.entries
-    assert star[0].end._taken == {}
 
 
 def test_the_last_rounds_of_a_run_have_no_heads(star):
