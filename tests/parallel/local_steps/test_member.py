@@ -50,12 +50,16 @@ def sent(group, copies, step=4, fragment=0):
     ]
 
 
-def a_round(group, copies, step=4, fragment=0):
-    payloads = sent(group, copies, step, fragment)
+def received(group, copies, payloads, step=4, fragment=0):
     return [
         each.incoming(step, fragment, own, payloads)[0]
         for each, own in zip(group, copies, strict=True)
     ]
+
+
+def a_round(group, copies, step=4, fragment=0):
+    payloads = sent(group, copies, step, fragment)
+    return received(group, copies, payloads, step, fragment)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +103,13 @@ def test_a_round_is_the_outer_step_on_what_was_received():
     group = members(codecs.int8("row"), config)
     copies = three()
     anchor = parts(params())[0]
-    received = []
+    codec, deltas = codecs.int8("row"), []
     for own in copies:
         delta = diloco.outer_gradient(anchor, parts(own)[0])
-        payload, _ = codecs.int8("row").encode(delta, ())
-        received.append(codecs.int8("row").decode(payload, ())[0])
+        payload, _ = codec.encode(delta, ())
+        deltas.append(codec.decode(payload, ())[0])
     expected = diloco.outer_step(
-        config, diloco.begin(config, anchor), received, [1 / 3] * 3, True
+        config, diloco.begin(config, anchor), deltas, [1 / 3] * 3, True
     )
     after = a_round(group, copies)
     for name, leaf in expected.anchor.items():
@@ -162,10 +166,7 @@ def test_what_a_process_before_has_sent_is_not_taken_out_of_these_parameters():
     copies = three()
     payloads = sent(group, copies)
     payloads[0] = before.outgoing(4, 0, moved(4))
-    after = [
-        each.incoming(4, 0, own, payloads)[0]
-        for each, own in zip(group, copies, strict=True)
-    ]
+    after = received(group, copies, payloads)
     anchor = table(params())
     moves = [table(each) - anchor for each in (*copies, moved(4))]
     mean = (moves[3] + moves[1] + moves[2]) / 3

@@ -2,16 +2,15 @@
 
 import collections
 import concurrent.futures
-import contextlib
 import dataclasses
 import random
 import re
-import socket
 import threading
 import time
 
 import jax
 import numpy as np
+import ports
 import pytest
 from breakable_line import Proxy
 from two_labs import wait_until
@@ -41,12 +40,7 @@ class Run:
 
     def __init__(self, names, hub="", tls=None, **common):
         self.names, self.hub, self._tls, self._common = list(names), hub, tls, common
-        with contextlib.ExitStack() as stack:
-            ports = [
-                stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-                for _ in self.names
-            ]
-            where = [endpoints.written(each.getsockname()) for each in ports]
+        where = [f"127.0.0.1:{ports.free_port()}" for _ in self.names]
         self.where = dict(zip(self.names, where, strict=True))
         self.results = {}
         wait_until(lambda: not links_open())  # of the test before
