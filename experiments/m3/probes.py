@@ -67,12 +67,13 @@ class Probes:
           params: of the discriminator.
           tokens: of the step; none before the first, which has no gradient yet.
         """
-        found = rtd.RtdAccumulator()
+        found: dict[str, list[m3_predictions.Predictions]] = {}
         with context.evaluating():
             for language, each in predictions:
-                found.add(language, each)
+                found.setdefault(language, []).append(jax.device_get(each))
             figures = self._measure(params, tokens)
-        context.record.evaluation(step, found.report())
+        reports = {language: rtd.report(each) for language, each in found.items()}
+        context.record.evaluation(step, reports)
         context.record.probe(step, figures)
 
     def _measure(

@@ -10,7 +10,6 @@ N tokens.
 
 from collections.abc import Sequence
 
-import jax
 import numpy as np
 
 from nebula_jax.training import m3_predictions
@@ -70,19 +69,3 @@ def _most_frequent(predictions: Sequence[m3_predictions.Predictions]) -> int:
     originals = np.concatenate([np.ravel(p.originals) for p in predictions])
     originals = originals[originals > 0]  # [PAD] in empty slots
     return int(np.bincount(originals).max()) if len(originals) else 0
-
-
-class RtdAccumulator:
-    """The predictions of one evaluation, by language."""
-
-    def __init__(self) -> None:
-        self._predictions: dict[str, list[m3_predictions.Predictions]] = {}
-
-    def add(self, language: str, predictions: m3_predictions.Predictions) -> None:
-        """Adds the predictions on one batch."""
-        batches = self._predictions.setdefault(language, [])
-        batches.append(jax.device_get(predictions))
-
-    def report(self) -> dict[str, dict[str, float]]:
-        """Returns language -> figures (see the function `report`)."""
-        return {name: report(each) for name, each in self._predictions.items()}

@@ -88,7 +88,6 @@ class Spread(NamedTuple):
 
     mean: float
     deviation: float
-    seeds: int
 
 
 def over_seeds(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
@@ -109,7 +108,6 @@ def over_seeds(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
         name: Spread(
             float(np.mean(each)),
             float(np.std(each, ddof=1)) if len(each) > 1 else 0.0,
-            len(each),
         )
         for name, each in values.items()
     }

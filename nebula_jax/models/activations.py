@@ -5,11 +5,10 @@ the function around it is wrapped by `on`: then parameters come to the activatio
 need them, where the compiler alone might exchange activations instead.
 """
 
-import contextlib
 import contextvars
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -25,11 +24,11 @@ _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar(
 )
 
 
-def on(mesh: Mesh, fn: Callable[..., Any]) -> Callable[..., Any]:
+def on(mesh: Mesh | None, fn: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function that is to be traced, so that its activations lie on `mesh`.
 
     Args:
-      mesh: with the axes AXES.
+      mesh: with the axes AXES; None lets `place` do nothing in it.
     """
 
     @functools.wraps(fn)
@@ -46,16 +45,6 @@ def on(mesh: Mesh, fn: Callable[..., Any]) -> Callable[..., Any]:
 def mesh() -> Mesh | None:
     """Returns the mesh that is in use, if any."""
     return _mesh.get()
-
-
-@contextlib.contextmanager
-def nowhere() -> Iterator[None]:
-    """Lets `place` do nothing meanwhile."""
-    token = _mesh.set(None)
-    try:
-        yield
-    finally:
-        _mesh.reset(token)
 
 
 def place(array: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:

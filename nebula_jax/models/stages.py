@@ -72,8 +72,8 @@ def apply(
         out_specs=rows,
         check_vma=False,  # custom gradients (`mixed_precision`) have no such types
     )
-    with activations.nowhere():  # the places of activations are this file's
-        return pipeline(stacked, hidden, attention_mask, key)
+    # The places of activations are this file's.
+    return activations.on(None, pipeline)(stacked, hidden, attention_mask, key)
 
 
 def _check(layers: int, rows: int, micro_batches: int, mesh: Mesh) -> None:

@@ -76,14 +76,15 @@ def gradients(
         return grads, tuple(outcome)
 
     everywhere, rows = PartitionSpec(), PartitionSpec(ROWS)
-    with activations.nowhere():  # each device has its own, whole activations
-        grads, outcome = jax.shard_map(
-            own,
-            mesh=mesh,
-            in_specs=(everywhere, rows),
-            out_specs=(everywhere, (everywhere, everywhere, rows)),
-            check_vma=False,  # else every micro-batch's gradient would be added up
-        )(params, batch)
+    of_devices = jax.shard_map(
+        own,
+        mesh=mesh,
+        in_specs=(everywhere, rows),
+        out_specs=(everywhere, (everywhere, everywhere, rows)),
+        check_vma=False,  # else every micro-batch's gradient would be added up
+    )
+    # Each device has its own, whole activations.
+    grads, outcome = activations.on(None, of_devices)(params, batch)
     return grads, accumulate.Outcome(*outcome)
 
 
