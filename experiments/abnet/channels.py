@@ -7,7 +7,7 @@
                 gradient    target -> source  channel each for every length bucket
     a probe     probe.front source -> target  cosines, seconds and what both write: with
                 probe.back  target -> source  `auto` codecs; see `control`
-                tape        source -> target
+                decisions   source -> target
     evaluation  evaluation  source -> target  H^E of dev, test and held-out sentences,
                                               length logits (cmlm)
 
@@ -36,7 +36,7 @@ Role = Literal["source", "target"]
 PROBE: tuple[tuple[str, Role, int], ...] = (
     ("probe.front", "source", 1),
     ("probe.back", "target", 2),
-    ("tape", "source", codec_control.FIGURES),
+    ("decisions", "source", codec_control.FIGURES),
 )
 """Channels of a probe: name, sender, figures."""
 
@@ -63,7 +63,7 @@ class ControlEnds(NamedTuple):
 
     front: Any
     back: Any
-    tape: Any
+    decisions: Any
 
 
 class Ends(NamedTuple):
@@ -115,7 +115,7 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
         for name, sender, size in PROBE:
             figures = jax.ShapeDtypeStruct((size,), jnp.float32)
             plain = codecs.identity()
-            check = None if name == "tape" else _check_probe
+            check = None if name == "decisions" else _check_probe
             rows += [Channel(name, sender, figures, plain, check)]
     kept = evaluation_codec(agreed, spec)
     return [*rows, Channel("evaluation", "source", spec, kept, _check_evaluation)]
@@ -133,7 +133,7 @@ def _check_start(start: codec_lib.Arrays) -> None:
 def _check_probe(figures: codec_lib.Arrays) -> None:
     """Raises ValueError at a cosine, or seconds behind it, that cannot be.
 
-    The tape checks itself.
+    The decision log checks itself.
     """
     arrivals.check_finite(figures)
     cosine, *seconds = np.asarray(figures).tolist()

@@ -19,7 +19,7 @@ from nebula_jax.runtime.ranks import devices
 CLUSTERS = ("target", "source")  # the first one listens, and the other dials it
 MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
 AUTO = "auto"
-LADDER = (
+SCHEDULE = (
     "pack_tokens|bf16",
     "pack_tokens|int8(64)",
     "pack_tokens|hadamard|int4(64)|bf16",
@@ -51,16 +51,16 @@ class Codecs(NamedTuple):
     """Of hidden states in evaluation, unless this one remembers what was sent."""
 
 
-def chosen_codecs(levels: Callable[[int], codec_control.Rungs]) -> Codecs:
+def chosen_codecs(levels: Callable[[int], codec_control.Levels]) -> Codecs:
     """Returns codecs that change from step to step.
 
     Args:
-      levels: step -> the places on LADDER of both directions.
+      levels: step -> the places on SCHEDULE of both directions.
     """
-    ladder = [codecs.from_string(text) for text in LADDER]
-    forward = selector.by_step(ladder, lambda step: levels(step).forward)
-    backward = selector.by_step(ladder, lambda step: levels(step).backward)
-    return Codecs(forward, backward, ladder[0])
+    schedule = [codecs.from_string(text) for text in SCHEDULE]
+    forward = selector.by_step(schedule, lambda step: levels(step).forward)
+    backward = selector.by_step(schedule, lambda step: levels(step).backward)
+    return Codecs(forward, backward, schedule[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -156,7 +156,7 @@ class Agreed(configuration.Agreed):
           codecs.CodecError: at a codec that cannot be read.
         """
         if self.is_auto:
-            return chosen_codecs(lambda step: codec_control.Rungs())
+            return chosen_codecs(lambda step: codec_control.Levels())
         forward = codecs.from_string(self.forward_codec)
         return Codecs(forward, codecs.from_string(self.backward_codec), forward)
 

@@ -6,12 +6,12 @@ side compares what it would train with. Then, in this order:
 
     probe.front  source -> target  [1] float32, cosine of the source's gradients
     probe.back   target -> source  [2] float32, that of the target's; its seconds
-    tape         source -> target  [6] float32, the probe as both write it
+    decisions    source -> target  [6] float32, the probe as both write it
 
 The source measures how long the line takes, and so proposes; `parallel.codec_control`
-decides, the same on both sides. What was measured is also in the file `tape.jsonl` of
-the source's folder: a run that resumes takes it from there, and so comes to the same
-parameters. With fixed codecs no step is probed.
+decides, the same on both sides. What was measured is also in the file
+`decisions.jsonl` of the source's folder: a run that resumes takes it from there, and so
+comes to the same parameters. With fixed codecs no step is probed.
 """
 
 import math
@@ -32,7 +32,7 @@ from nebula_jax.parallel import codec_control
 from nebula_jax.training import cut
 from nebula_jax.training import state as train_state
 
-FILE = "tape.jsonl"
+FILE = "decisions.jsonl"
 SHORTEST = 1e-6  # seconds
 
 
@@ -66,47 +66,50 @@ class Control:
           folder: of the cluster that proposes, for what its clock measured.
         """
         self.codecs = agreed.codecs
-        self._tape: codec_control.Tape | None = None
-        self._tried: codec_control.Rungs | None = None
+        self._decisions: codec_control.DecisionLog | None = None
+        self._tried: codec_control.Levels | None = None
         if agreed.is_auto:
-            self._tape = codec_control.Tape(policy(agreed, width))
+            self._decisions = codec_control.DecisionLog(policy(agreed, width))
             self.codecs = config.chosen_codecs(self._levels)
         self._readings = codec_control.Readings(folder and folder / FILE)
         self._round_trip = math.inf
 
     @property
-    def _written(self) -> codec_control.Tape:
-        assert self._tape is not None  # else no step is probed
-        return self._tape
+    def _written(self) -> codec_control.DecisionLog:
+        assert self._decisions is not None  # else no step is probed
+        return self._decisions
 
-    def _levels(self, step: int) -> codec_control.Rungs:
-        """Returns the places on the ladder by which a step sends now."""
-        return self._tried or self._written.rungs(step)
+    def _levels(self, step: int) -> codec_control.Levels:
+        """Returns the places on the schedule by which a step sends now."""
+        return self._tried or self._written.levels(step)
 
     def resume(self, position: Any) -> None:
         """Resumes from the `position` of a checkpoint; None at step 0.
 
         Raises:
-          errors.NebulaError: if it is no tape of this rule.
+          errors.NebulaError: if it is no decision log of this rule.
         """
-        if self._tape is not None:
-            self._tape.resume(position or [])
+        if self._decisions is not None:
+            self._decisions.resume(position or [])
             self._readings.resume(is_new=position is None)
 
     def position(self) -> Any:
-        """Returns the tape as JSON values, for a checkpoint; None with fixed codecs."""
-        return None if self._tape is None else self._tape.rows
+        """Returns the decision log for a checkpoint; None with fixed codecs."""
+        return None if self._decisions is None else self._decisions.rows
 
     @property
     def described(self) -> dict[str, Any]:
-        """The tape for a summary, and the rungs that follow; {} with fixed codecs."""
-        if self._tape is None:
+        """The decision log and the levels that follow; {} with fixed codecs."""
+        if self._decisions is None:
             return {}
-        return {"tape": self._tape.rows, "rungs": list(self._tape.following)}
+        return {
+            "decisions": self._decisions.rows,
+            "levels": list(self._decisions.following),
+        }
 
     def is_probed(self, step: int) -> bool:
         """Returns True if a micro-batch of this step crosses twice more."""
-        return self._tape is not None and self._tape.is_probed(step)
+        return self._decisions is not None and self._decisions.is_probed(step)
 
     def probe(
         self,
@@ -117,7 +120,7 @@ class Control:
         ends: channels.Ends,
         states: cut.States,
     ) -> cut.States:
-        """Probes the codecs, and writes the tape: the source proposes what.
+        """Probes the codecs, and writes the decision log: the source proposes what.
 
         Args:
           step: that is probed; its batch has crossed.
@@ -134,7 +137,7 @@ class Control:
         is_source = isinstance(half.program, cut.Front)
         cross = _through_front if is_source else _through_back
         line = (ends.hidden[bucket], ends.gradient[bucket])
-        tries = self._written.rungs(step), codec_control.Rungs()
+        tries = self._written.levels(step), codec_control.Levels()
         for number, self._tried in enumerate(tries):
             passed, states = cross(half.program, given, line, states, (step, number))
             passes.append(passed)
@@ -146,7 +149,7 @@ class Control:
         self, step: int, passes: list[Passed], ends: channels.ControlEnds
     ) -> None:
         """Writes what both sides found in a step, and sends it as both write it."""
-        in_use = self._written.rungs(step)
+        in_use = self._written.levels(step)
         similar = float(codec_control.similarity(*(each.grads for each in passes)))
         asked = time.perf_counter()
         ends.front.send(step, np.asarray([similar], np.float32))
@@ -156,13 +159,13 @@ class Control:
         wire = passes[0].total - passes[0].computed - computed - self._round_trip
         busier = max(passes[0].computed, computed, SHORTEST)
         ways = zip(self._written.policy.sizes, in_use, strict=True)
-        sizes = [of_way[rung] for of_way, rung in ways]
+        sizes = [of_way[level] for of_way, level in ways]
         line_bound = max(0.0, wire) * (max(sizes) / sum(sizes)) / busier
         line_bound = self._readings.of(step, line_bound)
         row = codec_control.Probe(step, in_use, there, similar, line_bound).row
         # Of the root: each process of a cluster has a clock of its own.
         row = np.frombuffer(ranks.bytes_from_root(row.tobytes()), np.float32)
-        ends.tape.send(step, row)
+        ends.decisions.send(step, row)
         self._written.write(codec_control.of_row(row))
         self._readings.write(row.tolist())
 
@@ -173,7 +176,7 @@ class Control:
         similar = np.float32(codec_control.similarity(*(each.grads for each in passes)))
         ends.front.recv(step)
         ends.back.send(step, np.asarray([similar, passes[0].computed], np.float32))
-        row = np.asarray(ends.tape.recv(step))
+        row = np.asarray(ends.decisions.recv(step))
         try:
             probe = codec_control.of_row(row)
             if probe.forward != similar:
@@ -181,7 +184,7 @@ class Control:
             self._written.write(probe)
         except ValueError as error:
             raise session.RemoteProtocolError(
-                f"source wrote on the tape what cannot follow: {error}"
+                f"source wrote to the decision log what cannot follow: {error}"
             ) from None
 
 
@@ -234,5 +237,5 @@ def policy(agreed: config.Agreed, width: int) -> codec_control.Policy:
             codec_lib.nbytes(codec_lib.payload_spec(each, spec)) for each in variants
         )
 
-    sizes = tuple(map(most_bytes, config.LADDER))
+    sizes = tuple(map(most_bytes, config.SCHEDULE))
     return codec_control.Policy(agreed.probe_every, agreed.quality, (sizes, sizes))

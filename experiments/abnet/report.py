@@ -122,7 +122,7 @@ def markdown(summary: Mapping[str, Any]) -> str:
     return here.markdown(
         summary,
         _sizes_markdown(summary["bytes"]),
-        _tape_markdown(summary),
+        _decisions_markdown(summary),
         _bleu_markdown(summary["bleu"], summary["flags"]["pair"]),
         _ceiling_markdown(summary.get("ceiling", ())),
         _held_out_markdown(summary.get("held_out", {})),
@@ -141,21 +141,21 @@ def _sizes_markdown(sizes: Mapping[str, float]) -> str:
     )
 
 
-def _tape_markdown(summary: Mapping[str, Any]) -> str:
+def _decisions_markdown(summary: Mapping[str, Any]) -> str:
     """Renders which codecs the run has chosen, and when."""
-    cluster = next((each for each in summary["clusters"] if "tape" in each), {})
-    rows = cluster.get("tape", [])
-    names = config.LADDER
+    cluster = next((each for each in summary["clusters"] if "decisions" in each), {})
+    rows = cluster.get("decisions", [])
+    names = config.SCHEDULE
     cells, before, last = [], None, 0
     for step, forward, backward, there, own, _ in rows:
-        rungs = int(forward), int(backward)
-        if rungs != before:
-            texts = (f"`{names[rung]}`" for rung in rungs)
+        levels = int(forward), int(backward)
+        if levels != before:
+            texts = (f"`{names[level]}`" for level in levels)
             cells.append([str(last + 1), *texts, f"{there:.4f}, {own:.4f}"])
-        before, last = rungs, int(step)
-    after = tuple(cluster.get("rungs", ()))  # follow from the last probe
+        before, last = levels, int(step)
+    after = tuple(cluster.get("levels", ()))  # follow from the last probe
     if before and after not in ((), before) and last < cluster["last_step"]:
-        cells.append([str(last + 1), *(f"`{names[rung]}`" for rung in after), ""])
+        cells.append([str(last + 1), *(f"`{names[level]}`" for level in after), ""])
     header = ["from step", "forward", "backward", "cosines there"]
     return run_report.table(header, cells, "rlll") if cells else ""
 

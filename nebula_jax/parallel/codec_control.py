@@ -1,18 +1,18 @@
 """The choice of codecs while a run goes on, by what they do to gradients.
 
-Each direction of a cut has a ladder of codecs, the least lossy first. Every P steps one
-micro-batch crosses twice, by the codecs in use and by the least lossy ones; each side
-compares the gradients that it would train with, and what both found is a Probe. From
-the probes so far `decide` finds the rungs that are in use from the next step on: the
-cheapest that change gradients little, and only while the line is what a step waits for.
-It begins at the least lossy: so the step at which compression begins (Fig. 10) is found
-as well. While the probes call for rungs that are new, they come more often
+Each direction of a cut has a schedule of codecs, the least lossy first. Every P steps
+one micro-batch crosses twice, by the codecs in use and by the least lossy ones; each
+side compares the gradients that it would train with, and what both found is a Probe.
+From the probes so far `decide` finds the levels that are in use from the next step on:
+the cheapest that change gradients little, and only while the line is what a step waits
+for. It begins at the least lossy: so the step at which compression begins (Fig. 10) is
+found as well. While the probes call for levels that are new, they come more often
 (`next_probe`).
 
-A decision is a pure function of the probes. Both sides write them on a Tape, and keep
-it in their checkpoints: what is on it is not measured again, and so a run that resumes
-has the rungs that it had. What one side's clock has shown since the last checkpoint is
-in a file of its own (`Readings`).
+A decision is a pure function of the probes. Both sides write them to a DecisionLog, and
+keep it in their checkpoints: what is in it is not measured again, and so a run that
+resumes has the levels that it had. What one side's clock has shown since the last
+checkpoint is in a file of its own (`Readings`).
 """
 
 import bisect
@@ -32,11 +32,11 @@ from nebula_jax.communication import ranks
 
 FORWARD, BACKWARD = WAYS = (0, 1)
 BAD = 2
-"""Probes in a row below the quality after which a gentler rung is used."""
+"""Probes in a row below the quality after which a gentler level is used."""
 GOOD = 4
 """Probes in a row, not below it, after which a harder one is."""
 SOONER = 8
-"""Probes in the time of one, while they call for rungs that were not left before."""
+"""Probes in the time of one, while they call for levels that were not left before."""
 FIGURES = 6  # of a probe
 MOST_COSINE = 1.001
 """A cosine in float32 may exceed 1 by its rounding."""
@@ -44,8 +44,8 @@ ANEW: list[float] = []
 """The row that is written where a run begins anew; those above it do not count."""
 
 
-class Rungs(NamedTuple):
-    """The places on the ladders of both directions, 0 for the least lossy."""
+class Levels(NamedTuple):
+    """The places on the schedules of both directions, 0 for the least lossy."""
 
     forward: int = 0
     backward: int = 0
@@ -55,7 +55,7 @@ class Probe(NamedTuple):
     """The figures of a step.
 
     step: of the probe.
-    rungs: in use then.
+    levels: in use then.
     forward: cosine of the back's gradients, with the hidden states as they came and as
       the least lossy codec brings them.
     backward: cosine of the front's gradients, likewise; what was lost on the way there
@@ -66,7 +66,7 @@ class Probe(NamedTuple):
     """
 
     step: int
-    rungs: Rungs
+    levels: Levels
     forward: float
     backward: float
     line_bound: float
@@ -74,28 +74,28 @@ class Probe(NamedTuple):
     @property
     def row(self) -> np.ndarray:
         """The probe as [6] float32, for a line and for a checkpoint."""
-        return np.asarray([self.step, *self.rungs, *self[2:]], np.float32)
+        return np.asarray([self.step, *self.levels, *self[2:]], np.float32)
 
 
 def of_row(row: np.ndarray) -> Probe:
     """Returns the probe of a `Probe.row`.
 
     Raises:
-      ValueError: if its step or a rung is no whole number.
+      ValueError: if its step or a level is no whole number.
     """
     step, forward, backward, *figures = row.tolist()
     if not all(each.is_integer() for each in (step, forward, backward)):
-        raise ValueError(f"a probe of step {step} with rungs {forward}, {backward}")
-    return Probe(int(step), Rungs(int(forward), int(backward)), *figures)
+        raise ValueError(f"a probe of step {step} with levels {forward}, {backward}")
+    return Probe(int(step), Levels(int(forward), int(backward)), *figures)
 
 
 @dataclasses.dataclass(frozen=True)
 class Policy:
     """The rule.
 
-    every: P, steps, 2 or more; an eighth of it while new rungs are sought.
+    every: P, steps, 2 or more; an eighth of it while new levels are sought.
     quality: smallest cosine that is good.
-    sizes: bytes of a micro-batch by the rungs of each direction.
+    sizes: bytes of a micro-batch by the levels of each direction.
     """
 
     every: int
@@ -104,7 +104,7 @@ class Policy:
 
     @property
     def soon(self) -> int:
-        """The steps between two probes while new rungs are sought."""
+        """The steps between two probes while new levels are sought."""
         return min(self.every, max(2, self.every // SOONER))
 
     def is_good(self, probe: Probe, way: int) -> bool:
@@ -115,47 +115,47 @@ class Policy:
 class History:
     """The probes so far, as far as decisions depend on them.
 
-    here: the last ones, all at the same rungs.
-    left: the last one at each rungs that were left, and the rungs that followed.
+    here: the last ones, all at the same levels.
+    left: the last one at each levels that were left, and the levels that followed.
     """
 
     def __init__(self, probes: Iterable[Probe] = ()) -> None:
         """Adds probes in their order."""
         self.here: list[Probe] = []
-        self.left: list[tuple[Probe, Rungs]] = []
+        self.left: list[tuple[Probe, Levels]] = []
         for probe in probes:
             self.add(probe)
 
     def add(self, probe: Probe) -> None:
         """Adds the next probe."""
-        if self.here and self.here[-1].rungs != probe.rungs:
-            self.left.append((self.here[-1], probe.rungs))
+        if self.here and self.here[-1].levels != probe.levels:
+            self.left.append((self.here[-1], probe.levels))
             self.here = []
         self.here.append(probe)
 
 
-def decide(policy: Policy, history: History) -> Rungs:
-    """Returns the rungs that follow from the probes so far.
+def decide(policy: Policy, history: History) -> Levels:
+    """Returns the levels that follow from the probes so far.
 
-    - `BAD` probes in a row below the quality: one rung gentler. The front's gradients
+    - `BAD` probes in a row below the quality: one level gentler. The front's gradients
       have the errors of both directions, the back's those of the forward one: so that
       one comes first, and where the backward one is at its least lossy, it is to blame
       for both.
     - `GOOD` probes in a row of quality, in all of which the step waits for the line:
-      one rung harder, in the direction of which more crosses, or in both.
-    - As many in none of which it waits: one rung gentler, since there is room; in the
+      one level harder, in the direction of which more crosses, or in both.
+    - As many in none of which it waits: one level gentler, since there is room; in the
       other direction, if that of which more crosses is at its least lossy.
 
-    Each time that rungs were left, the harder ones as bad or the gentler ones because
+    Each time that levels were left, the harder ones as bad or the gentler ones because
     the line was waited for, the probes that it takes to try them again are doubled: so
-    changes at the edge of two rungs become rare.
+    changes at the edge of two levels become rare.
     """
     here = history.here
     if not here:
-        return Rungs()
-    now = here[-1].rungs
+        return Levels()
+    now = here[-1].levels
     for way in WAYS:
-        gentler, last = _gentler(policy, now, way), here[-BAD:]
+        gentler, last = _less_lossy(policy, now, way), here[-BAD:]
         is_enough = len(last) == BAD and gentler != now
         if is_enough and not any(policy.is_good(each, way) for each in last):
             return gentler
@@ -173,15 +173,15 @@ def next_probe(policy: Policy, history: History) -> int:
     """Returns the step of the next probe.
 
     It comes `every` steps after the last one; sooner at the beginning of the run, if
-    the last one calls for gentler rungs, and if it calls for harder ones, or finds room
-    for gentler ones, that were not left before.
+    the last one calls for gentler levels, and if it calls for harder ones, or finds
+    room for gentler ones, that were not left before.
     """
     if not history.here:
         return policy.soon
     last = history.here[-1]
-    now = last.rungs
+    now = last.levels
     seeks = decide(policy, history) != now or any(
-        not policy.is_good(last, way) and _gentler(policy, now, way) != now
+        not policy.is_good(last, way) and _less_lossy(policy, now, way) != now
         for way in WAYS
     )
     for by in (1, -1):
@@ -198,44 +198,44 @@ def _is_due(policy: Policy, probe: Probe, by: int) -> bool:
     return all(policy.is_good(probe, way) for way in WAYS) and probe.line_bound > 1
 
 
-def _gentler(policy: Policy, rungs: Rungs, way: int) -> Rungs:
-    """Returns the rungs that follow where the cosine of a direction is bad."""
+def _less_lossy(policy: Policy, levels: Levels, way: int) -> Levels:
+    """Returns the levels that follow where the cosine of a direction is bad."""
     # The backward cosine has the errors of both directions.
-    blamed = (FORWARD,) if way == FORWARD or not rungs.backward else (BACKWARD,)
-    return _moved(policy, rungs, blamed, -1)
+    blamed = (FORWARD,) if way == FORWARD or not levels.backward else (BACKWARD,)
+    return _moved(policy, levels, blamed, -1)
 
 
-def _further(policy: Policy, rungs: Rungs, by: int) -> Rungs:
-    """Returns the rungs that follow where fewer bytes, or more, are called for."""
-    sizes = [policy.sizes[way][rung] for way, rung in enumerate(rungs)]
+def _further(policy: Policy, levels: Levels, by: int) -> Levels:
+    """Returns the levels that follow where fewer bytes, or more, are called for."""
+    sizes = [policy.sizes[way][level] for way, level in enumerate(levels)]
     # A full-duplex line waits for the direction of which more crosses.
     wider = [way for way in WAYS if sizes[way] == max(sizes)]
-    moved = _moved(policy, rungs, wider, by)
-    is_stuck = moved == rungs and by < 0
-    return _moved(policy, rungs, WAYS, by) if is_stuck else moved
+    moved = _moved(policy, levels, wider, by)
+    is_stuck = moved == levels and by < 0
+    return _moved(policy, levels, WAYS, by) if is_stuck else moved
 
 
-def _moved(policy: Policy, rungs: Rungs, ways: Sequence[int], by: int) -> Rungs:
-    """Returns the rungs one further, as far as the ladders go."""
-    moved = list(rungs)
+def _moved(policy: Policy, levels: Levels, ways: Sequence[int], by: int) -> Levels:
+    """Returns the levels one further, as far as the schedules go."""
+    moved = list(levels)
     for way in ways:
-        moved[way] = min(len(policy.sizes[way]) - 1, max(0, rungs[way] + by))
-    return Rungs(*moved)
+        moved[way] = min(len(policy.sizes[way]) - 1, max(0, levels[way] + by))
+    return Levels(*moved)
 
 
-def _left(policy: Policy, history: History, rungs: Rungs, by: int) -> int:
-    """Returns how often rungs were left: for gentler ones (by -1) as bad, or harder."""
+def _left(policy: Policy, history: History, levels: Levels, by: int) -> int:
+    """Returns how often levels were left: for gentler (by -1) as bad, or harder."""
     count = 0
     for before, after in history.left:
-        if before.rungs == rungs:
-            apart = sum(after) - sum(rungs)
+        if before.levels == levels:
+            apart = sum(after) - sum(levels)
             was_bad = not all(policy.is_good(before, way) for way in WAYS)
             count += apart > 0 if by > 0 else apart < 0 and was_bad
     return count
 
 
-class Tape:
-    """The probes of a run, and the rungs of each step that follow from them.
+class DecisionLog:
+    """The probes of a run, and the levels of each step that follow from them.
 
     Both sides have the same one; it is saved with the parameters.
     """
@@ -248,19 +248,19 @@ class Tape:
     def _begin(self) -> None:
         self.probes: list[Probe] = []
         self._history = History()
-        self._decided = [Rungs()]  # after so many probes
+        self._decided = [Levels()]  # after so many probes
         self._next = next_probe(self.policy, self._history)
 
-    def rungs(self, step: int) -> Rungs:
-        """Returns the rungs that are in use in a step."""
+    def levels(self, step: int) -> Levels:
+        """Returns the levels that are in use in a step."""
         # A decision arrives with its own step: it counts from the next one on.
         return self._decided[
             bisect.bisect_left(self.probes, step, key=lambda probe: probe.step)
         ]
 
     @property
-    def following(self) -> Rungs:
-        """The rungs that follow from the last probe."""
+    def following(self) -> Levels:
+        """The levels that follow from the last probe."""
         return self._decided[-1]
 
     def is_probed(self, step: int) -> bool:
@@ -271,15 +271,17 @@ class Tape:
         """Adds what was found in a step.
 
         Raises:
-          ValueError: if it is not the next probe, its rungs were not in use, or a
+          ValueError: if it is not the next probe, its levels were not in use, or a
             number cannot be.
         """
-        about, rungs = f"a probe of step {probe.step}", self.rungs(probe.step)
+        about, levels = f"a probe of step {probe.step}", self.levels(probe.step)
         cosines = probe.forward, probe.backward
         if probe.step != self._next:
             raise ValueError(f"{about} where one of step {self._next} follows")
-        if probe.rungs != rungs:
-            raise ValueError(f"{about} with {probe.rungs}, where the tape has {rungs}")
+        if probe.levels != levels:
+            raise ValueError(
+                f"{about} with {probe.levels}, where the decision log has {levels}"
+            )
         if not all(abs(each) <= MOST_COSINE for each in cosines):
             raise ValueError(f"{about} has cosines {cosines}")
         if not 0 <= probe.line_bound < float("inf"):
@@ -291,7 +293,7 @@ class Tape:
 
     @property
     def rows(self) -> list[list[float]]:
-        """The tape for a checkpoint: `Probe.row` of each probe."""
+        """The decision log for a checkpoint: `Probe.row` of each probe."""
         return [probe.row.tolist() for probe in self.probes]
 
     def resume(self, rows: Iterable[Sequence[float]]) -> None:

@@ -18,7 +18,7 @@ from nebula_jax.training import m3, m3_predictions
 
 NOTEBOOK = pathlib.Path(activations.__file__).with_name("compression.ipynb")
 FIGURES = (
-    *("hidden", "gradient", "spectra", "cost", "cosine", "bottleneck", "tape"),
+    *("hidden", "gradient", "spectra", "cost", "cosine", "bottleneck", "decisions"),
     *("yours", "time"),
 )
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nebula_jax.parallel import codec_control
-from nebula_jax.parallel.codec_control import Probe, Rungs
+from nebula_jax.parallel.codec_control import Levels, Probe
 
 EVERY = 5
 SIZES = (1000, 500, 250, 120, 60)
@@ -15,10 +15,10 @@ WAITS, COMPUTES = 2.0, 1.0
 
 
 def probes(*figures):
-    """Probes of (rungs, forward, backward, line_bound), in turn."""
+    """Probes of (levels, forward, backward, line_bound), in turn."""
     return [
-        Probe(EVERY * (number + 1), Rungs(*rungs), *rest)
-        for number, (rungs, *rest) in enumerate(figures)
+        Probe(EVERY * (number + 1), Levels(*levels), *rest)
+        for number, (levels, *rest) in enumerate(figures)
     ]
 
 
@@ -29,76 +29,76 @@ def decided(*figures):
 GOOD = (0.99, 0.99, WAITS)
 
 
-def test_it_begins_at_the_gentlest():
-    assert decided() == Rungs(0, 0)
+def test_it_begins_at_the_least_lossy():
+    assert decided() == Levels(0, 0)
 
 
-def test_one_rung_harder_after_four_good_probes_and_only_if_the_line_is_waited_for():
-    assert decided(*[((0, 0), *GOOD)] * 3) == Rungs(0, 0)
-    assert decided(*[((0, 0), *GOOD)] * 4) == Rungs(1, 1)
+def test_one_level_harder_after_four_good_probes_and_only_if_the_line_is_waited_for():
+    assert decided(*[((0, 0), *GOOD)] * 3) == Levels(0, 0)
+    assert decided(*[((0, 0), *GOOD)] * 4) == Levels(1, 1)
     for bad in ((0.97, 0.99, WAITS), (0.99, 0.97, WAITS), (0.99, 0.99, COMPUTES)):
         figures = [((0, 0), *GOOD)] * 3 + [((0, 0), *bad)]
-        assert decided(*figures) == Rungs(0, 0)
+        assert decided(*figures) == Levels(0, 0)
 
 
 def test_what_crosses_less_is_left_as_it_is():
-    assert decided(*[((2, 1), *GOOD)] * 4) == Rungs(2, 2)
-    assert decided(*[((1, 3), *GOOD)] * 4) == Rungs(2, 3)
-    assert decided(*[((4, 4), *GOOD)] * 9) == Rungs(4, 4)
+    assert decided(*[((2, 1), *GOOD)] * 4) == Levels(2, 2)
+    assert decided(*[((1, 3), *GOOD)] * 4) == Levels(2, 3)
+    assert decided(*[((4, 4), *GOOD)] * 9) == Levels(4, 4)
 
 
-def test_one_rung_gentler_after_two_bad_probes_in_the_direction_that_is_to_blame():
+def test_one_level_gentler_after_two_bad_probes_in_the_direction_that_is_to_blame():
     forward, backward = (0.9, 0.9, WAITS), (0.99, 0.9, WAITS)
-    assert decided(((2, 2), *forward)) == Rungs(2, 2)
-    assert decided(*[((2, 2), *forward)] * 2) == Rungs(1, 2)
-    assert decided(*[((2, 2), *backward)] * 2) == Rungs(2, 1)
-    assert decided(*[((0, 2), *forward)] * 2) == Rungs(0, 1)
-    assert decided(((2, 2), *forward), ((2, 2), *GOOD)) == Rungs(2, 2)
-    # Those of other rungs do not count.
-    assert decided(((3, 3), *forward), ((2, 3), *forward)) == Rungs(2, 3)
+    assert decided(((2, 2), *forward)) == Levels(2, 2)
+    assert decided(*[((2, 2), *forward)] * 2) == Levels(1, 2)
+    assert decided(*[((2, 2), *backward)] * 2) == Levels(2, 1)
+    assert decided(*[((0, 2), *forward)] * 2) == Levels(0, 1)
+    assert decided(((2, 2), *forward), ((2, 2), *GOOD)) == Levels(2, 2)
+    # Those of other levels do not count.
+    assert decided(((3, 3), *forward), ((2, 3), *forward)) == Levels(2, 3)
 
 
-def test_one_rung_gentler_where_bytes_are_to_be_had():
+def test_one_level_gentler_where_bytes_are_to_be_had():
     room = (0.99, 0.99, COMPUTES)
-    assert decided(*[((2, 2), *room)] * 3) == Rungs(2, 2)
-    assert decided(*[((2, 2), *room)] * 4) == Rungs(1, 1)
-    assert decided(*[((0, 0), *room)] * 9) == Rungs(0, 0)
+    assert decided(*[((2, 2), *room)] * 3) == Levels(2, 2)
+    assert decided(*[((2, 2), *room)] * 4) == Levels(1, 1)
+    assert decided(*[((0, 0), *room)] * 9) == Levels(0, 0)
 
 
-def test_the_other_direction_is_gentler_where_one_has_no_gentler_rung():
+def test_the_other_direction_is_gentler_where_one_has_no_gentler_level():
     bad, room = (0.99, 0.9, WAITS), (0.99, 0.99, COMPUTES)
-    assert decided(*[((2, 0), *bad)] * 2) == Rungs(1, 0)
-    assert decided(*[((2, 0), *room)] * 4) == Rungs(1, 0)
-    assert decided(*[((0, 2), *room)] * 4) == Rungs(0, 1)
-    assert decided(*[((0, 0), *bad)] * 2) == Rungs(0, 0)
+    assert decided(*[((2, 0), *bad)] * 2) == Levels(1, 0)
+    assert decided(*[((2, 0), *room)] * 4) == Levels(1, 0)
+    assert decided(*[((0, 2), *room)] * 4) == Levels(0, 1)
+    assert decided(*[((0, 0), *bad)] * 2) == Levels(0, 0)
 
 
 def test_rungs_that_were_left_are_tried_again_later_and_later():
     bad = (0.9, 0.9, WAITS)
     once = [((0, 0), *GOOD)] * 4 + [((1, 1), *bad)] * 2
     once += [((0, 1), *bad)] * 2 + [((0, 0), *GOOD)] * 7
-    assert decided(*once) == Rungs(0, 0)
-    assert decided(*once, ((0, 0), *GOOD)) == Rungs(1, 1)
+    assert decided(*once) == Levels(0, 0)
+    assert decided(*once, ((0, 0), *GOOD)) == Levels(1, 1)
 
 
 def run(line, cosines, steps=2000, compute=1.0, every=EVERY):
-    """A run on a line of so many bytes a second; returns its tape and step times.
+    """A run on a line of so many bytes a second; returns its log and step times.
 
     line: step -> bytes a second.
-    cosines: of each rung.
+    cosines: of each level.
     """
     policy = dataclasses.replace(POLICY, every=every)
-    tape, times = codec_control.Tape(policy), []
+    log, times = codec_control.DecisionLog(policy), []
     for step in range(1, steps + 1):
-        rungs = tape.rungs(step)
-        wire = max(SIZES[rung] for rung in rungs) / line(step)
+        levels = log.levels(step)
+        wire = max(SIZES[level] for level in levels) / line(step)
         times.append(max(compute, wire))
-        if tape.is_probed(step):
-            forward = cosines[rungs.forward]
-            both = forward * cosines[rungs.backward]
-            row = Probe(step, rungs, forward, both, wire / compute).row
-            tape.write(codec_control.of_row(row))
-    return tape, np.array(times)
+        if log.is_probed(step):
+            forward = cosines[levels.forward]
+            both = forward * cosines[levels.backward]
+            row = Probe(step, levels, forward, both, wire / compute).row
+            log.write(codec_control.of_row(row))
+    return log, np.array(times)
 
 
 COSINES = (1.0, 0.9999, 0.995, 0.96, 0.8)
@@ -107,26 +107,26 @@ COSINES = (1.0, 0.9999, 0.995, 0.96, 0.8)
 @pytest.mark.parametrize(
     ("rate", "wanted"), [(10.0, 2), (100.0, 2), (300.0, 2), (600.0, 1), (2000.0, 0)]
 )
-def test_it_settles_on_the_gentlest_that_the_line_takes_or_the_hardest_of_quality(
+def test_it_settles_on_the_least_lossy_that_the_line_takes_or_the_hardest_of_quality(
     rate, wanted
 ):
-    tape, times = run(lambda step: rate, COSINES)
-    best = min(max(1.0, SIZES[rung] / rate) for rung in (0, 1, 2))
+    log, times = run(lambda step: rate, COSINES)
+    best = min(max(1.0, SIZES[level] / rate) for level in (0, 1, 2))
     assert times[-500:].mean() <= 1.05 * best
-    last = [max(tape.rungs(step)) for step in range(1500, 2000)]
+    last = [max(log.levels(step)) for step in range(1500, 2000)]
     assert np.mean(np.array(last) == wanted) > 0.9
 
 
 def test_it_follows_a_line_that_changes():
-    tape, times = run(lambda step: 2000.0 if step < 1000 else 250.0, COSINES)
-    assert tape.rungs(999) == Rungs(0, 0)
+    log, times = run(lambda step: 2000.0 if step < 1000 else 250.0, COSINES)
+    assert log.levels(999) == Levels(0, 0)
     assert times[-500:].mean() <= 1.05
-    assert max(tape.rungs(2000)) == 2
+    assert max(log.levels(2000)) == 2
 
 
-def test_a_rung_that_costs_quality_is_not_used_for_long():
-    tape, _ = run(lambda step: 10.0, COSINES, steps=4000)
-    used = np.array([max(tape.rungs(step)) for step in range(1, 4001)])
+def test_a_level_that_costs_quality_is_not_used_for_long():
+    log, _ = run(lambda step: 10.0, COSINES, steps=4000)
+    used = np.array([max(log.levels(step)) for step in range(1, 4001)])
     assert np.mean(used > 2) < 0.05
     assert used[: 4 * POLICY.soon].max() == 0
 
@@ -134,17 +134,17 @@ def test_a_rung_that_costs_quality_is_not_used_for_long():
 def test_a_front_that_loses_what_the_back_does_not_gets_gentler_codecs_forward():
     """The front's gradients suffer from codecs that leave the back's as they are."""
     backs, fronts = (1.0, 0.9999, 0.99, 0.96, 0.8), (1.0, 0.999, 0.97, 0.9, 0.7)
-    tape, bad, steps = codec_control.Tape(POLICY), 0, 6000
+    log, bad, steps = codec_control.DecisionLog(POLICY), 0, 6000
     for step in range(1, steps + 1):
-        rungs = tape.rungs(step)
-        bad += fronts[rungs.forward] < POLICY.quality
-        if tape.is_probed(step):
+        levels = log.levels(step)
+        bad += fronts[levels.forward] < POLICY.quality
+        if log.is_probed(step):
             rate = 50.0 if step < steps // 2 else 1e6
-            wire = max(SIZES[rung] for rung in rungs) / rate
-            cosines = backs[rungs.forward], fronts[rungs.forward]
-            tape.write(Probe(step, rungs, *cosines, wire))
+            wire = max(SIZES[level] for level in levels) / rate
+            cosines = backs[levels.forward], fronts[levels.forward]
+            log.write(Probe(step, levels, *cosines, wire))
     assert bad < 0.05 * steps
-    assert tape.rungs(steps) == Rungs(0, 0)  # the line got faster
+    assert log.levels(steps) == Levels(0, 0)  # the line got faster
 
 
 def test_probes_come_sooner_while_new_rungs_are_sought():
@@ -159,7 +159,7 @@ def test_probes_come_sooner_while_new_rungs_are_sought():
     good, bad, room = GOOD, (0.9, 0.9, WAITS), (0.99, 0.99, COMPUTES)
     assert after() == soon
     assert after(((0, 0), *good)) == soon  # asks for the next
-    assert after(((0, 0), *room)) == every  # fast enough, and the gentlest
+    assert after(((0, 0), *room)) == every  # fast enough, and the least lossy
     assert after(*[((4, 4), *good)] * 2) == every  # nothing comes behind
     assert after(((2, 2), *bad)) == soon
     assert after(((0, 0), *bad)) == every  # nothing is gentler
@@ -169,53 +169,56 @@ def test_probes_come_sooner_while_new_rungs_are_sought():
 
 
 def test_a_settled_run_is_probed_every_so_many_steps_and_no_more():
-    tape, _ = run(lambda step: 300.0, (1.0, 0.9999, 0.995, 0.9, 0.8), every=40)
-    steps = np.array([probe.step for probe in tape.probes])
-    assert max(tape.rungs(100)) == 2  # 2 rungs of 4 probes, each after 5 steps
+    log, _ = run(lambda step: 300.0, (1.0, 0.9999, 0.995, 0.9, 0.8), every=40)
+    steps = np.array([probe.step for probe in log.probes])
+    assert max(log.levels(100)) == 2  # 2 levels of 4 probes, each after 5 steps
     assert np.mean(np.diff(steps[steps > 500]) == 40) > 0.8
 
 
-def test_a_tape_that_was_saved_goes_on_as_it_was():
-    tape = codec_control.Tape(POLICY)
+def test_a_log_that_was_saved_goes_on_as_it_was():
+    log = codec_control.DecisionLog(POLICY)
     for step in range(1, 201):
-        if tape.is_probed(step):
-            rungs = tape.rungs(step)
-            cosine = COSINES[max(rungs)]
-            row = Probe(step, rungs, cosine, cosine, 2.0).row
-            tape.write(codec_control.of_row(row))
-    other = codec_control.Tape(POLICY)
-    other.resume(tape.rows)
-    assert other.probes == tape.probes
-    assert np.shape(tape.rows) == (len(tape.probes), 6)
-    half = codec_control.Tape(POLICY)
-    half.resume(tape.rows[:20])
-    assert half.probes == tape.probes[:20]
+        if log.is_probed(step):
+            levels = log.levels(step)
+            cosine = COSINES[max(levels)]
+            row = Probe(step, levels, cosine, cosine, 2.0).row
+            log.write(codec_control.of_row(row))
+    other = codec_control.DecisionLog(POLICY)
+    other.resume(log.rows)
+    assert other.probes == log.probes
+    assert np.shape(log.rows) == (len(log.probes), 6)
+    half = codec_control.DecisionLog(POLICY)
+    half.resume(log.rows[:20])
+    assert half.probes == log.probes[:20]
     last = half.probes[-1].step
     for step in range(1, last + POLICY.soon + 1):
-        assert half.rungs(step) == tape.rungs(step)
+        assert half.levels(step) == log.levels(step)
     following = [step for step in range(last, 201) if half.is_probed(step)]
-    assert following == [tape.probes[20].step]
-    assert tape.following == tape.rungs(tape.probes[-1].step + 1)
-    assert {max(probe.rungs) for probe in tape.probes} >= {0, 1, 2}
+    assert following == [log.probes[20].step]
+    assert log.following == log.levels(log.probes[-1].step + 1)
+    assert {max(probe.levels) for probe in log.probes} >= {0, 1, 2}
 
 
 def test_what_cannot_follow_is_refused():
-    tape = codec_control.Tape(POLICY)
+    log = codec_control.DecisionLog(POLICY)
     for probe, problem in (
-        (Probe(10, Rungs(), 1, 1, 1), "a probe of step 10 where one of step 2 follows"),
-        (Probe(2, Rungs(1, 0), 1, 1, 1), "where the tape has"),
-        (Probe(2, Rungs(), 1.5, 1, 1), "has cosines"),
-        (Probe(2, Rungs(), np.nan, 1, 1), "has cosines"),
-        (Probe(2, Rungs(), 1, 1, np.inf), "a ratio of times of inf"),
-        (Probe(2, Rungs(), 1, 1, -1), "a ratio of times of -1"),
+        (
+            Probe(10, Levels(), 1, 1, 1),
+            "a probe of step 10 where one of step 2 follows",
+        ),
+        (Probe(2, Levels(1, 0), 1, 1, 1), "where the decision log has"),
+        (Probe(2, Levels(), 1.5, 1, 1), "has cosines"),
+        (Probe(2, Levels(), np.nan, 1, 1), "has cosines"),
+        (Probe(2, Levels(), 1, 1, np.inf), "a ratio of times of inf"),
+        (Probe(2, Levels(), 1, 1, -1), "a ratio of times of -1"),
     ):
         with pytest.raises(ValueError, match=problem):
-            tape.write(probe)
+            log.write(probe)
 
 
 def test_a_row_without_whole_numbers_is_refused():
     for row in ([3, 0.5, 0, 1, 1, 1], [np.nan, 0, 0, 1, 1, 1], [3, 0, np.inf, 1, 1, 1]):
-        with pytest.raises(ValueError, match=r"a probe of step \S+ with rungs"):
+        with pytest.raises(ValueError, match=r"a probe of step \S+ with levels"):
             codec_control.of_row(np.asarray(row, np.float32))
 
 

@@ -36,10 +36,10 @@ def split(runs):
     return runs.folder / "split"
 
 
-def tape_of(workdir):
-    """The rows of the tape, as the summaries of both sides have them."""
+def log_of(workdir):
+    """The rows of the decision log, as the summaries of both sides have them."""
     source, target = (
-        json.loads((workdir / name / "summary.json").read_text())["tape"]
+        json.loads((workdir / name / "summary.json").read_text())["decisions"]
         for name in ("source", "target")
     )
     assert source == target
@@ -47,20 +47,20 @@ def tape_of(workdir):
 
 
 def test_it_begins_gentle_and_goes_on_harder_while_the_line_is_waited_for(split):
-    tape = tape_of(split)
-    np.testing.assert_array_equal(tape[:, 0], np.arange(EVERY, STEPS + 1, EVERY))
-    np.testing.assert_array_equal(tape[:4, 1:3], 0)
-    np.testing.assert_allclose(tape[:4, 3:5], 1.0, atol=1e-5)  # the same codecs
+    log = log_of(split)
+    np.testing.assert_array_equal(log[:, 0], np.arange(EVERY, STEPS + 1, EVERY))
+    np.testing.assert_array_equal(log[:4, 1:3], 0)
+    np.testing.assert_allclose(log[:4, 3:5], 1.0, atol=1e-5)  # the same codecs
     # In the first programs are compiled; in another the machine may have other work.
-    assert np.sum(tape[:, 5] <= 1) <= 2
-    harder = tape[:, 1:3].sum(axis=1)
+    assert np.sum(log[:, 5] <= 1) <= 2
+    harder = log[:, 1:3].sum(axis=1)
     assert (np.diff(harder) >= 0).all()
     assert harder[:4].max() == 0
     assert set(harder) >= {0, 2}
 
 
 def test_only_what_the_rungs_send_crosses(split):
-    """Bytes of a step fall with the rungs."""
+    """Bytes of a step fall with the levels."""
     records = [
         json.loads(line)
         for line in (split / "source" / "metrics.jsonl").read_text().splitlines()
@@ -73,7 +73,7 @@ def test_only_what_the_rungs_send_crosses(split):
     assert late < early
 
 
-def test_a_run_that_goes_on_takes_what_clocks_measured_from_the_tape(runs, split):
+def test_a_run_that_goes_on_takes_what_clocks_measured_from_the_log(runs, split):
     """And ends with the same parameters, bit for bit, whatever they would measure.
 
     The bottleneck and its moments are among them.
@@ -87,7 +87,7 @@ def test_a_run_that_goes_on_takes_what_clocks_measured_from_the_tape(runs, split
     with (resumed / "source" / control.FILE).open("a") as file:
         file.write("\n[26.0, 1.")  # of a process that was killed
     runs.finished(workdir="resumed", **RUN | {"wan": ""})
-    np.testing.assert_array_equal(tape_of(resumed), tape_of(split))
+    np.testing.assert_array_equal(log_of(resumed), log_of(split))
     for got, want in zip(
         runs.sides("resumed", STEPS), runs.sides("split", STEPS), strict=True
     ):
@@ -104,19 +104,19 @@ def test_the_report_names_the_codecs_and_their_steps(split):
 
 def test_what_follows_from_the_last_probe_is_in_the_report():
     rows = [[10, 0, 0, 1.0, 1.0, 2.0], [20, 1, 1, 0.99, 0.99, 2.0]]
-    source = {"cluster": "source", "last_step": 30, "tape": rows}
+    source = {"cluster": "source", "last_step": 30, "decisions": rows}
 
     def steps(**more):
         summary = {"flags": {}, "clusters": [source | more]}
-        lines = report._tape_markdown(summary).splitlines()[2:]
+        lines = report._decisions_markdown(summary).splitlines()[2:]
         return [line.split(" | ")[:2] for line in lines]
 
     int8 = r"`pack_tokens\|int8(64)`"
     int4 = r"`pack_tokens\|hadamard\|int4(64)\|bf16`"
     first = [["| 1", r"`pack_tokens\|bf16`"], ["| 11", int8]]
-    assert steps() == steps(rungs=[1, 1]) == first
-    assert steps(rungs=[2, 2]) == [*first, ["| 21", int4]]
-    assert steps(rungs=[2, 2], last_step=20) == first
+    assert steps() == steps(levels=[1, 1]) == first
+    assert steps(levels=[2, 2]) == [*first, ["| 21", int4]]
+    assert steps(levels=[2, 2], last_step=20) == first
 
 
 def test_a_run_that_begins_anew_measures_anew(tmp_path):
@@ -125,7 +125,7 @@ def test_a_run_that_begins_anew_measures_anew(tmp_path):
     chosen = control.Control(agreed_of(), 384, tmp_path)
     chosen.resume(None)
     assert (tmp_path / control.FILE).read_text().endswith("\n[]\n")
-    assert chosen.described == {"tape": [], "rungs": [0, 0]}
+    assert chosen.described == {"decisions": [], "levels": [0, 0]}
 
 
 def agreed_of(**flags):
@@ -134,18 +134,18 @@ def agreed_of(**flags):
     ).agreed
 
 
-def test_every_rung_is_smaller():
+def test_every_level_is_smaller():
     policy = control.policy(agreed_of(bottleneck=96), 384)
-    assert len(policy.sizes[0]) == len(config.LADDER)
+    assert len(policy.sizes[0]) == len(config.SCHEDULE)
     for of_way in policy.sizes:
         assert list(of_way) == sorted(set(of_way), reverse=True)
 
 
 @pytest.mark.parametrize("size", [1.0, 1e-7, 1e-9])
-def test_every_rung_loses_more_than_the_one_before(size):
+def test_every_level_loses_more_than_the_one_before(size):
     """Also of a gradient that is divided by the tokens of a large batch.
 
-    Probes compare with the first rung: what that loses, others would be blamed for.
+    Probes compare with the first level: what that loses, others would be blamed for.
     """
     random = np.random.RandomState(0).randn(2, 16, 64).astype(np.float32)
     arrays = {
@@ -154,7 +154,7 @@ def test_every_rung_loses_more_than_the_one_before(size):
         "index": np.arange(2, dtype=np.int32),
     }
     errors_of = []
-    for text in config.LADDER:
+    for text in config.SCHEDULE:
         codec = codecs.from_string(text)
         sent, state = codec.encode(arrays, codec.init(arrays))
         got = np.asarray(codec.decode(sent, state)[0]["hidden"], np.float64) / size
@@ -164,8 +164,8 @@ def test_every_rung_loses_more_than_the_one_before(size):
     assert errors_of[2] < 0.12  # int4's, scales included
 
 
-def test_a_rung_is_what_the_codec_encodes_with():
-    agreed, in_use = agreed_of(), [codec_control.Rungs()]
+def test_a_level_is_what_the_codec_encodes_with():
+    agreed, in_use = agreed_of(), [codec_control.Levels()]
     spec = channels.hidden_spec(agreed, 8, 8)
     arrays = {
         "hidden": np.ones(spec["hidden"].shape, np.float32),
@@ -174,8 +174,8 @@ def test_a_rung_is_what_the_codec_encodes_with():
     }
     codec = config.chosen_codecs(lambda step: in_use[0]).backward
     sizes = []
-    for rung in range(len(config.LADDER)):
-        in_use[0] = codec_control.Rungs(0, rung)
+    for level in range(len(config.SCHEDULE)):
+        in_use[0] = codec_control.Levels(0, level)
         sent, _ = codec.encode(arrays, codec.init(spec))
         sizes.append(codec_lib.nbytes(sent.payload))
     assert sizes == sorted(set(sizes), reverse=True)
