@@ -21,7 +21,7 @@ from experiments.pretraining import prepare
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
 from nebula_jax.commands import command_line
-from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import run_folder
 
@@ -52,26 +52,25 @@ def main() -> int:
     """Runs the part that --cluster names."""
     run = config.from_flags()
     cluster = run.local.cluster
-    connect.check_role(run.local.connection(), cluster, "discriminator", "generator")
+    kind, _, number = cluster.partition(":")
+    index = command_line.whole_number(number) if kind == "generator" else None
+    if index is None and cluster not in ("all", "whole", "discriminator"):
+        raise errors.SettingsError(
+            f"--cluster={cluster}: expected all, whole, discriminator or generator:K"
+        )
+    # How many generators there are may be known only once the text is read.
+    names = ["discriminator", "generator:0" if index is None else cluster]
+    all_clusters.check_place(run.local.connection(), cluster, names)
     config.check(run)
     devices.simulate(run.local.layout(), run.local.num_processes or 1)
-    match cluster.split(":"):
-        case ["all" | "whole"]:
-            with run_folder.lock(run.local.workdir):
-                return _run_here(run)
-        case ["discriminator"]:
-            run = data.without_text(run)
-            train = discriminator.train
-        case ["generator", number] if (
-            index := command_line.whole_number(number)
-        ) is not None:
-            run = data.checked(run, only=index)
-            train = functools.partial(generator.train, index=index)
-        case _:
-            raise errors.SettingsError(
-                f"--cluster={cluster}: expected all, whole, discriminator or"
-                " generator:K"
-            )
+    if cluster in ("all", "whole"):
+        with run_folder.lock(run.local.workdir):
+            return _run_here(run)
+    if index is None:
+        run, train = data.without_text(run), discriminator.train
+    else:
+        run = data.checked(run, only=index)
+        train = functools.partial(generator.train, index=index)
     settings = config.settings(run, shared_vocabulary.given(run.local))
     folder = run_folder.of_cluster(run.local.workdir, cluster)
     return cluster_process.run(run, settings, folder, train)
@@ -79,9 +78,7 @@ def main() -> int:
 
 def _run_here(run: config.Run) -> int:
     run = data.checked(run)
-    generators = range(len(run.agreed.groups()))
-    names = ["discriminator", *(f"generator:{k}" for k in generators)]
-    return here.run_here(EXPERIMENT, run, names)
+    return here.run_here(EXPERIMENT, run, config.names(run.agreed))
 
 
 if __name__ == "__main__":

@@ -29,6 +29,7 @@ from experiments.abnet import (
     whole,
 )
 from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import checkpoints, run_folder
 
@@ -37,7 +38,7 @@ def main() -> int:
     """Runs the part that --cluster names."""
     run = config.from_flags()
     cluster, layout = run.local.cluster, run.local.layout()
-    connect.check_role(run.local.connection(), cluster, "target", "source")
+    all_clusters.check_place(run.local.connection(), cluster, config.CLUSTERS)
     config.check(run)
     devices.simulate(layout, run.local.num_processes or 1)
     if cluster in ("all", "whole"):

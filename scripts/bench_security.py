@@ -29,6 +29,7 @@ from experiments import shared_flags
 from nebula_jax.communication import codec
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
 from scripts.bench import harness, labs, revocations
@@ -60,11 +61,9 @@ def end(settings: Mapping[str, Any]) -> dict[str, Any]:
     array = jax.device_put(np.arange(size, dtype=np.uint8))
     seconds, hello = [], frames.Hello(settings["cluster"], "bench", {})
     with contextlib.ExitStack() as stack:
-        is_listener = settings["cluster"] == "target"
-        if is_listener:
-            (link,) = stack.enter_context(connect.listen(reach, hello, ["source"]))
-        else:
-            link = stack.enter_context(connect.dial(reach, hello, peer="target"))
+        is_listener, names = settings["cluster"] == "target", ["target", "source"]
+        peers = stack.enter_context(all_clusters.connected(reach, hello, names))
+        (link,) = peers.links.values()
         out = link.sender("tensor", spec, codec.identity())
         back = link.receiver("tensor", spec, codec.identity())
         if is_listener:

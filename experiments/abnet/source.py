@@ -13,7 +13,8 @@ def train(run: config.Run) -> int:
     agreed, context = run.agreed, run.context()
     own = sides.prepare(run, context, models.SOURCE)
     text, saved = own.text, own.saved
-    with context.dial(own.hello, peer="target", check=own.check) as link:
+    with context.connected(own.hello, config.CLUSTERS, check=own.check) as peers:
+        link = peers.links["target"]
         half, choice, ends, batch, state, codecs = sides.begin(
             run, context, own, link, models.SOURCE
         )

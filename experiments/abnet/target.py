@@ -15,7 +15,8 @@ def train(run: config.Run) -> int:
     agreed, context = run.agreed, run.context()
     own = sides.prepare(run, context, models.TARGET)
     text, saved = own.text, own.saved
-    with context.listen(own.hello, ["source"], check=own.check) as [link]:
+    with context.connected(own.hello, config.CLUSTERS, check=own.check) as peers:
+        link = peers.links["source"]
         half, choice, ends, batch, state, codecs = sides.begin(
             run, context, own, link, models.TARGET
         )

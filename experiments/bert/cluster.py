@@ -11,17 +11,14 @@ verdict         the clusters that a round has     hub -> all others
 anchor p        the state of fragment p           hub -> those that have missed rounds
 """
 
-import contextlib
 import dataclasses
 from typing import Any
 
 from experiments.bert import config, data, models, replica
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as vocabularies
-from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime import local_steps
-from nebula_jax.runtime.connect import all_clusters
 
 
 def train(run: config.Run) -> int:
@@ -36,7 +33,11 @@ def train(run: config.Run) -> int:
     settings = config.settings(run, vocabulary)
     saved = run.open_checkpoints(context, settings)
     hello = run.hello(settings | data.same_text(run, text), saved.steps)
-    with text, connected(run, context, hello) as peers:
+    names, may_return = config.names(agreed), agreed.quorum > 0 and agreed.clusters > 1
+    with (
+        text,
+        context.connected(hello, names, hub=agreed.hub, may_return=may_return) as peers,
+    ):
         # All that crosses: the deltas of rounds, from each cluster to all others.
         rounds = local_steps.begin(context, peers, own.specs, agreed.rounds())
         own = own.in_rounds(*rounds.members) if rounds.members else own
@@ -69,21 +70,6 @@ def train(run: config.Run) -> int:
         return context.exit_status()
     models.export(context.folder, run, made, vocabulary, own.params(state))
     return 0
-
-
-def connected(
-    run: config.Run, context: context_lib.Context, hello: frames.Hello
-) -> contextlib.AbstractContextManager[all_clusters.Peers]:
-    """Connects to all other clusters; with a quorum they may rejoin."""
-    agreed = run.agreed
-    return all_clusters.connected(
-        run.local.connection(),
-        hello,
-        config.names(agreed),
-        hub=agreed.hub,
-        work=context.work,
-        may_return=agreed.quorum > 0 and agreed.clusters > 1,
-    )
 
 
 def evaluate(

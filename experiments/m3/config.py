@@ -173,6 +173,12 @@ def check(run: Run) -> None:
         hot_start.check(start, "the heads of eq. 6 and 10 are", wanted)
 
 
+def names(agreed: Agreed) -> list[str]:
+    """Returns the names of all clusters; the first one listens, the others dial it."""
+    generators = range(len(agreed.groups()))
+    return ["discriminator", *(f"generator:{index}" for index in generators)]
+
+
 def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     """Returns what a Hello compares, and a checkpoint is checked against."""
     local = run.local

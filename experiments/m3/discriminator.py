@@ -29,8 +29,8 @@ def train(run: config.Run) -> int:
     settings = config.settings(run, vocabulary)
     saved = run.open_checkpoints(context, settings)
     hello = run.hello(settings, saved.steps)
-    names = [f"generator:{index}" for index in range(len(agreed.groups()))]
-    with context.listen(hello, names) as links:
+    with context.connected(hello, config.names(agreed)) as peers:
+        links = list(peers.links.values())
         # All that crosses: what the generators send; their step tokens go back.
         ends = [
             channels.receivers(

@@ -36,7 +36,8 @@ def train(run: config.Run, index: int) -> int:
     settings = config.settings(run, vocabulary)
     saved = run.open_checkpoints(context, settings)
     hello = run.hello(settings, saved.steps)
-    with text, context.dial(hello, peer="discriminator") as link:
+    with text, context.connected(hello, ["discriminator", hello.cluster]) as peers:
+        link = peers.links["discriminator"]
         # All that crosses: m3.Tokens, of training and held-out text: the whole text.
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
@@ -68,8 +69,7 @@ def train(run: config.Run, index: int) -> int:
         # The discriminator may still want what was sent last.
         link.wait_for_step(context.step)
         described = {"ledger": link.ledger, "outages": link.outages}
-        described["unigram_entropy"] = frequencies.entropy()
-        context.finish(described)
+        context.finish(described | {"unigram_entropy": frequencies.entropy()})
     return context.exit_status()
 
 

@@ -25,8 +25,7 @@ from nebula_jax.training import m3, m3_predictions
 def train(run: config.Run) -> int:
     """Trains all parts to the end; returns the exit status."""
     agreed, context = run.agreed, config.context(run, part=0)
-    count = len(agreed.groups())
-    names = ["discriminator", *(f"generator:{k}" for k in range(count))]
+    names, count = config.names(agreed), len(agreed.groups())
     vocabulary = shared_vocabulary.given(run.local)
     texts = [data.text_of(run, k, vocabulary) for k in range(count)]
     made = models.load(run, vocabulary)

@@ -85,8 +85,6 @@ class Link:
         """Seconds that callers spent waiting for the peer or the line."""
         self.has_begun = False
         """True once the peer was welcomed (listener only)."""
-        self.release: Callable[[], None] = lambda: None
-        """Is called when the link has ended: frees what it had for itself."""
         self.owner = ""
         """The DNS names of the peer's certificate; empty without TLS."""
 
@@ -263,13 +261,11 @@ class Link:
                     raise
                 self._driver.wait(lambda: False, waiting.pause(), past_end=True)
         self._driver.join()
-        self.release()
         self._driver.check()
 
     def abort(self, reason: str) -> None:
         """Sends the reason for giving up to the peer, and closes."""
         self._driver.abort(reason)
-        self.release()
 
     def __enter__(self) -> "Link":
         return self

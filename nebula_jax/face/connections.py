@@ -72,10 +72,10 @@ class Connections:
                 f"cluster={self.cluster} needs peer=HOST:PORT of {peer}"
             )
         connect.check_means(settings, self.cluster, listens=False, dials=True)
-        hello, work = self._hello(), self.context.work
-        dial = functools.partial(connect.dial, settings, hello, peer=peer, work=work)
+        dial = functools.partial(self._connected, settings, [peer, self.cluster])
         question = f"does {peer} call run.listen({self.cluster!r})?"
-        with _asking(dial, question) as link:
+        with _asking(dial, question) as peers:
+            link = peers.links[peer]
             self._dialed.append(link)
             yield link
 
@@ -96,10 +96,14 @@ class Connections:
                 " depends on those before it"
             )
         settings = self.context.settings.connection
+        if not settings.federation:  # there it is the lab that clusters have to be of
+            settings = self._settings("")
         connect.check_means(settings, self.cluster, listens=True, dials=False)
         question = f"does {', '.join(clusters)} call run.dial({self.cluster!r})?"
-        wait = functools.partial(self.context.listen, self._hello(), clusters)
-        with _asking(wait, question) as links:
+        names = [self.cluster, *clusters]
+        wait = functools.partial(self._connected, settings, names)
+        with _asking(wait, question) as peers:
+            links = list(peers.links.values())
             self._listened += links
             yield links[0] if len(clusters) == 1 else links
 
@@ -121,16 +125,16 @@ class Connections:
         named = [self._addresses[each] for each in dials if each in self._addresses]
         settings = self._settings(",".join(named) or self._addresses.get("", ""))
         all_clusters.check_place(settings, self.cluster, self.clusters, hub)
-        with all_clusters.connected(
-            settings,
-            self._hello(),
-            self.clusters,
-            hub=hub,
-            work=self.context.work,
-            may_return=may_return,
-        ) as peers:
+        names = self.clusters
+        with self._connected(settings, names, hub=hub, may_return=may_return) as peers:
             self._peers = peers
             yield peers
+
+    def _connected(
+        self, settings: connect.Settings, clusters: Sequence[str], **more: Any
+    ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
+        hello, work = self._hello(), self.context.work
+        return all_clusters.connected(settings, hello, clusters, work=work, **more)
 
     def _settings(self, peer: str) -> connect.Settings:
         return dataclasses.replace(self.context.settings.connection, peer=peer)

@@ -2,7 +2,8 @@
 
     context = Context(Settings(workdir=folder, cluster="front", steps=1000, ...))
     saved = context.open_checkpoints(compared)
-    with context.dial(hello(saved.steps), peer="back") as link:
+    with context.connected(hello(saved.steps), ["back", "front"]) as peers:
+        link = peers.links["back"]
         start = context.wait_for_welcome(link)
         state, position = saved.restore(start, fresh)
         batches = text.begin(position)
@@ -35,11 +36,12 @@ from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import cluster
 from nebula_jax.runtime.records import checkpoints, progress, run_folder
 
-Links = Sequence[Link] | Sequence[WorkerLink]
+Links = Sequence[all_clusters.AnyLink]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,31 +135,29 @@ class Context:
         if self._settle is not None:
             self._settle()
 
-    def dial(
-        self,
-        hello: frames.Hello,
-        *,
-        peer: str,
-        check: bridge.Check = bridge.no_further_check,
-    ) -> Link | WorkerLink:
-        """Connects to the cluster that listens; see `connect.dial`."""
-        connection = self._settings.connection
-        return connect.dial(connection, hello, peer=peer, check=check, work=self.work)
-
-    def listen(
+    def connected(
         self,
         hello: frames.Hello,
         clusters: Sequence[str],
         *,
+        hub: str = "",
         check: bridge.Check = bridge.no_further_check,
-    ) -> contextlib.AbstractContextManager[list[Link] | list[WorkerLink]]:
-        """Waits for all clusters that dial; see `connect.listen`."""
-        connection = self._settings.connection
-        return connect.listen(connection, hello, clusters, check=check, work=self.work)
+        may_return: bool = False,
+    ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
+        """Connects to the other clusters; see `all_clusters.connected`."""
+        return all_clusters.connected(
+            self._settings.connection,
+            hello,
+            clusters,
+            hub=hub,
+            check=check,
+            work=self.work,
+            may_return=may_return,
+        )
 
     def welcome(
         self,
-        links: Sequence[Link] | Sequence[WorkerLink],
+        links: Links,
         saved: checkpoints.Checkpoints,
     ) -> int:
         """Names the step that the run resumes after, as the cluster that listens.

@@ -13,7 +13,7 @@ from experiments.xnli import config as xnli_config
 from nebula_jax.communication import wan
 from nebula_jax.data import language_mixture
 from nebula_jax.models import transformer
-from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.training import m3
 
 FOLDER = pathlib.Path(pretrain_m3.__file__).parent / "flags"
@@ -21,7 +21,7 @@ FOLDER = pathlib.Path(pretrain_m3.__file__).parent / "flags"
 
 CONFIGS = {"m3": m3_config, "abnet": abnet_config, "bert": bert_config}
 CONFIGS |= {"xnli": xnli_config}
-ROLES = {"m3": ("discriminator", "generator"), "abnet": ("target", "source")}
+NAMES = {"m3": ["discriminator", "generator:0"], "abnet": ["target", "source"]}
 
 
 @pytest.mark.parametrize(
@@ -34,8 +34,9 @@ def test_every_flagfile_is_a_possible_run(path):
     run = configured.run(CONFIGS[name], f"--flagfile={path}", "--data_dir=text")
     if not getattr(run.local, "hot_start", ""):  # else its checkpoint must be there
         CONFIGS[name].check(run)
-    if name in ROLES:
-        connect.check_role(run.local.connection(), run.local.cluster, *ROLES[name])
+    if name in NAMES:
+        connection = run.local.connection()
+        all_clusters.check_place(connection, run.local.cluster, NAMES[name])
     if name == "m3":
         groups = [["en", "de"]] * 3
         if not run.agreed.generators.isdecimal():

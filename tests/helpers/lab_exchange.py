@@ -10,8 +10,9 @@ from nebula_jax import errors
 from nebula_jax.communication import codec
 from nebula_jax.communication.wire import frames
 from nebula_jax.federation import trainer_keys
-from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
 
+NAMES = ["discriminator", "generator:0"]
 SPEC = jax.ShapeDtypeStruct((4, 8), np.float32)
 
 
@@ -25,9 +26,10 @@ def values(step):
 
 def generate(lab, steps, received, gate=lambda step: None, **more):
     """A generator: sends a tensor a step, waits for its token."""
-    with connect.dial(
-        settings(lab, **more), hello("generator:0"), peer="discriminator"
-    ) as link:
+    with all_clusters.connected(
+        settings(lab, **more), hello("generator:0"), NAMES
+    ) as peers:
+        (link,) = peers.links.values()
         tokens = link.sender("tokens", SPEC, codec.identity())
         assert link.wait_for_welcome(20.0) == 0
         for step in range(1, steps + 1):
@@ -39,9 +41,10 @@ def generate(lab, steps, received, gate=lambda step: None, **more):
 
 def discriminate(lab, steps, received, **more):
     """A discriminator: receives, answers with the token."""
-    with connect.listen(
-        settings(lab, **more), hello("discriminator"), ["generator:0"]
-    ) as (link,):
+    with all_clusters.connected(
+        settings(lab, **more), hello("discriminator"), NAMES
+    ) as peers:
+        (link,) = peers.links.values()
         tokens = link.receiver("tokens", SPEC, codec.identity())
         link.welcome(0)
         for step in range(1, steps + 1):

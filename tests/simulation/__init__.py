@@ -3,7 +3,7 @@
     python -m tests.simulation --seeds=100000      # until one breaks a promise
     python -m tests.simulation --seed=4711         # all that happens in one
 
-Production code runs as it is, from `connect.listen` and `connect.dial` down to the
+Production code runs as it is, from `all_clusters.connected` down to the
 calls of a socket, with its threads, and from `Checkpoints` to the calls of a disk. What
 lies below is simulated, in one thread and in virtual time:
 

@@ -19,7 +19,7 @@ import numpy as np
 from nebula_jax.communication import codec, selector
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.parallel import pace, pipeline
-from nebula_jax.runtime import connect
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.records import checkpoints
 
 STATE_BYTES = 16
@@ -183,7 +183,10 @@ def lead(cluster: Cluster, opened: Callable[..., Any]) -> int:
     shape, watch = cluster.shape, cluster.simulation
     saved = cluster.saved()
     hello = cluster.hello(saved)
-    with connect.listen(watch.settings, hello, shape.names, work=cluster.work) as links:
+    settings = dataclasses.replace(watch.settings, peer="")
+    names = [shape.leader, *shape.names]
+    with all_clusters.connected(settings, hello, names, work=cluster.work) as peers:
+        links = list(peers.links.values())
         train = opened(cluster, links)
         start = common_start(cluster, saved, links)
         for link in links:
@@ -211,7 +214,9 @@ def follow(cluster: Cluster, opened: Callable[..., Any]) -> int:
     shape, watch = cluster.shape, cluster.simulation
     saved = cluster.saved()
     hello, work = cluster.hello(saved), cluster.work
-    with connect.dial(watch.settings, hello, peer=shape.leader, work=work) as link:
+    names = [shape.leader, cluster.name]
+    with all_clusters.connected(watch.settings, hello, names, work=work) as peers:
+        link = peers.links[shape.leader]
         train = opened(cluster, link)
         start = link.wait_for_welcome(watch.settings.connect_timeout)
         state = cluster.restore(saved, start)

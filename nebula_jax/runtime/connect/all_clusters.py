@@ -1,4 +1,4 @@
-"""Connections of clusters of which each does the same: all with all, or with a hub.
+"""Connections of a run's clusters: all with all, or with a hub.
 
     with all_clusters.connected(settings, hello, clusters, hub=hub) as peers:
         ...                                  # opens channels on each of peers.links
@@ -143,15 +143,18 @@ def connected(
     clusters: Sequence[str],
     *,
     hub: str = "",
+    check: bridge.Check = bridge.no_further_check,
     work: activity.Work | None = None,
     may_return: bool = False,
 ) -> Iterator[Peers]:
     """Waits until this cluster has links to its peers, in whatever order they come.
 
     Args:
-      clusters: names of all, in the same order everywhere.
+      clusters: names of all, in the same order everywhere; a cluster may leave out
+        those to which it is to have no link.
       hub: name of the cluster that all others have their only link to; empty if each
         has one to each.
+      check: compares a peer's Hello with what only the caller has.
       work: what this process does; a new one if not given.
       may_return: True if clusters may rejoin the hub, or be gone at the end.
 
@@ -173,11 +176,10 @@ def connected(
         shared: dict[str, AnyLink] = {name: routes.worker_link(work) for name in order}
         yield Peers(hello, shared, dials, clusters, hub, work)
         return
-    found = connect.addresses(settings, hello.cluster, dials)
-    where = dict(zip(dials, found, strict=True))
+    where = connect.addresses(settings, hello.cluster, dials)
     links: dict[str, AnyLink] = {}
     with contextlib.ExitStack() as stack:
-        own = stack.enter_context(routes.Routes(settings, hello, work=work))
+        own = stack.enter_context(routes.Routes(settings, hello, check, work))
         gathering, listener = gathering_lib.Gathering(own), None
         if waits:  # before this cluster dials: none shall find its port closed
             _report_return(settings, may_return)

@@ -17,6 +17,7 @@ from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication.wire import frames
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import routes
+from nebula_jax.runtime.connect.all_clusters import connected
 from nebula_jax.runtime.life import launcher, process
 from nebula_jax.security import tls
 from nebula_jax.security.tls import certificates, credentials
@@ -46,28 +47,6 @@ def test_settings_that_cannot_work_are_refused(values, words):
         connect.Settings(**values)
 
 
-@pytest.mark.parametrize(
-    ("cluster", "values", "words"),
-    [
-        ("g:0", {}, "cluster=g:0 needs peer=HOST:PORT with 1 address, of d"),
-        ("d", {"peer": "h:1"}, "cluster=d dials no other one"),
-        ("d", {}, "cluster=d needs listen=HOST:PORT"),
-        ("g:0", {"peer": "h:1", "tls": "auto"}, "needs tls=FOLDER with its"),
-        ("g:0", {"peer": "h:1", "tls": "/nowhere"}, "/nowhere"),
-        ("all", {}, None),
-        ("d", {"listen": "h:1"}, None),
-        ("g:0", {"peer": "h:1"}, None),
-    ],
-)
-def test_a_cluster_must_have_what_it_needs_to_meet_the_others(cluster, values, words):
-    settings = connect.Settings(**values)
-    if words is None:
-        connect.check_role(settings, cluster, "d", "g")
-        return
-    with pytest.raises(errors.NebulaError, match=re.escape(words)):
-        connect.check_role(settings, cluster, "d", "g")
-
-
 def hello(name, details=None):
     return frames.Hello(name, "1", {"--steps": 9}, (), details or {})
 
@@ -82,18 +61,18 @@ def meet(pool, names, wanted, first=None):
             has_failed.wait(20)
         settings = connect.Settings(peer=address, connect_timeout=20)
         try:
-            with connect.dial(settings, hello(name), peer="d") as link:
-                link.wait_for_welcome(20)
+            with connected(settings, hello(name), ["d", name]) as peers:
+                peers.links["d"].wait_for_welcome(20)
         except errors.NebulaError:
             has_failed.set()  # the listener's own error is what is tested
 
     dialing = [pool.submit(dial, name) for name in names]
     settings = connect.Settings(listen=address, connect_timeout=20)
-    with connect.listen(settings, hello("d"), wanted) as links:
-        for link in links:
+    with connected(settings, hello("d"), ["d", *wanted]) as peers:
+        for link in peers.links.values():
             link.welcome(0)
     concurrent.futures.wait(dialing, 30)
-    return [link.peer.cluster for link in links]
+    return [link.peer.cluster for link in peers.links.values()]
 
 
 def test_links_are_in_the_order_that_was_wanted(pool):
@@ -139,13 +118,14 @@ def over_a_line(monkeypatch, folder, pool):
             peer = endpoints.written(proxy.address)
             settings = connect.Settings(peer=peer, connect_timeout=30.0, **there)
             ours = hello("g:0", details)
-            with connect.dial(settings, ours, peer="d") as link:
-                link.wait_for_welcome(10)
+            with connected(settings, ours, ["d", "g:0"]) as peers:
+                peers.links["d"].wait_for_welcome(10)
 
         dialing = pool.submit(dial)
         settings = connect.Settings(connect_timeout=30.0, **here)
-        with connect.listen(settings, hello("d", details), ["g:0"]) as links:
-            links[0].welcome(0)
+        ours = hello("d", details)
+        with connected(settings, ours, ["d", "g:0"]) as peers:
+            peers.links["g:0"].welcome(0)
         dialing.result(30)
         proxy.close()
         return said, proxy
@@ -248,8 +228,9 @@ def test_what_only_a_person_can_mend_is_reported_soon(
         settings = connect.Settings(
             peer=address, tls=str(tmp_path / there), connect_timeout=30.0
         )
-        with pytest.raises(errors.NebulaError, match=words):
-            connect.dial(settings, hello("g:0"), peer="d")
+        refused = pytest.raises(errors.NebulaError, match=words)
+        with refused, connected(settings, hello("g:0"), ["d", "g:0"]):
+            pass
     assert time.monotonic() - start < 15.0
 
 

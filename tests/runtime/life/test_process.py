@@ -12,7 +12,7 @@ from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, link
 from nebula_jax.communication.wire import driver, session, stuck_peers
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import routes
+from nebula_jax.runtime.connect import all_clusters, routes
 from nebula_jax.runtime.life import process
 from nebula_jax.training import checkpoint
 
@@ -175,7 +175,7 @@ def test_rubbish_in_the_environment_is_named(monkeypatch, value):
         process.Interrupt().install()
     monkeypatch.setenv(routes.LISTEN_FD, value)
     with pytest.raises(errors.SettingsError, match=routes.LISTEN_FD):
-        connect.check_role(connect.Settings(), "d", "d", "g")
+        all_clusters.check_place(connect.Settings(), "d", ["d", "g"])
     with pytest.raises(errors.SettingsError, match=routes.LISTEN_FD):
         routes.listening_socket(connect.Settings())
 
