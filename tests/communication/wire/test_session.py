@@ -273,15 +273,11 @@ def test_silence_is_noticed_and_broken_by_pings(running):
         end.tick(18.0)
 
 
-def test_a_ping_reports_what_its_sender_does_when_it_leaves():
+def test_a_ping_reports_what_its_sender_does_when_it_leaves(pair):
     doing = [activity.Report(activity.Activity.COMPUTING, 3)]
-    connector = session.Session(Role.CONNECTOR, SESSION, 10.0)
+    listener, connector = pair.ends.values()
     connector.report = doing.pop
-    listener = session.Session(Role.LISTENER, SESSION, 10.0)
-    connector.begin(0.0)
-    opening = joined(connector.data_to_send(0.0))
-    listener.resume(*reader.read_opening(opening), 0.0)
-    receive(connector, joined(listener.data_to_send(0.0)))
+    pair.move(Role.LISTENER)
     connector.tick(2.5)
     doing.append(activity.Report(activity.Activity.SAVING, 4))
     receive(listener, joined(connector.data_to_send(9.0)), 9.5)
