@@ -111,7 +111,7 @@ def test_send_blocks_while_nobody_reads_and_loses_nothing(
     with here:
         done = pool.submit(send_all, there, outgoing, made)
         wait_until(lambda: sent)
-        time.sleep(0.6)
+        time.sleep(1.0)
         # The reader's inbox, and what the window lets out beyond it.
         assert len(sent) - 1 <= receive_queue.MAX_TENSORS + windows.WINDOW_TENSORS
         for step in range(14):
