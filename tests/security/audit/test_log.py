@@ -1,5 +1,7 @@
 """The log of a lab: appended to by threads, and whole again after every accident."""
 
+import collections
+import concurrent.futures
 import errno
 import os
 import shutil
@@ -61,6 +63,15 @@ def signed_again(folder):
     whole(folder)
 
 
+@pytest.fixture
+def log(tmp_path):
+    """A log of 5 entries, open, which is whole in the end."""
+    with opened(tmp_path / "s") as log:
+        fill(log, 5)
+        yield log
+    whole(tmp_path / "s")
+
+
 def test_a_log_from_its_beginning(tmp_path):
     folder = tmp_path / "federation" / "audit"
     with opened(folder) as log:
@@ -118,43 +129,34 @@ def test_a_log_goes_on_where_it_was(tmp_path):
     whole(tmp_path)
 
 
-def test_a_refused_entry_leaves_nothing(tmp_path):
-    with opened(tmp_path) as log:
-        fill(log, 3)
-        for what in ({"password": "x"}, {"x": object()}, {"x": ["y" * 4096] * 20}):
-            with pytest.raises(errors.NebulaError):
-                log.append("job", "ana", **what)
-        with pytest.raises(audit.AuditError, match="no kind"):
-            log.append("No Kind", "ana")
-        assert log.append("job", "ana") == 3
-        log.sign_head()
-    assert b"password" not in audit.paths(tmp_path).log.read_bytes()
-    whole(tmp_path)
+def test_a_refused_entry_leaves_nothing(log, tmp_path):
+    for what in ({"password": "x"}, {"x": object()}, {"x": ["y" * 4096] * 20}):
+        with pytest.raises(errors.NebulaError):
+            log.append("job", "ana", **what)
+    with pytest.raises(audit.AuditError, match="no kind"):
+        log.append("No Kind", "ana")
+    assert log.append("job", "ana") == 5
+    log.sign_head()
+    assert b"password" not in audit.paths(tmp_path / "s").log.read_bytes()
 
 
-def test_threads_append_to_one_log_while_it_is_signed(tmp_path):
-    with opened(tmp_path) as log:
+def test_threads_append_to_one_log_while_it_is_signed(log, tmp_path):
+    def work(name):
+        for number in range(150):
+            log.append("job", name, number=number)
+            if number % 10 == 0:
+                log.sign_head()
 
-        def work(name):
-            for number in range(150):
-                log.append("job", name, number=number)
-                if number % 10 == 0:
-                    log.sign_head()
-
-        threads = [threading.Thread(target=work, args=(name,)) for name in "abc"]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        log.sign_head()
-    found = {}
-    for entry in entries(tmp_path):
-        found.setdefault(entry.who, []).append(entry.what["number"])
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        list(pool.map(work, "abc"))
+    log.sign_head()
+    found = collections.defaultdict(list)
+    for entry in entries(tmp_path / "s")[5:]:
+        found[entry.who].append(entry.what["number"])
     assert found == {name: list(range(150)) for name in "abc"}
-    whole(tmp_path)
 
 
-def test_nobody_waits_for_the_disk_to_append(tmp_path, monkeypatch):
+def test_nobody_waits_for_the_disk_to_append(log, tmp_path, monkeypatch):
     sync, is_syncing, may_end = os.fdatasync, threading.Event(), threading.Event()
 
     def slow(descriptor):
@@ -162,17 +164,14 @@ def test_nobody_waits_for_the_disk_to_append(tmp_path, monkeypatch):
         assert may_end.wait(20)
         sync(descriptor)
 
-    with opened(tmp_path) as log:
-        fill(log, 3)
-        monkeypatch.setattr(audit_log.os, "fdatasync", slow)
-        signing = threading.Thread(target=log.sign_head)
-        signing.start()
-        assert is_syncing.wait(20)
-        assert log.append("job", "ana") == 3
-        may_end.set()
-        signing.join()
-        assert newest(tmp_path).checkpoint.size == 3
-    whole(tmp_path)
+    monkeypatch.setattr(audit_log.os, "fdatasync", slow)
+    signing = threading.Thread(target=log.sign_head)
+    signing.start()
+    assert is_syncing.wait(20)
+    assert log.append("job", "ana") == 5
+    may_end.set()
+    signing.join()
+    assert newest(tmp_path / "s").checkpoint.size == 5
 
 
 @pytest.mark.parametrize("patience", [1, 6])
@@ -359,20 +358,18 @@ def refuses_all(log, words="takes no more entries: mend it"):
     log.close()
 
 
-def test_a_full_disk_leaves_no_half_entry(tmp_path, failing):
-    with opened(tmp_path) as log:
-        fill(log, 3)
-        length = len(audit.paths(tmp_path).log.read_bytes())
-        line = len(audit_entries.encode("job", Clock()(), "ana", {})) + 1
-        for left in (0, 1, 50, line - 1):
-            failing["left"] = left
-            with pytest.raises(audit.AuditError, match="No space left on device"):
-                log.append("job", "ana")
-            assert audit.paths(tmp_path).log.stat().st_size == length
-        failing["left"] = None
-        assert log.append("job", "ana") == 3  # somebody made room
-        log.sign_head()
-    whole(tmp_path)
+def test_a_full_disk_leaves_no_half_entry(log, tmp_path, failing):
+    path = audit.paths(tmp_path / "s").log
+    before = path.read_bytes()
+    line = len(audit_entries.encode("job", Clock()(), "ana", {})) + 1
+    for left in (0, 1, 50, line - 1):
+        failing["left"] = left
+        with pytest.raises(audit.AuditError, match="No space left on device"):
+            log.append("job", "ana")
+        assert path.read_bytes() == before
+    failing["left"] = None
+    assert log.append("job", "ana") == 5  # somebody made room
+    log.sign_head()
 
 
 def test_a_disk_that_cannot_even_be_cut(tmp_path, failing, monkeypatch):
@@ -445,15 +442,6 @@ def test_paths_that_do_not_serve(tmp_path):
 
 
 # What peers sign.
-
-
-@pytest.fixture
-def log(tmp_path):
-    """A log of 5 entries, open, which is whole in the end."""
-    with opened(tmp_path / "s") as log:
-        fill(log, 5)
-        yield log
-    whole(tmp_path / "s")
 
 
 @pytest.fixture
