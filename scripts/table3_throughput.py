@@ -186,18 +186,13 @@ def markdown(record: Mapping[str, Any]) -> str:
     )
 
 
-def draw(record: Mapping[str, Any], out: pathlib.Path) -> None:
-    """Draws Fig. 8 beside the record."""
-    pictures.figure8(record["moved"], out.with_name(f"{out.stem}_fig8.png"))
-
-
 SWEEP = sweep.Sweep(
     "table3",
     gather,
     markdown,
     figures=figures_of,
     execute=execute,
-    draw=draw,
+    draw=pictures.table3,
     seeds=3,
     needs_text=False,
 )

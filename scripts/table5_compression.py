@@ -12,7 +12,6 @@ step's computation here (`scaled_line`).
 
 import functools
 import itertools
-import pathlib
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -336,17 +335,12 @@ def _whole_run(record: Mapping[str, Any]) -> str:
     )
 
 
-def draw(record: Mapping[str, Any], out: pathlib.Path) -> None:
-    """Draws Fig. 9 and Fig. 10 beside the record."""
-    pictures.table5(record, out.parent, out.stem)
-
-
 SWEEP = sweep.Sweep(
     "table5",
     record,
     markdown,
     figures=abnet_runs.figures,
-    draw=draw,
+    draw=pictures.table5,
     scales=["tiny"],
     seeds=abnet_runs.SEEDS,
 )

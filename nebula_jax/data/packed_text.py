@@ -83,8 +83,8 @@ class PackedText(tfds.core.GeneratorBasedBuilder):
             packed = packed_sequences.pack_mono(sentences, config.max_length)
         else:
             pairs = (
-                (encode(pair.english), encode(pair.foreign))
-                for pair in text_folder.read_parallel(file)
+                (encode(english), encode(foreign))
+                for english, foreign in text_folder.read_parallel(file)
             )
             packed = packed_sequences.pack_pairs(pairs, config.max_length)
         for index, ids in enumerate(packed):

@@ -11,7 +11,6 @@ import json
 import pathlib
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
 
 from nebula_jax.data import tsv
 
@@ -24,13 +23,6 @@ LANGUAGES = (
 CorpusError = tsv.CorpusError
 
 _TRAIN = re.compile(r"([^.]+)\.train\.txt(?:\.gz)?")  # of a file's name
-
-
-class Pair(NamedTuple):
-    """A sentence and its translation (TRTD, section 3.1)."""
-
-    english: str
-    foreign: str
 
 
 def check_folder(data_dir: pathlib.Path) -> None:
@@ -108,8 +100,8 @@ def read_mono(path: pathlib.Path) -> Iterator[str]:
         raise CorpusError(f"{path}: has no lines")
 
 
-def read_parallel(path: pathlib.Path) -> Iterator[Pair]:
-    """Yields the pairs of a parallel file.
+def read_parallel(path: pathlib.Path) -> Iterator[tuple[str, str]]:
+    """Yields the pairs of a parallel file: the English sentence, its translation.
 
     Args:
       path: of the file; `en-LANG` in its name says what the second column has to be.
@@ -126,7 +118,7 @@ def read_parallel(path: pathlib.Path) -> Iterator[Pair]:
             f" {'<TAB>'.join(columns)}[<TAB>source]"
         )
     for _, (english, foreign) in tsv.rows(path, columns):
-        yield Pair(english, foreign)
+        yield english, foreign
 
 
 def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:

@@ -16,11 +16,16 @@ COLORS = 10  # that matplotlib has, then they begin anew
 STYLES = ("-", "--", ":")
 
 
-def table5(record: Mapping[str, Any], folder: pathlib.Path, name: str) -> None:
-    """Writes NAME_fig9.png, and _fig10.png where the record has it."""
-    figure9(record["rows"], folder / f"{name}_fig9.png")
+def table3(record: Mapping[str, Any], out: pathlib.Path) -> None:
+    """Draws Fig. 8 beside the record: NAME_fig8.png."""
+    figure8(record["moved"], out.with_name(f"{out.stem}_fig8.png"))
+
+
+def table5(record: Mapping[str, Any], out: pathlib.Path) -> None:
+    """Draws Fig. 9 beside the record, and Fig. 10 where it has that."""
+    figure9(record["rows"], out.with_name(f"{out.stem}_fig9.png"))
     if record["starts"]:
-        figure10(record, folder / f"{name}_fig10.png")
+        figure10(record, out.with_name(f"{out.stem}_fig10.png"))
 
 
 def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:

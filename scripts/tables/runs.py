@@ -185,11 +185,6 @@ class Runs:
         shutil.rmtree(workdir)
         return result
 
-    def made_same(self, one: Run, other: Run) -> bool:
-        """Returns True if two runs that have ended made folders with the same bytes."""
-        first, second = (self.result(each).get("made") for each in (one, other))
-        return bool(first) and first == second
-
     def _begin(self, run: Run, workdir: pathlib.Path) -> float:
         """Makes the folder of a run unless it is there; returns its seconds so far."""
         path = workdir / UNDER_WAY

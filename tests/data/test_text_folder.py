@@ -28,8 +28,8 @@ def test_sentences_and_pairs_are_read_plain_or_gzipped(tmp_path, ending):
     )
     assert text_folder.parallel_path(tmp_path, "sw", "train") == pairs
     assert list(text_folder.read_parallel(pairs)) == [
-        text_folder.Pair("Thanks", "Asante"),
-        text_folder.Pair("Hello", "Habari"),
+        ("Thanks", "Asante"),
+        ("Hello", "Habari"),
     ]
 
 

@@ -276,7 +276,7 @@ def test_held_out_loss_and_bleu_are_beside_the_baseline(result, tmp_path):
     assert int4["bleu_difference"]["difference"] < 0
     for start in result["starts"]:
         assert start["held_out"]["difference"] == pytest.approx({"0": 0.1, "1": 0.2})
-    pictures.table5(result, tmp_path, "t")
+    pictures.table5(result, tmp_path / "t.json")
     assert (tmp_path / "t_fig10.png").is_file()
 
 
