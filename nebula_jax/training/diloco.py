@@ -47,18 +47,15 @@ FragmentOf = Callable[[str], int | str]
 """Path of a parameter -> number of its fragment, or any name for it."""
 
 
-@dataclasses.dataclass(frozen=True)
-class Config:
-    """The settings of local steps; all clusters have the same."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OuterSettings:
+    """The settings of rounds that need not know the fragments."""
 
     inner_steps: int
     """H, steps of a cluster between two rounds of a fragment."""
-    fragments: int = 1
-    """P, parts of the parameters that have their rounds one after the other."""
     delay: int = 0
-    """tau, steps from a fragment's sending until it is applied; below H // P."""
-    mixing: float = 0.5
-    """alpha, the share of a cluster's own parameters when a fragment is applied."""
+    """tau, steps from a fragment's sending until it is applied, time for the line;
+    below H // P."""
     learning_rate: float = 0.7
     """Learning rate of the outer optimizer."""
     momentum: float | None = None
@@ -70,6 +67,16 @@ class Config:
     is_robust: bool = False
     """True to scale each delta down to the median norm of its round before the mean: no
     cluster alone moves the anchor far. With two clusters that is the mean of both."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(OuterSettings):
+    """The settings of local steps; all clusters have the same."""
+
+    fragments: int = 1
+    """P, parts of the parameters that have their rounds one after the other."""
+    mixing: float = 0.5
+    """alpha, the share of a cluster's own parameters when a fragment is applied."""
 
     def __post_init__(self) -> None:
         """Raises errors.SettingsError, which begins with a field's name."""

@@ -22,6 +22,7 @@ from nebula_jax.training import diloco
 NAMES = ["cluster:0", "cluster:1", "cluster:2"]
 HUB = NAMES[0]
 CONFIG = diloco.Config(inner_steps=4, fragments=2, delay=1)
+UNSENT = dataclasses.replace(CONFIG, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
 """Fragment 1 is sent after steps 2, 6, 10, ..., fragment 0 after 4, 8, 12, ..."""
 SECONDS = 5.0
 LIMIT = 30.0  # seconds for what comes soon, unless the machine stands still

@@ -48,7 +48,9 @@ def test_a_median_norm_bounds_what_one_cluster_does():
     deltas = [*usual, {"w": jnp.full(4, -1e6)}]
     norms = [diloco.norm(jax.device_get(each)) for each in deltas]
     assert norms == [1.0, 2.0, 2e6]
-    config = diloco.Config(1, learning_rate=1.0, momentum=0.0, is_robust=True)
+    config = diloco.Config(
+        inner_steps=1, learning_rate=1.0, momentum=0.0, is_robust=True
+    )
     outer = diloco.begin(config, {"w": jnp.zeros(4)})
     weights = diloco.robust_weights([1 / 3] * 3, norms)
     moved = diloco.outer_step(config, outer, deltas, weights, is_first=True)

@@ -49,7 +49,7 @@ ALONE = Share()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Settings:
+class Settings(diloco.OuterSettings):
     """The settings of local steps on a model of any kind; all clusters have the same.
 
     With inner_steps=1, learning_rate=1, momentum=0 and SGD in the clusters they are an
@@ -57,14 +57,10 @@ class Settings:
     `error_feedback(sparse_loco(64, 4096), 0.95)`, with learning_rate=1 and momentum=0.
     """
 
-    inner_steps: int
-    """H, steps of a cluster between two rounds of a fragment."""
     fragments: int | diloco.FragmentOf = 1
     """Parts that are sent one after the other: their number, for parts of about the
     same size; or a function from a parameter's path, as in `layers/0/kernel`, to the
     number or the name of its part."""
-    delay: int = 0
-    """Steps from a fragment's sending until it is applied: time for the line."""
     codec: str | codec_lib.Codec = "e3m0(256)"
     """Of what crosses: a codec, or its expression; Streaming DiLoCo's 4-bit floats."""
     is_trained: partition.IsTrained = partition.train_all
@@ -73,20 +69,9 @@ class Settings:
     mixing: float | None = None
     """Share of a cluster's own parameters when a fragment is applied; None for 0.5 with
     a delay, else 0: all clusters then go on from the same ones."""
-    learning_rate: float = 0.7
-    """Of the outer step."""
-    momentum: float | None = None
-    """Of the outer step, Nesterov's; None for 0.9 where inner_steps is 24 or more, else
-    0."""
-    keeps_unsent: bool = False
-    """True if a cluster goes on with what it has learned and not sent, for a sparse
-    codec without error feedback."""
     shares: tuple[int, ...] = ()
     """R, the sizes of the clusters' parts of a batch beside each other, such as (1, 2);
     equal if empty. What the clusters send has these weights."""
-    is_robust: bool = False
-    """True to scale what a cluster sends down to the median norm of all before the
-    mean, so that no cluster alone moves the others far."""
     quorum: int = 0
     """Clusters with which a round goes on without those that are late, the hub
     included; 0 to wait for all."""
@@ -102,16 +87,9 @@ class Settings:
         mixing = self.mixing
         if mixing is None:
             mixing = 0.5 if self.delay else 0.0
-        return diloco.Config(
-            self.inner_steps,
-            fragments,
-            self.delay,
-            mixing,
-            self.learning_rate,
-            self.momentum,
-            self.keeps_unsent,
-            self.is_robust,
-        )
+        names = [each.name for each in dataclasses.fields(diloco.OuterSettings)]
+        same = {name: getattr(self, name) for name in names}
+        return diloco.Config(fragments=fragments, mixing=mixing, **same)
 
     def compression(self) -> codec_lib.Codec:
         """Returns the codec of what crosses.

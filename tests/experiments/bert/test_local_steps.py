@@ -29,7 +29,7 @@ def test_streaming_is_the_papers_outer_step():
     """2501.18512: Nesterov with 0.7 and 0.9, alpha 0.5, 4-bit floats."""
     made = settings(inner_steps=30, fragments=3, delay=2)
     assert config_of(made) == diloco.Config(
-        30, 3, 2, mixing=0.5, learning_rate=0.7, momentum=None
+        inner_steps=30, fragments=3, delay=2, learning_rate=0.7, momentum=None
     )
     assert made.rounds().codec == "e3m0(256)"
     assert config_of(made).outer_momentum == 0.9

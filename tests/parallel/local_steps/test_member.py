@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import trees
-from quorum_star import CONFIG, NAMES, params, parts
+from quorum_star import CONFIG, NAMES, UNSENT, params, parts
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
@@ -122,8 +122,7 @@ def test_rounds_are_outer_steps_on_what_was_received():
 
 def test_clusters_that_keep_what_they_did_not_send_come_to_their_mean():
     """A part of the values a round, the largest first; in the end all were sent."""
-    config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
-    group = members(codecs.from_string("sparse_loco(2, 8)"), config)
+    group = members(codecs.from_string("sparse_loco(2, 8)"), UNSENT)
     copies = three()
     mean = jax.tree.map(lambda *leaves: sum(leaves) / 3, *copies)
     for step in range(2, 82, 2):
@@ -160,8 +159,7 @@ def test_a_member_goes_on_from_what_was_saved(codec):
 
 def test_what_a_process_before_has_sent_is_not_taken_out_of_these_parameters():
     """It is in the round in place of what this one has sent, which came second."""
-    config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
-    group, before = members(config=config), members(config=config)[0]
+    group, before = members(config=UNSENT), members(config=UNSENT)[0]
     copies = three()
     payloads = sent(group, copies)
     payloads[0] = before.outgoing(4, 0, moved(4))
@@ -230,7 +228,7 @@ def test_a_delta_that_makes_the_anchor_infinite_names_its_sender(
 ):
     """Finite itself: else the next round would blame who has done nothing."""
     more = {"momentum": momentum, "keeps_unsent": keeps_unsent}
-    config = diloco.Config(4, 2, 1, learning_rate=4.0, **more)
+    config = dataclasses.replace(CONFIG, learning_rate=4.0, **more)
     group, copies = members(config=config), three()
     payloads = sent(group, copies)
     delta = jax.tree.map(lambda leaf: leaf * 0 + 3e38, payloads[1].payload["delta"])

@@ -165,8 +165,10 @@ def test_who_dials_whom():
         ("b", "b", {"listen": "h:1", "peer": "h:1"}, "cluster=b dials no other"),
         ("c", "", {"peer": "h:1"}, "peer=HOST:PORT,... with 2 addresses, of a, b"),
         ("c", "b", {"peer": "h:1,h:2"}, "with 1 address, of b in this order; it has 2"),
+        ("b", "", {"listen": "h:1"}, "needs peer=HOST:PORT with 1 address, of a in"),
         ("a", "d", {}, "hub=d: the clusters are a, b, c"),
         ("c", "", {"peer": "h:1,h:2", "tls": "auto"}, "needs tls=FOLDER with its"),
+        ("c", "", {"peer": "h:1,h:2", "tls": "/nowhere"}, "/nowhere"),
     ],
 )
 def test_a_cluster_must_have_what_it_needs_to_meet_the_others(

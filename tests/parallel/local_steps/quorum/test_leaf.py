@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import quorum_star
 import trees
-from quorum_star import CONFIG, LIMIT, NAMES, assert_alike, parts
+from quorum_star import CONFIG, LIMIT, NAMES, UNSENT, assert_alike, parts
 from two_labs import wait_until
 
 from nebula_jax import errors
@@ -167,7 +167,7 @@ def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_an
     star,
 ):
     """What it had learned has never been in the parameters of the new one."""
-    config = diloco.Config(4, 1, 2, mixing=0.0, keeps_unsent=True)
+    config = diloco.Config(inner_steps=4, delay=2, mixing=0.0, keeps_unsent=True)
     star = star(config=config)
     for number in range(3):
         star[number].to(4)
@@ -184,10 +184,9 @@ def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_an
 
 def test_a_message_that_the_hub_sends_back_counts_as_sent_once(star, monkeypatch):
     """A leaf whose line had no room gets all of the round, its own message too."""
-    config = diloco.Config(4, 2, 1, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
     runs = []
     for has_room in (True, False):
-        run = star(quorum=3, config=config)
+        run = star(quorum=3, config=UNSENT)
         run.together(2)
         leaf = run[0].end._leaves[NAMES[2]]
         if not has_room:
