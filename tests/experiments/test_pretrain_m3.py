@@ -315,7 +315,9 @@ def test_a_missing_peer_is_an_error_after_the_timeout(runs, vocabulary):
         workdir="alone",
     )
     assert status == process_lib.ENDED_BY_PEER
-    assert "error: nobody answers at 127.0.0.1:" in output.splitlines()[-1]
+    assert (
+        "error: discriminator (nobody answers at 127.0.0.1:" in output.splitlines()[-1]
+    )
     assert time.monotonic() - start < 30
 
 
