@@ -20,7 +20,7 @@ from experiments import shared_flags
 from nebula_jax.evaluation import leakage
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
-from scripts.leaks import attacks, markdown, victim
+from scripts.leaks import attacked_model, attacks, markdown
 from scripts.tables import compression_rows, config
 from scripts.tables import runs as table_runs
 
@@ -56,7 +56,7 @@ def bleu(record: Mapping[str, Any], row: compression_rows.Row) -> list[float]:
 
 
 def gather(
-    found: victim.Victim,
+    found: attacked_model.AttackedModel,
     rows: Sequence[compression_rows.Row],
     table5: Mapping[str, Any],
     seeds: Sequence[int],
@@ -77,8 +77,8 @@ def gather(
       The record without its provenance.
     """
     text, model, agreed = found.rows, found.model, found.run.agreed
-    sides = {seed: victim.sides(text, seed, attacked) for seed in seeds}
-    tables = victim.tables(model, text)
+    sides = {seed: attacked_model.sides(text, seed, attacked) for seed in seeds}
+    tables = attacked_model.tables(model, text)
     shape = agreed.batch_size // agreed.micro_batches, *text.ids.shape[1:]
     lines = [attacks.line(row.forward, *shape, model.config.width) for row in rows]
     table: list[dict[str, Any]] = [
@@ -91,7 +91,7 @@ def gather(
         for row in rows
     ]
     for depth in thirds(model.config.layers):
-        hidden = victim.encoded(found, depth)
+        hidden = attacked_model.encoded(found, depth)
         for row, send in zip(table, lines, strict=True):
             received = send(hidden, text.mask)
             figures = attacks.on_hidden(received.arrays, text, tables, sides, steps)
@@ -117,9 +117,9 @@ def main() -> int:
     table5 = json.loads(TABLE5.read_text("utf-8")) if TABLE5.is_file() else {}
     with run_folder.lock(table.workdir):
         with process.timed("training what is attacked"):
-            workdir = victim.train(table, flagfile)
+            workdir = attacked_model.train(table, flagfile)
         seeds = list(map(int, table.seeds))
-        found = gather(victim.load(workdir), chosen(), table5, seeds)
+        found = gather(attacked_model.load(workdir), chosen(), table5, seeds)
     about = report.provenance(time.monotonic() - begin, seeds=table.seeds)
     result = {**about, "settings": settings, **found}
     table_runs.write(result, markdown.markdown(result), table.out)

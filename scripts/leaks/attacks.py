@@ -18,7 +18,7 @@ import numpy as np
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, loopback, selector
 from nebula_jax.evaluation import leakage
-from scripts.leaks import victim
+from scripts.leaks import attacked_model
 
 nearest_by_position = jax.jit(jax.vmap(leakage.nearest, (1, 0), 1))
 """(hidden states [N, L, D], tables [L, V, D]) -> guesses [N, L, G]."""
@@ -82,14 +82,16 @@ def line(
     return send
 
 
-def _text(rows: victim.Rows, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+def _text(
+    rows: attacked_model.Rows, chosen: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     """Returns where the chosen rows have text, [n, L] bool, and its pieces, [t]."""
     pieces = rows.pieces[chosen]
-    is_text = pieces != victim.NO_PIECE
+    is_text = pieces != attacked_model.NO_PIECE
     return is_text, pieces[is_text]
 
 
-def baseline(rows: victim.Rows, sides: victim.Sides) -> dict[str, Any]:
+def baseline(rows: attacked_model.Rows, sides: attacked_model.Sides) -> dict[str, Any]:
     """Returns what an attacker's own text alone gives, and its size.
 
     Returns:
@@ -110,9 +112,9 @@ def baseline(rows: victim.Rows, sides: victim.Sides) -> dict[str, Any]:
 
 def on_hidden(
     received: np.ndarray,
-    rows: victim.Rows,
-    tables: victim.Tables,
-    attackers: Mapping[int, victim.Sides],
+    rows: attacked_model.Rows,
+    tables: attacked_model.Tables,
+    attackers: Mapping[int, attacked_model.Sides],
     steps: int,
 ) -> dict[str, list[dict[str, float]]]:
     """Attacks hidden states, as each attacker.

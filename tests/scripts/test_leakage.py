@@ -7,7 +7,7 @@ from experiments.abnet import data as abnet_data
 from experiments.abnet import target_model
 from nebula_jax.data import tokenizers
 from scripts import leakage
-from scripts.leaks import attacks, victim
+from scripts.leaks import attacked_model, attacks
 from scripts.tables import compression_rows
 from scripts.tables import runs as table_runs
 
@@ -36,7 +36,7 @@ def attacked(tmp_path_factory):
     run = tiny_translations.run(**flags)
     folders = abnet_data.split(run)
     target_model.prepare(run, folders[1])
-    return victim.assemble(run, folders)
+    return attacked_model.assemble(run, folders)
 
 
 def rows(*names):
@@ -95,18 +95,20 @@ def test_codecs_that_lose_nothing_leak_alike_and_others_are_their_own(found):
 
 def test_attackers_do_not_have_the_sentences_that_they_attack():
     ids = np.asarray([[2, n % 7 + 5, 3, 0] for n in range(40)], np.int32)
-    text = victim.rows_of(ids, SPECIAL)
+    text = attacked_model.rows_of(ids, SPECIAL)
     for seed in (0, 1):
-        attacked, own = victim.sides(text, seed, 3)
+        attacked, own = attacked_model.sides(text, seed, 3)
         assert len(attacked) == 3
         assert len(own)
         assert not set(ids[attacked][:, 1]) & set(ids[own][:, 1])
-    assert not np.array_equal(victim.sides(text, 0, 3)[0], victim.sides(text, 1, 3)[0])
+    assert not np.array_equal(
+        attacked_model.sides(text, 0, 3)[0], attacked_model.sides(text, 1, 3)[0]
+    )
 
 
 def test_rows_number_text_alone():
     ids = np.asarray([[2, 9, 7, 3], [2, 9, 3, 0]], np.int32)
-    text = victim.rows_of(ids, SPECIAL)
+    text = attacked_model.rows_of(ids, SPECIAL)
     assert text.kept.tolist() == [0, 2, 3, 7, 9]
     np.testing.assert_array_equal(text.kept[text.ids], ids)
     assert text.pieces.tolist() == [[-1, 1, 0, -1], [-1, 1, -1, -1]]
@@ -140,9 +142,9 @@ def test_what_is_attacked_is_trained_once(tmp_path, monkeypatch):
     flagfile = tmp_path / "tiny.flags"
     flagfile.write_text("--steps=3\n")
     table = tiny_tables.table(workdir=tmp_path / "leakage")
-    first = victim.train(table, flagfile)
-    assert victim.train(table, flagfile) == first
+    first = attacked_model.train(table, flagfile)
+    assert attacked_model.train(table, flagfile) == first
     assert len(runs) == 1
     assert {"--cluster=whole", "--data_dir=text"} <= set(runs[0])
     flagfile.write_text("--steps=4\n")
-    assert victim.train(table, flagfile) != first
+    assert attacked_model.train(table, flagfile) != first

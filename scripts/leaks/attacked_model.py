@@ -46,7 +46,7 @@ class Rows(NamedTuple):
     kept: np.ndarray
 
 
-class Victim(NamedTuple):
+class AttackedModel(NamedTuple):
     """A run, and its source side.
 
     run: its configuration.
@@ -75,7 +75,7 @@ def train(table: config.Table, flagfile: pathlib.Path) -> pathlib.Path:
     """
     arguments = [*table.arguments(flagfile), "--cluster=whole", "--seed=0"]
     arguments += ["--bleu_sentences=1", "--held_out_pairs=0"]  # Table 5 has the BLEU
-    # What was trained with other flags is another victim.
+    # What was trained with other flags is another model.
     settings = [arguments[1:], table_runs.settings(flagfile)]
     workdir = table.workdir / f"run-{files.digest_of(settings)}"
     if not (workdir / "summary.json").is_file():
@@ -84,7 +84,7 @@ def train(table: config.Table, flagfile: pathlib.Path) -> pathlib.Path:
     return workdir
 
 
-def load(workdir: pathlib.Path) -> Victim:
+def load(workdir: pathlib.Path) -> AttackedModel:
     """Reads what `train` left.
 
     Raises:
@@ -98,7 +98,7 @@ def load(workdir: pathlib.Path) -> Victim:
 
 def assemble(
     run: abnet_config.Run, folders: whole.Folders, trained: Sequence[Any] | None = None
-) -> Victim:
+) -> AttackedModel:
     """Puts together a run's models, its text and what was trained.
 
     Args:
@@ -117,7 +117,7 @@ def assemble(
     embeddings = source["embeddings"]
     table = {"embedding": embeddings["word_embeddings"]["embedding"][rows.kept]}
     source |= {"embeddings": embeddings | {"word_embeddings": table}}
-    return Victim(run, both, source, model, rows)
+    return AttackedModel(run, both, source, model, rows)
 
 
 def rows_of(ids: np.ndarray, special: Any) -> Rows:
@@ -162,11 +162,11 @@ def sides(rows: Rows, seed: int, attacked: int) -> Sides:
     return Sides(chosen, np.asarray(own))
 
 
-def encoded(victim: Victim, layers: int) -> np.ndarray:
+def encoded(attacked: AttackedModel, layers: int) -> np.ndarray:
     """Returns H^E of all source rows, cut after so many layers: [N, L, D] float32."""
-    shape = victim.both.halves[0].task.config
+    shape = attacked.both.halves[0].task.config
     plm = dataclasses.replace(
-        shape.source, layers=layers, vocab_size=len(victim.rows.kept)
+        shape.source, layers=layers, vocab_size=len(attacked.rows.kept)
     )
     cut = dataclasses.replace(shape, source=plm)
 
@@ -174,13 +174,13 @@ def encoded(victim: Victim, layers: int) -> np.ndarray:
     def encode(params: Any, ids: jax.Array, mask: jax.Array) -> jax.Array:
         return abnet.encode(cut, params, ids, mask).hidden
 
-    rows = victim.rows
+    rows = attacked.rows
     count = min(ROWS, len(rows.ids))
     parts = []
     for start in range(0, len(rows.ids), count):
         # The last part is filled up with the first rows.
         index = np.arange(start, start + count) % len(rows.ids)
-        parts.append(encode(victim.params, rows.ids[index], rows.mask[index]))
+        parts.append(encode(attacked.params, rows.ids[index], rows.mask[index]))
     return np.concatenate(jax.device_get(parts))[: len(rows.ids)]
 
 
