@@ -22,6 +22,7 @@ SAVED_SECONDS = 2.0  # between charges of accounts
 LIST_SECONDS = 0.5  # between questions for a newer revocation list
 SAID_SECONDS = 3600.0  # between two lines about the same fault
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
+EXPIRED_SECONDS = 3.0  # likewise, once they have expired: nothing crosses until then
 
 
 class Upkeep:
@@ -41,7 +42,7 @@ class Upkeep:
         self._policy = state.folder.path / policy.FILE
         self._policy_seen = self._stamp()
         self._carried = state.used.copy(), dict(state.sessions)
-        self._saved = self._listed = self._tried = 0.0
+        self._saved = self._listed = self._next_look = 0.0
         self._failed: dict[str, tuple[str, float]] = {}
         """What went wrong last, by what was done, and when that was said."""
         self._under_way: set[tuple[str, str]] = set()
@@ -258,11 +259,14 @@ class Upkeep:
 
     async def _renew_if_due(self) -> None:
         """Renews the switch's certificate, also one that has expired."""
-        if time.monotonic() < self._tried + RETRY_SECONDS:
+        now = time.monotonic()
+        if now < self._next_look:
             return
-        self._tried = time.monotonic()
+        self._next_look = now + RETRY_SECONDS
         given = self.state.folder, "switch"
         own = await asyncio.to_thread(member.own_certificate, *given)
+        if own.not_valid_after_utc <= site_folder.utc_now():
+            self._next_look = now + EXPIRED_SECONDS
         if member.renewal_due(own):
             await self.rotate()
 

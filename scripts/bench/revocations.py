@@ -54,8 +54,11 @@ def flood(source: labs.Lab, target: labs.Lab) -> Iterator[None]:
             given = {"reach": reach, "cluster": cluster} | more
             stack.enter_context(trainer := subprocess.Popen(labs.trainer(given)))
             stack.callback(trainer.kill)
+        deadline = time.monotonic() + labs.SECONDS
         while not any(each["sent"] > FULL_BYTES for each in _lines(source)):
-            time.sleep(0.1)  # until they have met, and the line is full
+            if time.monotonic() > deadline:
+                raise RuntimeError("the trainers have not filled the line")
+            time.sleep(0.1)
         yield
 
 

@@ -510,9 +510,10 @@ def test_a_lab_whose_certificates_have_expired_renews_them_by_its_own_keys(tmp_p
     two_labs.expire(folder, issuer)
     two_labs.expire(first, issuer)
     s.stop()
-    s.__init__(first, listens=True, port=s.address[1])
     t = two_labs.Running(folder, peers=[s.address])
     try:
+        wait_until(lambda: any("error" in each for each in t.lines))  # tried in vain
+        s.__init__(first, listens=True, port=s.address[1])
         t.wait_for_line("lab-s")
         exchange(s, t)
     finally:

@@ -73,7 +73,7 @@ def test_the_other_direction_is_gentler_where_one_has_no_gentler_level():
     assert decided(*[((0, 0), *bad)] * 2) == Levels(0, 0)
 
 
-def test_rungs_that_were_left_are_tried_again_later_and_later():
+def test_levels_that_were_left_are_tried_again_later_and_later():
     bad = (0.9, 0.9, WAITS)
     once = [((0, 0), *GOOD)] * 4 + [((1, 1), *bad)] * 2
     once += [((0, 1), *bad)] * 2 + [((0, 0), *GOOD)] * 7
