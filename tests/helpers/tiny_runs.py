@@ -163,16 +163,14 @@ class Runs:
           The run, and cluster -> its process.
         """
         process = self.start(workdir=workdir, **flags)
-        saved = [
-            self.folder / workdir / name / "checkpoints" / f"{step:08d}"
-            for name in folders
-        ]
+        saved = [self.folder / workdir / name / "checkpoints" for name in folders]
         # What an earlier run saved is there before the processes are; one cluster alone
         # is the process itself.
         count = len(saved) if len(saved) > 1 else 0
         deadline = time.monotonic() + SECONDS
         while True:
-            is_saved = all(each.exists() for each in saved)
+            # It may be gone for a later one by now.
+            is_saved = all(newest(each) >= step for each in saved)
             family, status = family_of(process), process.poll()
             if is_saved and (len(family) >= count or status is not None):
                 return process, family
@@ -193,6 +191,11 @@ class Runs:
         """The state that a cluster saved after `step`, as numpy arrays."""
         folder = self.folder / workdir / cluster / "checkpoints"
         return checkpoint.read(folder, step)
+
+
+def newest(folder: pathlib.Path) -> int:
+    """Returns the step of the newest checkpoint, 0 if there is none."""
+    return max((int(each.name) for each in folder.glob("[0-9]" * 8)), default=0)
 
 
 def family_of(process: subprocess.Popen) -> dict[str, psutil.Process]:

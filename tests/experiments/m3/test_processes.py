@@ -35,12 +35,13 @@ def assert_equal(found, wanted):
 
 
 VICTIM = "generator:0/1"
+SLOW = {"emulate_compute": "0,100"}  # so that the run does not end before it is killed
 
 
 @pytest.mark.slow
 def test_one_process_goes_on_from_what_two_saved(runs, alone):
     workdir = "two-then-one"
-    run, _ = runs.start_and_wait(workdir, SAVED, CLUSTERS, **FLAGS, **MANY)
+    run, _ = runs.start_and_wait(workdir, SAVED, CLUSTERS, **FLAGS, **SLOW, **MANY)
     family = tiny_runs.family_of(run)
     begin = time.monotonic()
     family[VICTIM].kill()
@@ -64,7 +65,7 @@ def test_one_process_goes_on_from_what_two_saved(runs, alone):
 @pytest.mark.slow
 def test_two_processes_go_on_from_what_one_saved(runs, alone):
     workdir = "one-then-two"
-    run, family = runs.start_and_wait(workdir, SAVED, CLUSTERS, **FLAGS)
+    run, family = runs.start_and_wait(workdir, SAVED, CLUSTERS, **FLAGS, **SLOW)
     run.kill()
     run.communicate(timeout=60)
     tiny_runs.assert_all_gone(family)

@@ -30,8 +30,12 @@ def undisturbed(runs):
 
 
 def start_and_wait(runs, workdir, step):
-    """Starts a run; returns it and its clusters once `step` is saved everywhere."""
-    return runs.start_and_wait(step=step, folders=CLUSTERS, **flags(workdir))
+    """Starts a run; returns it and its clusters once `step` is saved everywhere.
+
+    Its steps take so long that it has not ended before the test does something to it.
+    """
+    slow = {"emulate_compute": "0,100"}
+    return runs.start_and_wait(step=step, folders=CLUSTERS, **flags(workdir), **slow)
 
 
 def assert_goes_on_to_the_end(runs, workdir):
