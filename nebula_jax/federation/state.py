@@ -278,9 +278,8 @@ class State:
             if counts:
                 self.uncharged[account] += count
 
-        checked: dict[
-            str, Any
-        ] = {}  # a tensor asks anew: perhaps of a thousand channels
+        # Each tensor asks, perhaps of a thousand channels: the same is checked once.
+        checked: dict[str, Any] = {}
 
         def check(sides: list[meter.Channels]) -> None:
             if checked.get("by") is not self.rules or checked["sides"] is not sides:

@@ -180,13 +180,14 @@ def connected(
     links: dict[str, AnyLink] = {}
     with contextlib.ExitStack() as stack:
         own = stack.enter_context(routes.Routes(settings, hello, check, work))
-        gathering, listener = gathering_lib.Gathering(own), None
+        listener = None
         if waits:  # before this cluster dials: none shall find its port closed
             _report_return(settings, may_return)
             listener = stack.enter_context(own.listening(waits, may_return))
+        gathering = gathering_lib.Gathering(own, listener)
         try:
             gathering.dial(where)
-            gathering.gather(waits, listener)
+            gathering.gather(waits)
             for name in order:  # in which the other processes take their part, too
                 links[name] = link = gathering.links[name]
                 routes.share(link)

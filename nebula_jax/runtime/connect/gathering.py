@@ -3,6 +3,7 @@
 Some are dialed, and some come; those that are missing at the end are named.
 """
 
+import contextlib
 import functools
 import re
 import threading
@@ -24,8 +25,15 @@ _AFTER = re.compile(r" after [0-9.]+ s \(-*connect_timeout\)")  # seconds for on
 class Gathering:
     """The links of a cluster until all are there."""
 
-    def __init__(self, own: routes.Routes) -> None:
-        """Starts without links, by the routes of this cluster."""
+    def __init__(
+        self, own: routes.Routes, listener: listener_lib.Listener | None
+    ) -> None:
+        """Starts without links, by the routes of this cluster.
+
+        Args:
+          listener: of those that come; None if none is waited for.
+        """
+        self._listener = listener
         self.links: dict[str, Link] = {}
         """All so far, those that ended included."""
         self._routes, self._timeout = own, own.settings.connect_timeout
@@ -44,7 +52,7 @@ class Gathering:
                     address,
                     check=functools.partial(self._check_dialed, name, address),
                     seconds=left,
-                    gate=self._check_others,
+                    gate=functools.partial(self._check_others, name),
                 )
             except bridge.NobodyThere as error:
                 self._absent[name] = _AFTER.sub("", str(error))
@@ -64,39 +72,56 @@ class Gathering:
             raise bridge.Mismatch(f"{peer.cluster} answers {at} {name} should (peer)")
         self._routes.check(peer)
 
-    def _check_others(self) -> None:
-        """Raises bridge.ConnectError if dialing is of no use: another one has ended."""
-        if not self._is_done and any(link.is_over for link in self._dialed):
+    def _check_others(self, name: str) -> None:
+        """Raises bridge.ConnectError if dialing is of no use: another one has ended.
+
+        That may be one that has come while this cluster dials: then the one that is
+        dialed has ended as well, and would be dialed until the deadline.
+        """
+        if self._is_done:
+            return
+        if name not in self.links:  # else it is a lost link that comes back
+            with contextlib.suppress(bridge.NobodyThere):
+                self._take_one(0.0)
+        if any(link.is_over for link in self._dialed) or self._end() is not None:
             raise bridge.ConnectError("another cluster has ended")
 
+    def _take_one(self, seconds: float) -> None:
+        """Waits for one that comes. Raises bridge.NobodyThere if none does."""
+        if self._listener is None:
+            raise bridge.NobodyThere("nobody is waited for")
+        link = self._listener.accept(seconds, with_ended=True)
+        self.links[link.peer.cluster] = link
+
     def _raise_ended(self) -> None:
-        """Raises what has ended a link, if that is the end of all.
+        """Raises what has ended a link, if that is the end of all."""
+        if (error := self._end()) is not None:
+            raise error
+
+    def _end(self) -> errors.NebulaError | None:
+        """Returns what has ended a link, if that is the end of all.
 
         A cluster that gave up had a reason. A lost one may rejoin, unless this cluster
         is the one that dials.
         """
-        for link in self.links.values():
+        for link in list(self.links.values()):
             if link.is_over:
                 try:
                     link.close()
-                except session.PeerAborted:
-                    raise
-                except errors.NebulaError:
+                except session.PeerAborted as error:
+                    return error
+                except errors.NebulaError as error:
                     if link in self._dialed:
-                        raise
+                        return error
+        return None
 
-    def gather(
-        self, waits: Sequence[str], listener: listener_lib.Listener | None
-    ) -> None:
+    def gather(self, waits: Sequence[str]) -> None:
         """Waits for those that dial, unless another one ends."""
         while missing := [name for name in waits if self._is_missing(name)]:
-            assert listener is not None  # else none would be waited for
             self._raise_ended()
             left = self._deadline - time.monotonic()
             try:
-                seconds = max(0.0, min(left, POLL_SECONDS))
-                link = listener.accept(seconds, with_ended=True)
-                self.links[link.peer.cluster] = link
+                self._take_one(max(0.0, min(left, POLL_SECONDS)))
             except bridge.NobodyThere:
                 if left <= 0:
                     break

@@ -206,16 +206,18 @@ def test_a_cluster_that_would_go_on_after_another_step_is_named():
     assert str(found["a"]) == f"b gave up: {found['b']}"
 
 
-def test_checkpoints_that_must_not_be_given_up_end_all():
+@pytest.mark.parametrize("is_cut", [False, True])
+def test_checkpoints_that_must_not_be_given_up_end_all(is_cut):
+    """Also one that has not reached all yet, and dials one that ends meanwhile."""
     run = Run(NAMES[:3])
-    for name, steps in {"a": [90], "b": [80], "c": [90]}.items():
-        run.start(name, began, hello(name, steps))
-    concurrent.futures.wait(run.results.values(), SOON)
-    # Who had not connected with all when the first one ended waits for that one.
-    ended = [run.result(name) for name, each in run.results.items() if each.done()]
-    assert len(ended) >= 2
-    for error in ended:
+    proxy, a = run.line_to("a")
+    proxy.refuse(is_cut)
+    run.start("b", began, hello("b", [80]), peer=a)
+    for name in "ac":
+        run.start(name, began, hello(name, [90]))
+    for error in run.all().values():
         assert "no step is saved in all clusters (a has 90; b has 80; c" in str(error)
+    proxy.close()
 
 
 def links_open():
