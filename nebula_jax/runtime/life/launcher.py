@@ -51,10 +51,9 @@ def prepared(
 
     Yields:
       A function of (what Python runs, as `-m` and a module, or a script's path; each
-      cluster's arguments)
-      that runs the processes of each cluster until all have ended. It returns their
-      status: 0 if all ended well, 128 + n if signal n stopped them and none failed,
-      else 1.
+      cluster's arguments) that runs the processes of each cluster until all have ended.
+      It returns their status: 0 if all ended well, 128 + n if signal n stopped them and
+      none failed, else 1.
     """
     if dials is None:
         dials = {name: clusters[:1] for name in clusters[1:]}
