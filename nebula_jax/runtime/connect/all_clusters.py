@@ -152,8 +152,7 @@ def connected(
     Args:
       clusters: names of all, in the same order everywhere; a cluster may leave out
         those to which it is to have no link.
-      hub: name of the cluster that all others have their only link to; empty if each
-        has one to each.
+      hub: the only cluster that others have links to; empty if each has one to each.
       check: compares a peer's Hello with what only the caller has.
       work: what this process does; a new one if not given.
       may_return: True if clusters may rejoin the hub, or be gone at the end.
@@ -169,7 +168,7 @@ def connected(
     """
     dials = dialed(hello.cluster, clusters, hub)
     waits = awaited(hello.cluster, clusters, hub)
-    order = [name for name in clusters if name in dials or name in waits]
+    order = [name for name in clusters if name in {*dials, *waits}]
     if may_return and not hub:
         raise errors.SettingsError("clusters can rejoin a hub alone: give a hub")
     if not ranks.is_root() or not order:
@@ -195,8 +194,8 @@ def connected(
             yield Peers(hello, links, dials, clusters, hub, own.work, rejoins)
             _close(links, may_be_gone=may_return and bool(waits))
         except BaseException as error:
-            ended = [*gathering.links.values(), *links.values(), *_waiting(listener)]
-            gathering_lib.abort(ended, error)
+            lines = [*gathering.links.values(), *links.values(), *_waiting(listener)]
+            gathering_lib.abort(lines, error)
             raise
 
 

@@ -175,7 +175,7 @@ class Processes:
             for name, each in self._processes.items():
                 if name not in ends and (status := each.poll()) is not None:
                     ends[name] = status
-                    grace = self._grace(status)
+                    grace = self._grace(name, status)
                     deadline = min(deadline, time.monotonic() + grace)
             if time.monotonic() > deadline:
                 self._kill()
@@ -186,14 +186,17 @@ class Processes:
         self._show(screen)
         return ends
 
-    def _grace(self, status: int) -> float:
-        """Returns the seconds that the others have to end, after one with `status`."""
+    def _grace(self, name: str, status: int) -> float:
+        """Returns the seconds that the others have to end, once one has ended."""
         if status in process.SAVED:
             return float("inf")
         if status > 0:
             return GRACE_SECONDS
         # Nothing that they could still save would be of use to the one that died.
-        return 0.0 if self._restarts < self._most_restarts else KILLED_GRACE_SECONDS
+        if self._restarts < self._most_restarts:
+            return 0.0
+        # The others of its cluster notice, and tell all clusters why they end.
+        return GRACE_SECONDS if "/" in name else KILLED_GRACE_SECONDS
 
     def _is_restarting(self, ends: dict[str, int]) -> bool:
         own = [status for name, status in ends.items() if name not in self._killed]
