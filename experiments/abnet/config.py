@@ -68,7 +68,7 @@ class Agreed(configuration.Agreed):
     """The settings that both clusters share."""
 
     pair: str = fields.to_begin_with(
-        "es-en", "Languages of source and target; one of them is English."
+        "es-en", "Languages of source and target, of which there is parallel text."
     )
     length_buckets: tuple[int, ...]
     objective: str = fields.of_model(

@@ -61,23 +61,30 @@ def checked(run: config.Run, only: int | None = None) -> config.Run:
       only: the one cluster whose text has to be here; None for all of them.
     """
     groups = text.groups(run.agreed.languages, run.local)
-    mixes = language_mixture.parse_tasks(run.agreed.task_mix, groups, config.NAME)
+    mixes = _mixes(run.agreed, groups)
     if not run.local.data:
         here = slice(None)
         if only is not None and len(groups) > 1:
             here = slice(only, only + 1)
         folder = text.folder(run.local)
-        language_mixture.check_text(folder, groups[here], mixes[here])
+        pairs = run.agreed.parallel_pairs
+        language_mixture.check_text(folder, groups[here], mixes[here], pairs)
     return config.with_groups(run, groups)
 
 
 def shared_vocabulary(run: config.Run) -> pathlib.Path:
     """Returns --vocabulary, or one made of all of the run's text (once per text)."""
-    return shared.shared(run.local, run.agreed.groups(), _mixes(run.agreed))
+    agreed, groups = run.agreed, run.agreed.groups()
+    mixes = _mixes(agreed, groups)
+    return shared.shared(run.local, groups, mixes, agreed.parallel_pairs)
 
 
-def _mixes(agreed: config.Agreed) -> list[language_mixture.TaskWeights]:
-    return language_mixture.parse_tasks(agreed.task_mix, agreed.groups(), config.NAME)
+def _mixes(
+    agreed: config.Agreed, groups: list[list[str]]
+) -> list[language_mixture.TaskWeights]:
+    return language_mixture.parse_tasks(
+        agreed.task_mix, groups, config.NAME, agreed.parallel_pairs
+    )
 
 
 def text_of(
@@ -95,7 +102,7 @@ def text_of(
     reader = text.Reader(
         cluster=config.name_of(index),
         languages=agreed.groups()[stream],
-        mix=_mixes(agreed)[stream],
+        mix=_mixes(agreed, agreed.groups())[stream],
         seed=text.seed_of(agreed, stream),
         rows=agreed.batch_size,
         held_out_rows=agreed.eval_batch_size,

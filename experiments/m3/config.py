@@ -142,6 +142,14 @@ def context(run: Run, part: int) -> context_lib.Context:
     return run.context(run.agreed.window, emulated_seconds=emulated[part] / 1000)
 
 
+def mixes(
+    agreed: Agreed, groups: list[list[str]]
+) -> list[language_mixture.TaskWeights]:
+    """Returns the task weights of each generator."""
+    pairs = agreed.parallel_pairs
+    return language_mixture.parse_tasks(agreed.task_mix, groups, pairs=pairs)
+
+
 def with_groups(run: Run, groups: list[list[str]]) -> Run:
     """Returns the run with the languages of each generator written out."""
     return run.with_agreed(generators=language_mixture.format_groups(groups))

@@ -26,7 +26,7 @@ def without_text(run: config.Run) -> config.Run:
             ' the groups out, as in --generators="en de|hi ur"'
         )
     groups = run.agreed.groups()
-    language_mixture.parse_tasks(run.agreed.task_mix, groups)
+    config.mixes(run.agreed, groups)
     return config.with_groups(run, groups)
 
 
@@ -50,10 +50,11 @@ def checked(run: config.Run, only: int | None = None) -> config.Run:
         if count is None
         else text_folder.families(folder, count)
     )
-    mixes = language_mixture.parse_tasks(run.agreed.task_mix, groups)
+    mixes = config.mixes(run.agreed, groups)
     here = slice(None) if only is None else slice(only, only + 1)
     _check_number(groups, only)
-    language_mixture.check_text(folder, groups[here], mixes[here])
+    pairs = run.agreed.parallel_pairs
+    language_mixture.check_text(folder, groups[here], mixes[here], pairs)
     return config.with_groups(run, groups)
 
 
@@ -68,8 +69,8 @@ def _check_number(groups: list[list[str]], only: int | None) -> None:
 def shared_vocabulary(run: config.Run) -> pathlib.Path:
     """Returns --vocabulary, or one made of all of the run's text (once per text)."""
     groups = run.agreed.groups()
-    mixes = language_mixture.parse_tasks(run.agreed.task_mix, groups)
-    return shared.shared(run.local.of_discriminator(), groups, mixes)
+    mixes, pairs = config.mixes(run.agreed, groups), run.agreed.parallel_pairs
+    return shared.shared(run.local.of_discriminator(), groups, mixes, pairs)
 
 
 def text_of(
@@ -83,7 +84,7 @@ def text_of(
     reader = text.Reader(
         cluster=f"generator:{index}",
         languages=groups[index],
-        mix=language_mixture.parse_tasks(agreed.task_mix, groups)[index],
+        mix=config.mixes(agreed, groups)[index],
         seed=text.seed_of(agreed, index),
         rows=agreed.batch_size,
         held_out_rows=agreed.batch_size,

@@ -111,5 +111,10 @@ def _pairs(
         return {}
     languages = [language for group in agreed.groups() for language in group]
     return translations.read(
-        folder, languages, vocabulary, local.probe_pairs, agreed.max_length
+        folder,
+        languages,
+        vocabulary,
+        local.probe_pairs,
+        agreed.max_length,
+        agreed.parallel_pairs,
     )

@@ -21,6 +21,12 @@ class Agreed(configuration.Agreed):
         '"mrtd|trtd|mrtd=1 trtd=3": one part for each cluster; a weight is 1 if it is'
         " not given.",
     )
+    parallel_pairs: tuple[str, ...] = fields.of_data(
+        (),
+        "Pairs of languages whose translations trtd reads: each is read with its second"
+        " language. If empty, English with every other language.\n"
+        "de-fr,en-hi: the cluster that reads fr also reads parallel/de-fr.train.tsv.",
+    )
     max_length: int = fields.of_data(64, "Tokens of a sequence.", lower=8)
     dropout: float = fields.of_training(0.1, "Dropout rate in the encoders.", upper=0.9)
     mask_rate: float = fields.of_training(

@@ -143,6 +143,7 @@ class Text:
                 vocabulary=vocabulary,
                 max_length=agreed.max_length,
                 prepared_dir=local.prepared_dir,
+                pairs=agreed.parallel_pairs,
             )
         self._held_out = data.held_out
         if not local.data:  # else who serves it has checked: a grant pays for each row
@@ -181,7 +182,11 @@ class Text:
             return packed_sequences.Prepared(*part)
 
         data = language_mixture.mixture(
-            reader.languages, reader.mix, _exponents(local), opened
+            reader.languages,
+            reader.mix,
+            _exponents(local),
+            opened,
+            agreed.parallel_pairs,
         )
         # Every evaluation reads these rows, and a grant counts every row that is read.
         rows = agreed.eval_batches * reader.held_out_rows

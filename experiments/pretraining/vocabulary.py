@@ -45,6 +45,7 @@ def shared(
     local: config.Local,
     groups: Sequence[Sequence[str]],
     mixes: Sequence[language_mixture.TaskWeights],
+    pairs: Sequence[str] = (),
 ) -> pathlib.Path:
     """Returns --vocabulary, or one made of all of the run's text (once per text).
 
@@ -54,6 +55,7 @@ def shared(
       local: of the process that starts the run.
       groups: languages of each reader.
       mixes: task weights of each reader.
+      pairs: --parallel_pairs.
     """
     if local.vocabulary:
         return pathlib.Path(local.vocabulary)
@@ -82,7 +84,7 @@ def shared(
     name = f"vocabulary-{files.digest_of(made_from)}{suffix}"
     path = local.prepared_dir / name
     if not path.exists():
-        language_mixture.check_lines(folder, groups, mixes)
+        language_mixture.check_lines(folder, groups, mixes, pairs)
         with process.timed(f"making a vocabulary of {local.vocab_size} pieces"):
             make(local, languages, path)
         _describe(folder, languages, vocabularies.load(path))

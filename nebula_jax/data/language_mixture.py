@@ -1,7 +1,8 @@
 """The corpora that a generator reads, and their shares (sections 3.1, 4.1).
 
 A generator has a group of languages and weights of tasks: `mrtd` reads their
-monolingual text, `trtd` their translations into English. Within a task, a language has
+monolingual text, `trtd` their translations: pairs of English and each of them, or of
+named pairs those whose second language it has. Within a task, a language or a pair has
 a share ∝ n^α of the sequences, n those that there are. Languages are interleaved in
 these shares, in an order that is the same for every seed: of few languages and a batch
 of few rows, a cluster that always has the same rows of it has some more than others.
@@ -56,7 +57,8 @@ class GeneratorData(NamedTuple):
 
 
 Open = Callable[[str, str, Sequence[str]], packed_sequences.Prepared]
-"""Given kind (`mono` or `parallel`), language and splits, opens their sequences."""
+"""Given `mono` and a language, or `parallel` and a pair such as `en-sw`, and splits,
+opens their sequences."""
 
 
 def parse_groups(
@@ -91,8 +93,37 @@ def format_groups(groups: Sequence[Sequence[str]]) -> str:
     return "|".join(" ".join(group) for group in groups)
 
 
+def pairs_of(language: str, named: Sequence[str] = ()) -> list[str]:
+    """Lists the pairs of languages that the reader of a language reads.
+
+    >>> pairs_of("fr"), pairs_of("en"), pairs_of("fr", named=["en-de", "de-fr"])
+    (['en-fr'], [], ['de-fr'])
+
+    Args:
+      named: the pairs of a run; if empty, English with each other language.
+    """
+    if named:
+        return [pair for pair in named if pair.partition("-")[2] == language]
+    return [] if language == "en" else [f"en-{language}"]
+
+
+def check_pairs(named: Sequence[str], groups: Sequence[Sequence[str]]) -> None:
+    """Raises MixtureError at what is no pair, or one that no group reads."""
+    known = {language for group in groups for language in group}
+    for pair in named:
+        first, _, second = pair.partition("-")
+        if not _LANGUAGE.fullmatch(first) or second not in known - {first}:
+            raise MixtureError(
+                f"parallel_pairs={','.join(named)}: {pair[:80]!r} is no pair such as"
+                " de-fr whose second language is one of the run's"
+            )
+
+
 def parse_tasks(
-    text: str, groups: Sequence[Sequence[str]], reader: str = "generator"
+    text: str,
+    groups: Sequence[Sequence[str]],
+    reader: str = "generator",
+    pairs: Sequence[str] = (),
 ) -> list[TaskWeights]:
     """Parses `mrtd|mrtd=1 trtd=3` to task weights of each generator; one serves all.
 
@@ -100,11 +131,13 @@ def parse_tasks(
       text: mixes, in the order of their readers.
       groups: languages of each reader.
       reader: kind of cluster that reads a group, for errors.
+      pairs: named ones, see `pairs_of`.
 
     Raises:
       MixtureError: at an unknown task, a bad weight, another number of mixes than
-        groups, or translation without a language other than English.
+        groups, what is no pair, or translation without a pair.
     """
+    check_pairs(pairs, groups)
     mixes = [_mix(part, text, reader) for part in text.split("|")]
     if len(mixes) == 1:
         mixes *= len(groups)
@@ -113,10 +146,11 @@ def parse_tasks(
             f'task_mix="{text}" has {len(mixes)} mixes for {len(groups)} {reader}s'
         )
     for index, (mix, group) in enumerate(zip(mixes, groups, strict=True)):
-        if mix["trtd"] > 0 and set(group) == {"en"}:
+        if mix["trtd"] > 0 and not any(pairs_of(each, pairs) for each in group):
+            of = "that a pair of parallel_pairs ends with" if pairs else ""
             raise MixtureError(
-                f'task_mix="{text}": {reader}:{index} has no language to pair with'
-                " English, so it cannot do trtd"
+                f'task_mix="{text}": {reader}:{index} has no language'
+                f" {of or 'to pair with English'}, so it cannot do trtd"
             )
     return mixes
 
@@ -148,6 +182,7 @@ def open_generator(
     vocabulary: vocabularies.Vocabulary,
     max_length: int,
     prepared_dir: pathlib.Path,
+    pairs: Sequence[str] = (),
 ) -> GeneratorData:
     """Prepares (once) and opens all text of one generator.
 
@@ -155,6 +190,7 @@ def open_generator(
       exponents: α of its two kinds of text.
       max_length: L, tokens of a sequence.
       prepared_dir: gets the packed text.
+      pairs: named ones, see `pairs_of`.
 
     Raises:
       CorpusError: where text is missing or malformed.
@@ -168,7 +204,7 @@ def open_generator(
         max_length=max_length,
         prepared_dir=prepared_dir,
     )
-    return mixture(languages, mix, exponents, opened)
+    return mixture(languages, mix, exponents, opened, pairs)
 
 
 def mixture(
@@ -176,6 +212,7 @@ def mixture(
     mix: TaskWeights,
     exponents: SamplingExponents,
     opened: Open,
+    pairs: Sequence[str] = (),
 ) -> GeneratorData:
     """Mixes the text of one generator, wherever that is."""
     held_out = {}
@@ -184,9 +221,9 @@ def mixture(
         prepared = opened("mono", language, ("train", "valid"))
         held_out[language] = prepared.splits["valid"]
         mono.append((f"mono/{language}", prepared))
-        if mix["trtd"] > 0 and language != "en":
-            prepared = opened("parallel", language, ("train",))
-            parallel.append((f"parallel/en-{language}", prepared))
+        for pair in pairs_of(language, pairs) if mix["trtd"] > 0 else ():
+            prepared = opened("parallel", pair, ("train",))
+            parallel.append((f"parallel/{pair}", prepared))
     sources = _weighted(mono, mix["mrtd"], exponents.mono)
     sources += _weighted(parallel, mix["trtd"], exponents.parallel)
     return GeneratorData(sources, held_out)
@@ -242,10 +279,11 @@ def check_text(
     data_dir: pathlib.Path,
     groups: Sequence[Sequence[str]],
     mixes: Sequence[TaskWeights],
+    pairs: Sequence[str] = (),
 ) -> None:
     """Raises CorpusError where a file that these groups need is missing."""
     text_folder.check_folder(data_dir)
-    for _ in _texts(data_dir, groups, mixes):
+    for _ in _texts(data_dir, groups, mixes, pairs):
         pass
 
 
@@ -253,9 +291,10 @@ def check_lines(
     data_dir: pathlib.Path,
     groups: Sequence[Sequence[str]],
     mixes: Sequence[TaskWeights],
+    pairs: Sequence[str] = (),
 ) -> None:
     """Raises CorpusError at the first malformed line of these groups' text."""
-    for lines in _texts(data_dir, groups, mixes):
+    for lines in _texts(data_dir, groups, mixes, pairs):
         for _ in lines:
             pass
 
@@ -264,6 +303,7 @@ def _texts(
     data_dir: pathlib.Path,
     groups: Sequence[Sequence[str]],
     mixes: Sequence[TaskWeights],
+    pairs: Sequence[str],
 ) -> Iterator[Iterator[Any]]:
     """Yields the lines or pairs of each file that these groups need."""
     for group, mix in zip(groups, mixes, strict=True):
@@ -271,8 +311,8 @@ def _texts(
             for split in ("train", "valid"):
                 path = text_folder.mono_path(data_dir, language, split)
                 yield text_folder.read_mono(path)
-            if mix["trtd"] > 0 and language != "en":
-                path = text_folder.parallel_path(data_dir, language, "train")
+            for pair in pairs_of(language, pairs) if mix["trtd"] > 0 else ():
+                path = text_folder.parallel_path(data_dir, pair, "train")
                 yield text_folder.read_parallel(path)
 
 

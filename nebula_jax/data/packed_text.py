@@ -83,8 +83,8 @@ class PackedText(tfds.core.GeneratorBasedBuilder):
             packed = packed_sequences.pack_mono(sentences, config.max_length)
         else:
             pairs = (
-                (encode(english), encode(foreign))
-                for english, foreign in text_folder.read_parallel(file)
+                (encode(one), encode(other))
+                for one, other in text_folder.read_parallel(file)
             )
             packed = packed_sequences.pack_pairs(pairs, config.max_length)
         for index, ids in enumerate(packed):
@@ -107,7 +107,7 @@ def prepare(
 
     Args:
       kind: `mono` or `parallel`.
-      language: of the text, or of its translation.
+      language: of the text; of parallel text the pair, such as `en-sw`.
       prepared_dir: gets the array_record files.
 
     Raises:

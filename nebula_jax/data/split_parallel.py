@@ -54,7 +54,7 @@ def split(
 
     Args:
       data_dir: a text folder (see `text_folder`), or `package:django`.
-      languages: (source, target), one of them `en`.
+      languages: (source, target).
       out: gets `source/`, `target/` and the manifest; written whole or not at all. If
         it is there already and was made alike, nothing is done.
       sources: values of the column `source` of training pairs to take; None for all.
@@ -88,7 +88,7 @@ def split(
     if not _is_made(out, manifest):
         with _text_folder(data_dir) as folder:
             paths = _paths(folder, languages)
-            if max_words is not None:
+            if max_words is not None:  # of FLORES hardly a sentence would be left
                 paths.pop(FLORES, None)
             pairs = _pairs(paths, languages, sources, max_pairs, max_words, held_out)
             _write(out, manifest, pairs)
@@ -118,20 +118,21 @@ def _text_folder(data_dir: pathlib.Path | str) -> Iterator[pathlib.Path]:
 
 
 def _paths(
-    data_dir: pathlib.Path, languages: tuple[str, str]
+    data_dir: pathlib.Path,
+    languages: tuple[str, str],
+    needed: Sequence[str] = ("train", "dev"),
 ) -> dict[str, pathlib.Path]:
-    """Maps splits to files of pairs, without splits that the text folder may lack."""
-    foreign = [language for language in languages if language != "en"]
-    if len(foreign) != 1:
-        raise tsv.CorpusError(
-            f"languages {'-'.join(languages)}: one side has to be en, and one not"
-        )
-    paths = {
-        split: text_folder.parallel_path(data_dir, foreign[0], split)
-        for split in ("train", "dev")
-    }
-    with contextlib.suppress(tsv.CorpusError):  # none: dev is halved
-        paths["test"] = text_folder.parallel_path(data_dir, foreign[0], "test")
+    """Maps splits to files of pairs; raises CorpusError if a needed one lacks."""
+    pair = "-".join(languages)
+    if languages[0] == languages[1]:
+        raise tsv.CorpusError(f"languages {pair}: expected two that differ")
+    paths = {}
+    for split in parallel_side.SPLITS:
+        try:
+            paths[split] = text_folder.parallel_path(data_dir, pair, split)
+        except tsv.NoCorpusError:
+            if split in needed:
+                raise
     flores = tsv.plain_or_gzip(data_dir / "parallel" / "flores200-devtest.15way.tsv")
     if flores is not None and {*languages} <= {*tsv.header(flores)}:
         paths[FLORES] = flores
@@ -150,19 +151,12 @@ def _pairs(
     pairs = {split: _read(path, languages, split) for split, path in paths.items()}
     if sources:
         pairs["train"] = _from_sources(paths["train"], pairs["train"], sources)
-    if max_words is not None:
-        for split, of_split in pairs.items():
-            pairs[split] = [pair for pair in of_split if _is_short(pair, max_words)]
+    pairs = _short(pairs, max_words)
     if held_out:
         pairs |= _hold_out(paths["train"], pairs["train"], held_out, max_pairs)
     if max_pairs is not None:
         pairs["train"] = sorted(_by_hash(pairs["train"])[:max_pairs])
-    if "test" not in pairs:
-        dev = pairs["dev"]
-        pairs["dev"] = dev[0::2]
-        pairs["test"] = [
-            pair._replace(id=pair.id.replace("dev", "test", 1)) for pair in dev[1::2]
-        ]
+    pairs |= _halves(pairs)
     for split, of_split in pairs.items():
         if not of_split:
             raise tsv.CorpusError(f"{paths['train'].parent}: no pair for {split}")
@@ -198,13 +192,13 @@ def _hold_out(
       tsv.CorpusError: if there are too few, or fewer than `max_pairs` are left.
     """
     seen = [
-        collections.Counter(_letters(getattr(pair, side)) for pair in pairs)
+        collections.Counter(letters(getattr(pair, side)) for pair in pairs)
         for side in ("source", "target")
     ]
     alone = [
         pair
         for pair in _by_hash(pairs)
-        if seen[0][_letters(pair.source)] == seen[1][_letters(pair.target)] == 1
+        if seen[0][letters(pair.source)] == seen[1][letters(pair.target)] == 1
     ]
     if count > len(alone):
         raise tsv.CorpusError(
@@ -227,13 +221,34 @@ def _hold_out(
     }
 
 
-def _letters(text: str) -> str:
+def letters(text: str) -> str:
     """Returns a text without case, spaces and punctuation; itself if that is all."""
     return "".join(re.findall(r"\w+", text.casefold())) or text
 
 
 def _by_hash(pairs: Iterable[_Pair]) -> list[_Pair]:
     return sorted(pairs, key=lambda pair: _hash(pair.id))
+
+
+def _halves(pairs: Mapping[str, list[_Pair]]) -> dict[str, list[_Pair]]:
+    """Returns dev and test, made of dev, where there are no test pairs; else {}."""
+    if "test" in pairs or "dev" not in pairs:
+        return {}
+    dev = pairs["dev"]
+    test = [pair._replace(id=pair.id.replace("dev", "test", 1)) for pair in dev[1::2]]
+    return {"dev": dev[0::2], "test": test}
+
+
+def _short(
+    pairs: Mapping[str, list[_Pair]], max_words: int | None
+) -> dict[str, list[_Pair]]:
+    """Returns the pairs of each split whose sentences are short; all if it is None."""
+    return {
+        split: [
+            pair for pair in of_split if max_words is None or _is_short(pair, max_words)
+        ]
+        for split, of_split in pairs.items()
+    }
 
 
 def _is_short(pair: _Pair, max_words: int) -> bool:

@@ -1,16 +1,16 @@
 """Text folders: the project's own corpus format, read and checked line by line.
 
     mono/LANG.{train,valid}.txt[.gz]          one sentence a line, no header
-    parallel/en-LANG.{train,dev,test}.tsv[.gz] header `en<TAB>LANG[<TAB>source]`
+    parallel/A-B.{train,dev,test}.tsv[.gz]     header `A<TAB>B[<TAB>source]`
     mono/families.json                         optional, groupings for K generators
 
-UTF-8, LF. LANG is an ISO 639-1 code such as `sw`.
+UTF-8, LF. LANG, A and B are ISO 639-1 codes such as `sw`; A is often `en`.
 """
 
 import json
 import pathlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from nebula_jax.data import tsv
 
@@ -57,29 +57,31 @@ def mono_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.Path
     Raises:
       CorpusError: if there is none.
     """
-    return _existing(data_dir / "mono" / f"{language}.{split}.txt", language)
+    path = data_dir / "mono" / f"{language}.{split}.txt"
+    return _existing([path], f"language {language!r}")
 
 
-def parallel_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.Path:
-    """Finds the English-LANG file of a language.
+def parallel_path(data_dir: pathlib.Path, pair: str, split: str) -> pathlib.Path:
+    """Finds the file of a pair of languages, whichever of them its name begins with.
 
     Args:
-      language: ISO 639-1 code, not `en`.
+      pair: such as `en-sw`.
       split: `train`, `dev` or `test`.
 
     Raises:
       CorpusError: if there is none.
     """
-    return _existing(data_dir / "parallel" / f"en-{language}.{split}.tsv", language)
+    first, _, second = pair.partition("-")
+    names = (pair, f"{second}-{first}")
+    paths = [data_dir / "parallel" / f"{name}.{split}.tsv" for name in names]
+    return _existing(paths, f"the pair {pair!r}")
 
 
-def _existing(path: pathlib.Path, language: str) -> pathlib.Path:
-    existing = tsv.plain_or_gzip(path)
-    if existing is None:
-        raise tsv.NoCorpusError(
-            f"language {language!r} has no text: {path}[.gz] is missing"
-        )
-    return existing
+def _existing(paths: Sequence[pathlib.Path], wanted: str) -> pathlib.Path:
+    for path in paths:
+        if existing := tsv.plain_or_gzip(path):
+            return existing
+    raise tsv.NoCorpusError(f"{wanted} has no text: {paths[0]}[.gz] is missing")
 
 
 def read_mono(path: pathlib.Path) -> Iterator[str]:
@@ -101,24 +103,25 @@ def read_mono(path: pathlib.Path) -> Iterator[str]:
 
 
 def read_parallel(path: pathlib.Path) -> Iterator[tuple[str, str]]:
-    """Yields the pairs of a parallel file: the English sentence, its translation.
+    """Yields the pairs of a parallel file, in the order of its columns.
 
     Args:
-      path: of the file; `en-LANG` in its name says what the second column has to be.
+      path: of the file; `A-B` in its name says what the columns have to be.
 
     Raises:
       CorpusError: with file and line, at another header or number of fields, an empty
         side of a pair, a NUL byte or bad UTF-8; and when the file has no pair.
     """
-    columns = ["en", path.name.partition(".")[0].removeprefix("en-")]
+    first, _, second = path.name.partition(".")[0].partition("-")
+    columns = [first, second]
     header = tsv.header(path)
     if header not in (columns, [*columns, "source"]):
         raise CorpusError(
             f"{path}:1: header is {'<TAB>'.join(header)!r}; by the file's name it is"
             f" {'<TAB>'.join(columns)}[<TAB>source]"
         )
-    for _, (english, foreign) in tsv.rows(path, columns):
-        yield english, foreign
+    for _, (one, other) in tsv.rows(path, columns):
+        yield one, other
 
 
 def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:

@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from nebula_jax.data import text_folder
+from nebula_jax.data import language_mixture, text_folder
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 FIGURES = ("translation_gap", "retrieval")
@@ -24,7 +24,7 @@ Embed = Callable[[np.ndarray], np.ndarray]
 class Pairs(NamedTuple):
     """The sentences of a language and their translations.
 
-    english: [P, L] int32, padded.
+    english: [P, L] int32, padded; of a named pair its first language.
     foreign: [P, L] int32, padded.
     """
 
@@ -38,6 +38,7 @@ def read(
     vocabulary: vocabularies.Vocabulary,
     most: int,
     max_length: int,
+    named: Sequence[str] = (),
 ) -> dict[str, Pairs]:
     """Reads the first dev pairs of each language that has any.
 
@@ -45,20 +46,26 @@ def read(
       languages: perhaps with English, which has no translation into itself.
       most: P, pairs of a language.
       max_length: L; longer sentences lose their ends.
+      named: the run's pairs, see `language_mixture.pairs_of`; their names are the keys.
 
     Raises:
       text_folder.CorpusError: if the text is malformed.
     """
     found = {}
-    for language in languages:
+    wanted = [
+        (pair if named else language, pair)
+        for language in languages
+        for pair in language_mixture.pairs_of(language, named)
+    ]
+    for name, pair in wanted:
         try:
-            path = text_folder.parallel_path(folder, language, "dev")
+            path = text_folder.parallel_path(folder, pair, "dev")
         except text_folder.CorpusError:
             continue
         pairs = list(itertools.islice(text_folder.read_parallel(path), most))
-        found[language] = Pairs(
+        found[name] = Pairs(
             *(
-                _batch([pair[side] for pair in pairs], vocabulary, max_length)
+                _batch([each[side] for each in pairs], vocabulary, max_length)
                 for side in (0, 1)
             )
         )

@@ -21,14 +21,14 @@ def test_every_xnli_language_has_real_text_to_train_on_and_to_hold_back(
     assert len(train) > 300
     assert len(valid) > 30
     if language != "en":
-        pairs = text_folder.parallel_path(folder, language, "train")
+        pairs = text_folder.parallel_path(folder, f"en-{language}", "train")
         assert len(list(text_folder.read_parallel(pairs))) == len(train)
 
 
 def test_held_out_messages_are_held_out_in_every_language(folder):
     english = set(text_folder.read_mono(text_folder.mono_path(folder, "en", "valid")))
     for language in text_folder.LANGUAGES[1:]:
-        train = text_folder.parallel_path(folder, language, "train")
+        train = text_folder.parallel_path(folder, f"en-{language}", "train")
         assert english.isdisjoint(
             english for english, _ in text_folder.read_parallel(train)
         )

@@ -107,7 +107,7 @@ def test_preparing_happens_once_and_again_when_something_changed(folder, tmp_pat
     assert prepared() == first
     prepare(folder, tmp_path, max_length=16)
     assert len(prepared()) == 2
-    prepare(folder, tmp_path, kind="parallel", language="sw")
+    prepare(folder, tmp_path, kind="parallel", language="en-sw")
     assert len(prepared()) == 3
 
 
@@ -118,7 +118,7 @@ def test_a_run_does_not_go_on_with_text_that_is_packed_otherwise(
     """Its position in the text would be another sequence."""
 
     def keys():
-        pairs = {"kind": "parallel", "language": "sw"}
+        pairs = {"kind": "parallel", "language": "en-sw"}
         made = prepare(folder, tmp_path), prepare(folder, tmp_path, **pairs)
         return {each.key for each in made}
 

@@ -171,9 +171,9 @@ def test_a_split_that_fails_leaves_nothing(text_folder, tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     ("languages", "options", "words"),
     [
-        (("es", "fr"), {}, "one side has to be en"),
-        (("en", "en"), {}, "one side has to be en"),
-        (("fr", "en"), {}, "language 'fr' has no text"),
+        (("es", "fr"), {}, "the pair 'es-fr' has no text"),
+        (("en", "en"), {}, "expected two that differ"),
+        (("fr", "en"), {}, "the pair 'fr-en' has no text"),
         (("es", "en"), {"sources": ["news", "x"]}, "source x; there are news, spoken"),
     ],
 )

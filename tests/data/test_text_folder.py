@@ -26,7 +26,8 @@ def test_sentences_and_pairs_are_read_plain_or_gzipped(tmp_path, ending):
         tmp_path / f"parallel/en-sw.train.tsv{ending}",
         "en\tsw\tsource\nThanks\tAsante\tx\nHello\tHabari\ty\n",
     )
-    assert text_folder.parallel_path(tmp_path, "sw", "train") == pairs
+    assert text_folder.parallel_path(tmp_path, "en-sw", "train") == pairs
+    assert text_folder.parallel_path(tmp_path, "sw-en", "train") == pairs
     assert list(text_folder.read_parallel(pairs)) == [
         ("Thanks", "Asante"),
         ("Hello", "Habari"),

@@ -46,7 +46,7 @@ def test_held_out_pairs_are_a_split_of_their_own(text_folder, tmp_path, capsys):
     [
         ({"out": ""}, "--out=FOLDER is needed"),
         ({"pair": "sw"}, "expected two, such as es-en"),
-        ({"pair": "es-en"}, "language 'es' has no text"),
+        ({"pair": "es-en"}, "the pair 'es-en' has no text"),
     ],
 )
 def test_bad_flags_are_explained(text_folder, tmp_path, values, words):

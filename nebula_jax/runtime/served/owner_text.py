@@ -123,7 +123,7 @@ def opened(
 
 
 def _texts(folder: pathlib.Path) -> list[tuple[str, str]]:
-    """Returns kind and language of each text in a folder, in order."""
+    """Returns kind, and language or pair, of each text in a folder, in order."""
     text_folder.check_folder(folder)
 
     def languages(pattern: str) -> list[str]:
@@ -131,7 +131,5 @@ def _texts(folder: pathlib.Path) -> list[tuple[str, str]]:
         return sorted(names)
 
     mono = languages("mono/*.train.txt*")
-    pairs = languages("parallel/en-*.train.tsv*")
-    return [("mono", each) for each in mono] + [
-        ("parallel", each.removeprefix("en-")) for each in pairs
-    ]
+    pairs = languages("parallel/*-*.train.tsv*")
+    return [("mono", each) for each in mono] + [("parallel", each) for each in pairs]
