@@ -167,6 +167,8 @@ _ARGUMENT = re.compile(
     r"|(?<=\()\w+(?=\))"  # `nobody came within 60 s (connect_timeout)`
     r"|(?<=another )\w+"  # `... name another workdir`
 )
+_IS_PATH = re.compile(r"(Text f|F)older|File|.*hf:ORG", re.DOTALL)
+"""How the help of a flag begins whose value is a path, or a model that may be one."""
 _SUBJECT = re.compile(r"^\w+(?=: | must | needs | is for )")
 """`delay must be below ...`: in errors of settings alone, as others begin with names
 of clusters and folders."""
@@ -209,10 +211,12 @@ def with_flags(main: Callable[[], int]) -> int:
 def _paths() -> Iterator[tuple[str, str]]:
     """Yields the flags that were given and are paths: name and value."""
     for name in flags.FLAGS:
-        value = flags.FLAGS[name].value
-        is_path = isinstance(value, pathlib.Path) or "/" in str(value)
-        if flags.FLAGS[name].present and is_path and str(value) != ".":
-            yield name, str(value)
+        flag = flags.FLAGS[name]
+        values = flag.value if isinstance(flag.value, list) else [flag.value]
+        for value in map(str, values):
+            is_path = "/" in value or _IS_PATH.match(flag.help)
+            if flag.present and is_path and value not in ("", "."):
+                yield name, value
 
 
 def _smaller() -> str:

@@ -123,6 +123,24 @@ def test_a_path_that_is_not_there_is_a_bad_setting_and_named_by_its_flag(raised,
     assert str(refused.value) == f"--workdir=/nowhere: {shown}"
 
 
+@pytest.mark.parametrize(
+    ("flag", "value", "raised"),
+    [
+        ("vocabulary", "none.model", "vocabulary none.model: No such file"),
+        ("federation", "nowhere", "nowhere: no lab of a federation is here"),
+        ("hot_start", "e6", "e6: no such model; there are e5-small"),
+        ("model", "e6", "e6: no such model; there are e5-small"),
+    ],
+)
+def test_a_path_needs_no_slash_to_be_known_as_one(flag, value, raised):
+    own_flags()
+    with flagsaver.flagsaver():
+        command_line.parse(["test", f"--{flag}={value}"])
+        with pytest.raises(errors.SettingsError) as refused:
+            command_line.with_flags(failing(errors.NebulaError(raised)))
+    assert str(refused.value) == f"--{flag}={value}: {raised}"
+
+
 def test_a_codec_that_cannot_be_read_is_named_by_its_flag():
     own_flags()
     with flagsaver.flagsaver():

@@ -223,7 +223,7 @@ def test_eval_only_tests_another_folder_with_the_runs_own_settings(
         ({"languages": "en,en"}, "each once"),
         ({"data_dir": "package:django"}, "no package has such pairs"),
         ({"data_dir": "nowhere"}, "there is no such folder"),
-        ({"encoder": "no-such-model"}, "no model 'no-such-model'"),
+        ({"encoder": "no-such-model"}, "no-such-model: no such model"),
         ({"run": "undisturbed"}, "go together"),
         ({"eval_only": "true"}, "--run is missing: the folder of a run of"),
         ({"eval_only": "true", "run": "text"}, "no run of finetune_xnli is there"),

@@ -78,5 +78,5 @@ def test_known_names_go_to_the_packages(monkeypatch, tmp_path, checkpoint, capsy
 def test_nothing_asked_for_is_an_error_that_says_what_there_is():
     with pytest.raises(errors.SettingsError, match="e5-small, minilm-l6"):
         run(model=[])
-    with pytest.raises(pretrained.PretrainedError, match="no model 'e6'"):
+    with pytest.raises(pretrained.PretrainedError, match="e6: no such model"):
         run(model=["e6"])

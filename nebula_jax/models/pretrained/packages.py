@@ -173,7 +173,7 @@ def prepare(
     """
     if name not in MODELS:
         raise checkpoint_folder.PretrainedError(
-            f"no model {name!r}; there are {', '.join(MODELS)},"
+            f"{name}: no such model; there are {', '.join(MODELS)},"
             " or a folder with config.json and model.safetensors, or"
             " hf:ORG/NAME@COMMIT"
         )
