@@ -14,7 +14,7 @@ import itertools
 import pathlib
 import sys
 from collections.abc import Sequence
-from typing import Any, BinaryIO
+from typing import Any
 
 import jax
 import numpy as np
@@ -23,7 +23,7 @@ from experiments import configuration, shared_flags
 from experiments.abnet import config, evaluation, models, target_model
 from nebula_jax import errors
 from nebula_jax.commands import fields
-from nebula_jax.data import length_buckets, parallel_side, ragged_rows
+from nebula_jax.data import length_buckets, parallel_side, ragged_rows, tsv
 from nebula_jax.models import abnet, mixed_precision
 from nebula_jax.runtime.life import process
 from nebula_jax.training import checkpoint, checkpoint_files
@@ -56,32 +56,15 @@ def main() -> int:
     configuration.parse_run(command.run, "train_abnet")
     run = config.from_flags()
     config.check_beams(run.agreed)
-    text = read_lines(sys.stdin.buffer)
-    if not text:
+    given = tsv.lines(pathlib.Path("standard input"), sys.stdin.buffer)
+    lines = [line.strip() for _, line in given]
+    if not lines:
         return 0
-    lines = [line.strip() for line in text.removesuffix("\n").split("\n")]
     for line in Translator(run).translate(lines):
         # As it was read, whatever the locale: a replaced character is a wrong word.
         sys.stdout.buffer.write(line.encode() + b"\n")
     sys.stdout.buffer.flush()
     return 0
-
-
-def read_lines(stream: BinaryIO) -> str:
-    """Reads text to its end.
-
-    Raises:
-      errors.NebulaError: if it is something else, with the line.
-    """
-    found = stream.read()
-    try:
-        return found.decode()
-    except UnicodeDecodeError as error:
-        line = found.count(b"\n", 0, error.start) + 1
-        raise errors.NebulaError(
-            f"line {line} of standard input is not UTF-8 ({error.reason}); iconv makes"
-            " it from other encodings"
-        ) from error
 
 
 class Translator:
@@ -122,6 +105,12 @@ class Translator:
             )
             for params, side, plm in zip(fresh, trained, plms, strict=True)
         ]
+        language = config.languages(agreed.pair)[1]
+        if language != "en" and not self._target.tokenizer.library.has_spaces:
+            process.message(
+                f"the pieces of {run.local.target_model} have no spaces: these are put"
+                f" where English has them, which is wrong at some marks of {language}"
+            )
         self._run = jax.jit(self._translate)
 
     def translate(self, lines: Sequence[str]) -> list[str]:

@@ -9,6 +9,7 @@ cluster; ids, which both clusters have, are quoted.
 """
 
 import codecs
+import contextlib
 import gzip
 import itertools
 import pathlib
@@ -41,10 +42,16 @@ def plain_or_gzip(path: pathlib.Path) -> pathlib.Path | None:
     return None
 
 
-def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
+def lines(
+    path: pathlib.Path, given: Iterable[bytes] | None = None
+) -> Iterator[tuple[int, str]]:
     """Yields (number, text) of a file's lines, from 1, without LF or CRLF.
 
     A CR alone is text, unless it ends the first line: then every one ends a line.
+
+    Args:
+      path: of the file.
+      given: a stream that is read in its place; errors name it by `path`.
 
     Raises:
       CorpusError: at bad UTF-8, or if the file cannot be read to its end.
@@ -52,7 +59,8 @@ def lines(path: pathlib.Path) -> Iterator[tuple[int, str]]:
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
     try:
-        with opener(path, "rb") as stream:
+        with contextlib.ExitStack() as stack:
+            stream = given or stack.enter_context(opener(path, "rb"))
             for number, raw in enumerate(_split(stream), start=1):
                 line = raw.removeprefix(codecs.BOM_UTF8).decode("utf-8")
                 yield number, line.removesuffix("\n").removesuffix("\r")

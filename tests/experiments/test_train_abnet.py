@@ -79,6 +79,15 @@ def test_the_split_run_equals_the_whole(runs, split, whole):
     ]
     assert scores[0].keys() == {"dev", "test", "held_out"}
     assert scores[0] == scores[1]
+    # What a perfect translation would have: some words are in no text to train on.
+    ceilings = [
+        metrics.read(folder)[-1]["held_out_ceiling"]
+        for folder in (split[0] / "target", whole / "whole")
+    ]
+    assert ceilings[0] == ceilings[1]
+    assert ceilings[0]["dev"] == pytest.approx(100)
+    assert 50 < ceilings[0]["held_out"] < 99
+    assert "BLEU of the references themselves" in split[1]
 
 
 def scores_of(workdir):
@@ -340,8 +349,23 @@ def test_a_line_in_another_encoding_is_named(translated_here, split):
         "uno\nse\xf1or\n".encode("latin-1"), "--run=split"
     )
     assert (status, out) == (1, "")
-    assert err.startswith("error: line 2 of standard input is not UTF-8")
+    assert err.startswith("error: standard input:2: not UTF-8")
     assert translated_here("", "--run=split") == (0, "", "")
+
+
+@pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
+def test_marks_of_other_systems_are_no_text(translated_here, split, monkeypatch, end):
+    """And a person hears who has put the spaces into another language than English."""
+    monkeypatch.setattr(
+        translate_command.Translator, "translate", lambda self, lines: lines
+    )
+    monkeypatch.setattr(
+        translate_command.config, "languages", lambda pair: ("es", "fr")
+    )
+    text = f"\ufeffuno{end}dos{end}"
+    status, out, err = translated_here(text, "--run=split")
+    assert (status, out) == (0, "uno\ndos\n")
+    assert "where English has them, which is wrong at some marks of fr" in err
 
 
 @pytest.mark.parametrize("arguments", [(), ("--run=text",)])

@@ -148,7 +148,12 @@ def _load_processor(path: pathlib.Path) -> Any:
     with installed.extra("experiments"):
         import sentencepiece
     processor = sentencepiece.SentencePieceProcessor()
-    processor.load_from_serialized_proto(path.read_bytes())
+    try:
+        processor.load_from_serialized_proto(path.read_bytes())
+    except RuntimeError:  # it has an assertion of the library's source
+        raise TokenizerError(
+            f"{path} cannot be read: it is no sentencepiece model"
+        ) from None
     return processor
 
 
