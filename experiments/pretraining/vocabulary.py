@@ -6,7 +6,7 @@ tokenizer of that encoder, trimmed to the pieces that the text has most.
 
 import pathlib
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -87,7 +87,6 @@ def shared(
         language_mixture.check_lines(folder, groups, mixes, pairs)
         with process.timed(f"making a vocabulary of {local.vocab_size} pieces"):
             make(local, languages, path)
-        _describe(folder, languages, vocabularies.load(path))
     return path
 
 
@@ -119,6 +118,8 @@ def _describe(
 def make(local: config.Local, languages: Sequence[str], path: pathlib.Path) -> int:
     """Makes the vocabulary that a run's clusters share; returns its size.
 
+    Reports how many lines of each language were cut or left out, and what is unknown.
+
     Args:
       languages: of the whole run.
       path: of a sentencepiece model; with --hot_start, of a folder, which must not be
@@ -127,8 +128,17 @@ def make(local: config.Local, languages: Sequence[str], path: pathlib.Path) -> i
     lines = language_mixture.vocabulary_lines(
         text.folder(local), languages, local.mono_alpha, local.vocab_lines
     )
-    if not local.hot_start:
-        return vocabularies.train(lines, local.vocab_size, path)
+    if local.hot_start:
+        _trim(local, lines, path)
+    else:
+        vocabularies.train(lines, local.vocab_size, path)
+    made = vocabularies.load(path)
+    _describe(text.folder(local), languages, made)
+    return made.size
+
+
+def _trim(local: config.Local, lines: Iterable[str], path: pathlib.Path) -> None:
+    """Writes the tokenizer of --hot_start with the pieces that lines have most."""
     whole = tokenizers.load(hot_start.folder(local))
     counts = tokenizers.count_pieces(whole, lines)
     most = np.argsort(-counts, kind="stable")
@@ -145,4 +155,3 @@ def make(local: config.Local, languages: Sequence[str], path: pathlib.Path) -> i
         except OSError:
             if not path.is_dir():  # else another run has just made the same
                 raise
-    return len(keep)

@@ -58,7 +58,7 @@ def test_it_is_made_again_only_for_another_text_or_size(local, tmp_path):
 def test_each_language_says_what_is_left_of_its_text(local, tmp_path, capfd):
     with (tmp_path / "text/mono/sw.train.txt").open("a") as stream:
         stream.write("\u200b\n" + "mlango " * 700 + "\n")
-    vocabulary.shared(local(), GROUPS, MIXES)
+    vocabulary.make(local(), ["en", "de", "sw"], tmp_path / "v.model")
     said = "".join(capfd.readouterr())
     assert "sw: 152 lines; 1 were cut for the vocabulary, 1 have no text" in said
     assert "en: 150 lines; 0 were cut for the vocabulary, 0 have no text" in said
