@@ -3,6 +3,10 @@
 import subprocess
 import sys
 
+import pytest
+
+from nebula_jax.runtime.records import run_folder
+
 SCRIPT = """
 from absl import flags
 import nebula_jax as nebula
@@ -73,6 +77,18 @@ def test_a_command_as_pip_installs_one_starts_all_clusters(tmp_path):
     code = [sys.executable, "-c", f"{PROGRAM}\nmain()"]
     found = subprocess.run(code, capture_output=True, text=True, cwd=tmp_path)
     assert "error: --cluster=all starts the script's file" in found.stderr
+
+
+@pytest.mark.parametrize(("cluster", "folder"), [("all", "run"), ("a", "run/a")])
+def test_a_folder_is_of_one_command_at_a_time(tmp_path, cluster, folder):
+    path = tmp_path / "program.py"
+    path.write_text(f"{PROGRAM}\nmain()")
+    flags = f"--cluster={cluster}", "--workdir=run"
+    with run_folder.lock(tmp_path / folder):
+        command = [sys.executable, str(path), *flags]
+        found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    assert found.returncode == 1
+    assert f"error: another process works in {folder}; wait" in found.stderr
 
 
 def test_help_names_the_scripts_own_clusters(tmp_path):

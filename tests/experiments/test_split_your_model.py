@@ -1,5 +1,6 @@
 """The examples of the face: what two and three clusters train is the uncut model."""
 
+import json
 import os
 import signal
 import subprocess
@@ -13,7 +14,7 @@ from example_runs import assert_near, ended, params, start, start_script
 
 import nebula_jax as nebula
 from experiments import chain_of_three, split_your_model
-from nebula_jax.training import checkpoint
+from nebula_jax.training import checkpoint, metrics
 
 
 def whole(loss, parts, optimizer, steps, batches):
@@ -28,9 +29,15 @@ def whole(loss, parts, optimizer, steps, batches):
 
 def test_a_decoder_in_two_clusters_is_the_uncut_one(tmp_path):
     example = split_your_model
-    output = ended(start(tmp_path, "split_your_model", steps=6, log_every=3))
+    output = ended(start(tmp_path, "split_your_model", steps=6, log_every=3, trace=1))
     assert "| back | 6 |" in output
     assert "report: runs/split_your_model/summary.json" in output
+    folder = tmp_path / "runs" / "split_your_model"
+    assert (folder / "losses.png").read_bytes().startswith(b"\x89PNG")
+    lanes = json.loads((folder / "trace.json").read_text())["traceEvents"]
+    assert {"front", "back"} <= {
+        str(each.get("args", {}).get("name")) for each in lanes
+    }
 
     def loss(params, batch):
         h = example.front(params[0], batch[0], None)
@@ -42,7 +49,7 @@ def test_a_decoder_in_two_clusters_is_the_uncut_one(tmp_path):
     begin = [example.FRONT_PARAMS, example.BACK_PARAMS]
     expected = whole(loss, begin, example.OPTIMIZER, 6, batches)
     for name, like, one in zip(("front", "back"), begin, expected, strict=True):
-        found = params(tmp_path / "runs" / "split_your_model", name, 6, like)
+        found = params(folder, name, 6, like)
         assert_near(found, one, atol=2e-4)  # Adam divides by what is almost nothing
 
 
@@ -117,6 +124,9 @@ def test_a_stopped_chain_is_the_uncut_model_after_the_step_that_all_saved(tmp_pa
     steps = [sorted(each.name for each in folder.iterdir()) for folder in folders]
     [[last]] = {tuple(each) for each in steps}  # one checkpoint, the same in all three
     last = int(last)
+    # What crosses takes 10 ms on each of two lines, there and back.
+    records = metrics.read(tmp_path / "runs" / "chain_of_three" / "middle")
+    assert max(each["steps_per_second"] for each in records) < 1.1 / 0.04
 
     def loss(params, step_and_data):
         step, (points, labels) = step_and_data

@@ -1,6 +1,7 @@
 """A chain of any length, cut, trains as the uncut model does."""
 
 import collections
+import concurrent.futures
 import threading
 
 import jax
@@ -254,6 +255,48 @@ def test_a_loss_of_a_part_before_the_last_has_a_gradient_too():
         nebula.errors.SettingsError, match=r"a part with has_loss.*int32"
     ):
         half.step({}, [jnp.ones(3)], None, 1, line)
+
+
+def test_a_middle_part_may_have_a_loss_and_statistics_of_its_own():
+    def counted(params, seen, h, batch, rng):
+        made = middle(params, h, batch, rng) - seen
+        mean = jax.lax.stop_gradient(jnp.mean(made))
+        return (made, 0.1 * jnp.mean(made**2)), 0.9 * seen + 0.1 * mean
+
+    begin, batch = jnp.zeros(()), batches(1)[0]
+    h = cut.spec(front, init(0), batch)
+    made = cut.spec(counted, init(1), h, batch, has_loss=True, aux=begin)
+    parts = [
+        cut.front(front),
+        cut.middle(counted, has_aux=True, has_loss=True),
+        cut.back(back),
+    ]
+    first, second = (loopback.ends(seconds=60.0) for _ in range(2))
+    lines = [
+        parts[0].open(first[0], h),
+        parts[1].open(first[1], second[0], h, made, aux=begin),
+        parts[2].open(second[1], made),
+    ]
+    params = [init(part) for part in range(3)]
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        steps = [
+            pool.submit(part.step, own, batches(1), KEY, 1, line)
+            for part, own, line in zip(parts, params, lines, strict=True)
+        ]
+        grads, after, _ = zip(*(each.result(60) for each in steps), strict=True)
+
+    def loss(params):
+        total, seen = 0.0, begin
+        for number, batch in enumerate(batches(1)):
+            rng = jax.random.fold_in(jax.random.fold_in(KEY, 1), number)
+            h = front(params[0], batch, rng)
+            (h, own), seen = counted(params[1], seen, h, batch, rng)
+            total += (own + back(params[2], h, batch, rng)[0]) / MICRO_BATCHES
+        return total, seen
+
+    expected, seen = jax.grad(loss, has_aux=True)(params)
+    trees.assert_close(list(grads), expected, atol=1e-6)
+    np.testing.assert_allclose(after[1].aux, seen, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

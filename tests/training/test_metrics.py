@@ -132,3 +132,17 @@ def test_numbers_that_are_not_finite_are_null_and_read_as_nan(tmp_path):
     assert record["auc"] == {"en": None, "sw": 0.5}
     (record,) = metrics.read(tmp_path)
     assert np.isnan([record["loss"], record["auc"]["en"]]).all()
+
+
+def test_a_line_of_progress_has_the_loss_if_there_is_one_and_the_time_left():
+    record = {"step": 20, "tokens_per_second": 0.0, "steps_per_second": 2.0}
+    record |= {"bytes_sent": 12_000, "waiting_share": 0.25}
+    assert metrics.progress_line("source", 100, record) == (
+        "source        step     20/100    2.00 steps/s  sent  12.0 kB  waited  25%"
+        "  left 40 s"
+    )
+    record |= {"loss": 2.5, "tokens_per_second": 1234.0}
+    assert metrics.progress_line("g:0", 20, record) == (
+        "g:0           step     20/20  loss   2.5000    1,234 tokens/s  sent  12.0 kB"
+        "  waited  25%"
+    )
