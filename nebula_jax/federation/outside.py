@@ -17,7 +17,7 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints, pending_connections
 from nebula_jax.communication.wire import greeting
 from nebula_jax.federation import joining, line, state, streams
-from nebula_jax.security import policy, tls
+from nebula_jax.security import tls
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs, credentials
 
@@ -61,7 +61,8 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
     loop = asyncio.get_running_loop()
     try:
         await _client_hello(sock)
-        context = await asyncio.to_thread(_server_context, folder)
+        made = between_labs.server_context
+        context = await asyncio.to_thread(made, folder, allows_joining=True)
         reader = asyncio.StreamReader(LIMIT_BYTES)
         protocol = asyncio.StreamReaderProtocol(reader)
         transport, _ = await loop.connect_accepted_socket(
@@ -109,7 +110,8 @@ async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Con
       site_folder.Refusal: with the reason, if it must not be used.
       OSError: if nobody answers in time, or there was no handshake.
     """
-    context = await asyncio.to_thread(_client_context, folder)
+    context = await asyncio.to_thread(between_labs.client_context, folder)
+    context.check_hostname = False  # the certificate has the lab's name, not the host's
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(
@@ -121,18 +123,6 @@ async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Con
     except TimeoutError:
         raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s") from None
     return await _checked(folder, reader, writer)
-
-
-def _server_context(folder: site_folder.Folder) -> ssl.SSLContext:
-    floor = policy.load(folder.path / policy.FILE).tls
-    return between_labs.server_context(folder, "switch", floor, allows_joining=True)
-
-
-def _client_context(folder: site_folder.Folder) -> ssl.SSLContext:
-    floor = policy.load(folder.path / policy.FILE).tls
-    made = between_labs.client_context(folder, "switch", floor)
-    made.check_hostname = False  # the certificate has the lab's name, not the host's
-    return made
 
 
 async def _checked(

@@ -130,14 +130,11 @@ class Trainer:
 
     def client_context(self) -> Any:
         """Returns the TLS context of one connection to another trainer."""
-        return between_labs.client_context(self.folder, "trainer", self._rules().tls)
+        return between_labs.client_context(self.folder, "trainer")
 
     def server_context(self) -> Any:
         """Returns the TLS context of one connection from another trainer."""
-        return between_labs.server_context(self.folder, "trainer", self._rules().tls)
-
-    def _rules(self) -> policy.Policy:
-        return policy.load(self.folder.path / policy.FILE)
+        return between_labs.server_context(self.folder, "trainer")
 
     def reach(self, listener: str) -> bridge.Route:
         """Returns the way to a listening trainer, through the switches."""
@@ -176,7 +173,8 @@ class Trainer:
             raise PeerRefused(f"{name} ({peer.role}) takes part in job {job}")
         if self._lab and peer.lab != self._lab:
             raise PeerRefused(f"{name} is not of {self._lab} (peer)")
-        self._rules().check_lab(self.job, offer.cluster, peer.lab)
+        rules = policy.load(self.folder.path / policy.FILE)
+        rules.check_lab(self.job, offer.cluster, peer.lab)
         with self._admitting:
             self._numbers.admit(name, offer.incarnation)
             if name not in self._met:

@@ -11,9 +11,7 @@ choose, then as `*`; without either it crosses freely:
 `kinds` are the channels whose tensors may cross (all if missing; the frames that steer
 a session always may), by their names or the first words of these; `bytes` all that may
 cross in the job's life, `labs` those that may be a cluster (any lab if missing), and
-`codecs` what this lab's own tensors of a kind must be encoded with first. Beside `jobs`
-there may be `tls`, the oldest version of TLS that this lab takes: "1.3" if missing, or
-"1.2".
+`codecs` what this lab's own tensors of a kind must be encoded with first.
 """
 
 import pathlib
@@ -27,8 +25,6 @@ STEERING = frozenset(
     ("handshake", "Open", "Hello", "Welcome", "StepDone", "Stop", "Ping", "End")
 ) | {"Abort"}
 """The kinds of frames that carry nothing of a text or a model."""
-VERSIONS = ("1.3", "1.2")
-"""The oldest version of TLS that a lab may take; the first is the default."""
 _FIELDS = {"kinds", "bytes", "labs", "codecs"}
 
 
@@ -39,11 +35,9 @@ class PolicyError(errors.NebulaError):
 class Policy:
     """The policy as its file has it."""
 
-    def __init__(
-        self, jobs: Mapping[str, Mapping[str, Any]], tls: str = VERSIONS[0]
-    ) -> None:
-        """Takes the rules of each job, and the oldest version of TLS, checked."""
-        self._jobs, self.tls = jobs, tls
+    def __init__(self, jobs: Mapping[str, Mapping[str, Any]]) -> None:
+        """Takes the rules of each job, checked."""
+        self._jobs = jobs
 
     def check_kind(self, job: str, kind: str) -> None:
         """Raises PolicyError unless frames of a kind may cross for a job."""
@@ -111,14 +105,11 @@ def load(path: pathlib.Path) -> Policy:
     except (OSError, ValueError) as error:
         raise PolicyError(f"{path}: cannot be read: {error}") from None
     jobs = found.get("jobs") if isinstance(found, dict) else None
-    if not isinstance(jobs, dict) or not set(found) <= {"jobs", "tls"}:
-        raise PolicyError(f'{path}: expected {{"jobs": {{NAME: RULES}}}}')
-    tls = found.get("tls", VERSIONS[0])
-    if tls not in VERSIONS:
-        raise PolicyError(f"{path}: tls must be one of {', '.join(VERSIONS)}")
+    if not isinstance(jobs, dict) or set(found) != {"jobs"}:
+        raise PolicyError(f'{path}: expected {{"jobs": {{NAME: RULES}}}} alone')
     for name, rules in jobs.items():
         _check_rules(rules, f"{path}: job {name}")
-    return Policy(jobs, tls)
+    return Policy(jobs)
 
 
 def _check_rules(rules: Any, where: str) -> None:

@@ -95,13 +95,3 @@ def test_a_file_that_cannot_be_read_lets_nothing_cross(tmp_path):
         path.write_text(text)
         with pytest.raises(policy.PolicyError, match="cannot be read"):
             policy.load(path)
-
-
-def test_the_oldest_version_of_tls_is_1_3_unless_the_policy_takes_1_2(tmp_path):
-    path = tmp_path / policy.FILE
-    assert policy.load(path).tls == "1.3"
-    path.write_text('{"jobs": {}, "tls": "1.2"}')
-    assert policy.load(path).tls == "1.2"
-    path.write_text('{"jobs": {}, "tls": "1.1"}')
-    with pytest.raises(policy.PolicyError, match="tls must be one of"):
-        policy.load(path)

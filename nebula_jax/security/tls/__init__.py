@@ -15,9 +15,8 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax.security.tls import credentials
 
-FLOORS = {"1.3": ssl.TLSVersion.TLSv1_3, "1.2": ssl.TLSVersion.TLSv1_2}
-CIPHERS = "@SECLEVEL=2:ECDHE+AESGCM:ECDHE+CHACHA20"
-"""The ciphers of TLS 1.2: forward secret, and authenticated. 1.3 has no other."""
+LEVEL = "DEFAULT:@SECLEVEL=2"
+"""OpenSSL's level of security: keys and digests that can be broken are refused."""
 DER = serialization.Encoding.DER
 
 
@@ -50,8 +49,7 @@ def _contexts(
     side: int, folder: pathlib.Path, cluster: str | None
 ) -> Callable[[], ssl.SSLContext]:
     credentials.load(folder, cluster)  # fail at start, not at the first peer
-    # The paper's version at least; 1.3 is negotiated.
-    return lambda: context(side, credentials.load(folder, cluster), floor="1.2")
+    return lambda: context(side, credentials.load(folder, cluster))
 
 
 class Context(ssl.SSLContext):
@@ -61,7 +59,7 @@ class Context(ssl.SSLContext):
     """DER."""
 
 
-def context(side: int, own: credentials.Credentials, floor: str = "1.3") -> Context:
+def context(side: int, own: credentials.Credentials) -> Context:
     """Makes the context of one connection, which both sides show certificates on.
 
     It trusts only the authority of the credentials.
@@ -69,14 +67,12 @@ def context(side: int, own: credentials.Credentials, floor: str = "1.3") -> Cont
     Args:
       side: ssl.PROTOCOL_TLS_SERVER or ssl.PROTOCOL_TLS_CLIENT.
       own: which were checked.
-      floor: a key of FLOORS; the oldest version of TLS.
     """
-    made = bare_context(side, floor)
+    made = bare_context(side)
     made.certificate = own.certificate.public_bytes(DER)
     made.verify_mode = ssl.CERT_REQUIRED
-    if side == ssl.PROTOCOL_TLS_SERVER:  # no session is resumed
-        made.num_tickets = 0  # TLS 1.3; the option is for 1.2
-        made.options |= ssl.OP_NO_TICKET | ssl.OP_CIPHER_SERVER_PREFERENCE
+    if side == ssl.PROTOCOL_TLS_SERVER:
+        made.num_tickets = 0  # no session is resumed
     made.load_verify_locations(cadata=own.authority.public_bytes(DER))
     descriptor = credentials.in_memory(own.pem)  # as it was checked: it is replaced
     try:
@@ -86,12 +82,15 @@ def context(side: int, own: credentials.Credentials, floor: str = "1.3") -> Cont
     return made
 
 
-def bare_context(side: int, floor: str = "1.3") -> Context:
-    """Makes a context that trusts nobody yet; for the arguments see `context`."""
+def bare_context(side: int) -> Context:
+    """Makes a context that trusts nobody yet; for the argument see `context`.
+
+    It has TLS 1.3, which the other end has too: every Python that runs this has it. The
+    paper's 1.2 shows certificates, has weak ciphers, and renegotiates.
+    """
     made = Context(side)
-    made.minimum_version = FLOORS[floor]
-    made.set_ciphers(CIPHERS)
-    made.options |= ssl.OP_NO_RENEGOTIATION | ssl.OP_NO_COMPRESSION
+    made.minimum_version = ssl.TLSVersion.TLSv1_3
+    made.set_ciphers(LEVEL)
     made.verify_flags |= ssl.VERIFY_X509_STRICT
     return made
 

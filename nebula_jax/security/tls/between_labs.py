@@ -2,7 +2,7 @@
 
 A context serves for one connection: one that lived on would let a revoked peer resume
 its session. OpenSSL checks the chain, the period and the usage; `check_peer` checks the
-revocation list, and what else OpenSSL lets pass. Under TLS 1.3 a client learns only
+revocation list, and what else OpenSSL lets pass. In TLS 1.3 a client learns only
 when it reads first that it was refused, and not always why: the reason is the server's,
 `reason_of`.
 """
@@ -44,9 +44,7 @@ SSL_REASONS = {  # of `reason`, OpenSSL's sslerr.h
     "WRONG_VERSION_NUMBER": "plaintext",
     "UNSUPPORTED_PROTOCOL": "tls_version",
     "VERSION_TOO_LOW": "tls_version",
-    "INAPPROPRIATE_FALLBACK": "tls_version",
     "TLSV1_ALERT_PROTOCOL_VERSION": "tls_version",
-    "NO_SHARED_CIPHER": "weak_cipher",
     "EE_KEY_TOO_SMALL": "weak_key",
     "CA_MD_TOO_WEAK": "weak_digest",
     "UNEXPECTED_EOF_WHILE_READING": "cut_off",
@@ -74,14 +72,12 @@ class Peer(NamedTuple):
 def server_context(
     folder: site_folder.Folder,
     role: str = "switch",
-    floor: str = "1.3",
     allows_joining: bool = False,
 ) -> ssl.SSLContext:
     """Makes the server's context of one connection, from the present files.
 
     Args:
       role: whose credentials it shows.
-      floor: a key of tls.FLOORS; the oldest version of TLS.
       allows_joining: True if a client may come without a certificate, with an
         invitation; `check_peer` refuses it.
 
@@ -89,21 +85,19 @@ def server_context(
       site_folder.FederationError, site_folder.Refusal: if credentials or revocation
         list of this lab do not serve.
     """
-    context = _context(ssl.PROTOCOL_TLS_SERVER, folder, role, floor)
+    context = _context(ssl.PROTOCOL_TLS_SERVER, folder, role)
     if allows_joining:
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 
-def client_context(
-    folder: site_folder.Folder, role: str = "switch", floor: str = "1.3"
-) -> ssl.SSLContext:
+def client_context(folder: site_folder.Folder, role: str = "switch") -> ssl.SSLContext:
     """Makes the client's context of one connection, from the present files.
 
     The server's name has to be given, as `site_folder.dns_name` has it. For the
     arguments and errors see `server_context`.
     """
-    return _context(ssl.PROTOCOL_TLS_CLIENT, folder, role, floor)
+    return _context(ssl.PROTOCOL_TLS_CLIENT, folder, role)
 
 
 def joining_context(authority: x509.Certificate) -> tuple[ssl.SSLContext, str]:
@@ -197,9 +191,7 @@ def reason_of(error: BaseException) -> str:
     return "failed"
 
 
-def _context(
-    side: int, folder: site_folder.Folder, role: str, floor: str
-) -> ssl.SSLContext:
+def _context(side: int, folder: site_folder.Folder, role: str) -> ssl.SSLContext:
     own = member.load(folder, role)
     revocation.RevocationList(folder, role).check()
-    return tls.context(side, own, floor)
+    return tls.context(side, own)

@@ -128,7 +128,7 @@ def test_both_sides_show_certificates_and_speak_tls_1_3(folder):
         shake_hands(server(), client(), name="generator-1")
     assert server() is not server()  # so no session is resumed
     for context in (server(), client()):
-        assert context.minimum_version == ssl.TLSVersion.TLSv1_2
+        assert context.minimum_version == ssl.TLSVersion.TLSv1_3
         assert context.verify_mode == ssl.CERT_REQUIRED
 
 
