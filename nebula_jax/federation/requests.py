@@ -176,7 +176,7 @@ class _Request(NamedTuple):
     async def _carry_here(self, about: streams.About, served: Served) -> None:
         """Carries a stream to a trainer of this lab: half of it for each of both."""
         switch, other = self.switch, served.account.name
-        if why := switch.barred.get(other):
+        if why := switch.why_barred(other):
             raise inner.Refused(f"{about.listener} of job {about.job} is barred: {why}")
         near, far = line.local_pair()
         trainer = await connect(served)

@@ -300,7 +300,7 @@ class Switch:
                 )
             if not served.lab and not served.is_shared:
                 self.state.check_named(about.job, about.connector)
-            if served.account.name in self.state.barred:
+            if self.state.why_barred(served.account.name):
                 raise inner.Refused(  # without the name, which is this lab's affair
                     f"{about.listener} of job {about.job} is barred: the quota of its"
                     " account is used up, or the account is suspended"

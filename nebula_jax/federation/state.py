@@ -87,11 +87,12 @@ class State:
         self.used = collections.Counter(before["used"])
         self.sessions: meter.Known = before["sessions"]
         """Job -> bytes, counted frame by frame."""
-        self.uncharged: collections.Counter[str] = collections.Counter()
-        """Account -> bytes that came, and that its quota does not have yet."""
-        self.barred = accounts.barred(self.people.listing())
-        """Account -> why nothing more of it may pass: its quota is used up until it has
-        a larger one, or it could not be charged until it is."""
+        self.accounts = {each.name: each for each in self.people.listing()}
+        """As upkeep has read them last; those that are newer have no limits yet."""
+        self.charged = collections.Counter(
+            {name: each.charged_bytes for name, each in self.accounts.items()}
+        )
+        """Account -> bytes that have come, for its quota."""
         self.gone: dict[str, str] = {}
         """Lab -> why no line to it can come back: its certificate was revoked."""
         self.no_line: dict[str, str] = {}
@@ -211,10 +212,15 @@ class State:
                 " job in policy.json"
             )
 
+    def why_barred(self, account: str) -> str:
+        """Returns why nothing more of an account may pass; empty if it may."""
+        found = self.accounts.get(account)
+        return accounts.why_barred(found, self.charged[account]) if found else ""
+
     def check_quota(self, account: str) -> None:
         """Raises QuotaSpent if nothing more of an account may pass."""
-        if account in self.barred:
-            raise QuotaSpent(self.barred[account])
+        if why := self.why_barred(account):
+            raise QuotaSpent(why)
 
     async def open(self, lab: str, about: streams.About, weight: float) -> line.Stream:
         """Opens a stream to the trainer that `about` names, at a lab.
@@ -266,17 +272,16 @@ class State:
         job, counts = about.job, not is_listener or about.lab != self.lab
 
         def admit(kind: str, count: int) -> None:
-            """Reserves a frame of the job's; `passed` charges for what has come."""
+            """Reserves a frame of the job's; `passed` counts what has come of it."""
             self.rules.check_kind(job, kind)
             if counts:
                 self.rules.check_bytes(job, self.used[job] + count)
-                self.check_quota(account)
                 self.used[job] += count
 
         def passed(count: int) -> None:
-            self.check_quota(account)  # which may be barred within a frame
+            self.check_quota(account)  # which may be used up within a frame
             if counts:
-                self.uncharged[account] += count
+                self.charged[account] += count
 
         # Each tensor asks, perhaps of a thousand channels: the same is checked once.
         checked: dict[str, Any] = {}

@@ -14,11 +14,11 @@ from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import cosigning, line
 from nebula_jax.federation.state import State
-from nebula_jax.security import accounts, policy
+from nebula_jax.security import policy
 from nebula_jax.security.membership import member, revocation, site_folder
 
 TURN_SECONDS = 0.2
-SAVED_SECONDS = 2.0  # between charges of accounts
+SAVED_SECONDS = 2.0  # between looks at accounts, and their bytes on the disk
 LIST_SECONDS = 0.5  # between questions for a newer revocation list
 SAID_SECONDS = 3600.0  # between two lines about the same fault
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
@@ -41,6 +41,7 @@ class Upkeep:
         """The cosignatures of heads of audit logs, this lab's and its peers'."""
         self._policy = state.folder.path / policy.FILE
         self._policy_seen = self._stamp()
+        self._charged = dict(state.charged)
         self._carried = state.used.copy(), dict(state.sessions)
         self._saved = self._listed = self._next_look = 0.0
         self._failed: dict[str, tuple[str, float]] = {}
@@ -82,7 +83,7 @@ class Upkeep:
 
     async def close(self) -> None:
         """Writes what is not on the disk yet."""
-        await self.charge()
+        await self.save_counts()
         await asyncio.to_thread(self.state.audit.sign_head)
         self.state.audit.close()
 
@@ -294,35 +295,29 @@ class Upkeep:
             await asyncio.to_thread(self.state.audit.commit)
         if time.monotonic() > self._saved + SAVED_SECONDS:
             self._saved = time.monotonic()
-            saving = asyncio.create_task(self.charge())
+            saving = asyncio.create_task(self.save_counts())
             try:
                 await asyncio.shield(saving)
             except asyncio.CancelledError:  # the switch ends, and writes what is newer
                 await asyncio.wait([saving])
                 raise
 
-    async def charge(self) -> None:
-        """Charges accounts with what has crossed, and writes what jobs have used.
+    async def save_counts(self) -> None:
+        """Writes what of accounts and jobs has crossed; reads what accounts may now.
 
         A thread waits for the disk. It has copies: streams go on, and are counted.
 
         Raises:
-          errors.NebulaError, OSError: if something cannot be written, for which the
-            next call tries again.
+          errors.NebulaError, OSError: if something cannot be read or written, for which
+            the next call tries again.
         """
         switch, people = self.state, self.state.people
-        due = dict(switch.uncharged)
-        switch.uncharged.clear()
-        failed: dict[str, str] = {}
-        try:
-            if due:
-                failed = await asyncio.to_thread(people.charge, due)
-        except errors.NebulaError as error:
-            failed = dict.fromkeys(due, str(error))
-        switch.uncharged.update({account: due[account] for account in failed})
-        switch.barred |= failed
         listing = await asyncio.to_thread(people.listing)
-        switch.barred = accounts.barred(listing) | failed
+        switch.accounts = {each.name: each for each in listing}
+        charged = dict(switch.charged)
+        if charged != self._charged:
+            await asyncio.to_thread(people.keep_charged, charged)
+            self._charged = charged
         if (switch.used, switch.sessions) != self._carried:
             carried = switch.used.copy(), dict(switch.sessions)
             await asyncio.to_thread(switch.keep, *carried)

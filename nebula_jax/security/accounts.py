@@ -14,7 +14,7 @@ import math
 import os
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
 from nebula_jax import errors, printable
@@ -64,7 +64,7 @@ class Account(NamedTuple):
     uid: int | None  # of the host's user; None: the user whose folder it is
     state: str
     limits: Limits
-    charged_bytes: int  # of quota_bytes
+    charged_bytes: int  # of quota_bytes, a few seconds ago
 
     @property
     def is_owner(self) -> bool:
@@ -227,32 +227,15 @@ class Accounts:
             self.record(tables, "account.limits", name=name, **limits._asdict())
         return after
 
-    def charge(self, counts: Mapping[str, int]) -> dict[str, str]:
-        """Charges accounts with bytes that have crossed the line.
-
-        All are charged, whatever quotas and states are: they have crossed. Whether more
-        may cross, `barred` says. Each call writes to the disk.
-
-        Args:
-          counts: bytes by the name of the account.
-
-        Returns:
-          The accounts that are not there, with the reason.
+    def keep_charged(self, totals: Mapping[str, int]) -> None:
+        """Keeps how many bytes of accounts have crossed the line, as the switch counts.
 
         Raises:
-          errors.NebulaError: if they cannot be written; then none is charged.
+          errors.NebulaError: if they cannot be written; then none is.
         """
-        failed = {}
         with self.store.changing() as tables:
-            for name, count in counts.items():
-                try:
-                    found = account(tables, name)
-                except AccountError as error:
-                    failed[name] = str(error)
-                    continue
-                total = found.charged_bytes + count
-                _keep(tables, found._replace(charged_bytes=total))
-        return failed
+            for name, total in totals.items():
+                _keep(tables, account(tables, name)._replace(charged_bytes=total))
 
     def record(self, tables: store_lib.Tables, kind: str, **what: object) -> None:
         """Records a change, which the owner makes, within it."""
@@ -296,19 +279,21 @@ def check_not_removed(found: Account) -> None:
         raise AccountError(f"account {found.name} is removed, which is final")
 
 
-def barred(listing: Iterable[Account]) -> dict[str, str]:
-    """Returns the accounts of which nothing may cross the line: name -> reason."""
-    found = {}
-    for name, _, state, limits, charged_bytes in listing:
-        quota = limits.quota_bytes
-        if state != ACTIVE:
-            found[name] = f"{name} may do nothing: it is {state}"
-        elif quota is not None and charged_bytes >= quota:
-            found[name] = (
-                f"{name}: its quota of {quota} bytes over the line is used up: get a"
-                " larger one"
-            )
-    return found
+def why_barred(found: Account, total: int) -> str:
+    """Returns why nothing more of an account may cross the line; empty if it may.
+
+    Args:
+      total: bytes that have crossed, which may be more than the disk has yet.
+    """
+    quota = found.limits.quota_bytes
+    if found.state != ACTIVE:
+        return f"{found.name} may do nothing: it is {found.state}"
+    if quota is not None and total >= quota:
+        return (
+            f"{found.name}: its quota of {quota} bytes over the line is used up: get a"
+            " larger one"
+        )
+    return ""
 
 
 def is_name(name: str) -> bool:

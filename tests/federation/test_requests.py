@@ -78,14 +78,15 @@ RECORD = {"op": "record", "kind": "job", "what": {"event": "begun"}}
         ("bob", DIAL | {"lab": ""}, "any of lab-t, lab-u: give peer="),
         ("bob", SERVE, "any of lab-t, lab-u: give peer="),
         ("bob", DIAL | {"job": "named", "lab": "lab-u"}, "lab-u may not be"),
-        ("spent", DIAL | {"lab": "lab-t"}, "its quota is used up"),
+        ("spent", DIAL | {"lab": "lab-t"}, "its quota of 0 bytes"),
     ],
 )
 def test_a_request_that_an_account_may_not_make_is_refused(
     switch, monkeypatch, name, fields, words
 ):
     found = switch.state
-    monkeypatch.setitem(found.barred, "spent", "its quota is used up")
+    spent = account("spent")._replace(limits=accounts.Limits(quota_bytes=0))
+    monkeypatch.setitem(found.accounts, "spent", spent)
     writer = types.SimpleNamespace(get_extra_info=lambda _: ("127.0.0.1", 2))
     served = requests.serve(found, None, account(name), fields, (None, writer))
     with pytest.raises(errors.NebulaError, match=words):

@@ -12,7 +12,7 @@ import two_labs
 
 from nebula_jax.communication.wire import frames
 from nebula_jax.federation import inner, line, meter, state, streams
-from nebula_jax.security import policy, seal
+from nebula_jax.security import accounts, policy, seal
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.tls import between_labs
 
@@ -59,7 +59,7 @@ async def carrying(switch, about=ABOUT, account="owner", is_listener=False):
         yield asyncio.create_task(carried), trainer, far
 
 
-async def taken(far, count):
+async def taken_by(far, count):
     """Waits until so many bytes have come to the other end."""
     while count > 0:
         count -= len(await asyncio.wait_for(far.receive(), 20))
@@ -94,7 +94,7 @@ def test_what_leaves_must_be_encoded_as_the_policy_says(switch):
             else:
                 switch.sessions.clear()
                 trainer.sendall(OPEN)
-                await taken(far, len(OPEN))
+                await taken_by(far, len(OPEN))
                 await far.send(OPEN + frame(message, 0))
             await asyncio.wait_for(task, 20)
 
@@ -113,7 +113,7 @@ def test_a_policy_that_asks_for_another_codec_ends_streams_that_run(switch):
     async def carry():
         async with carrying(switch) as (task, trainer, far):
             trainer.sendall(OPEN + TENSOR)
-            await taken(far, len(OPEN + TENSOR))
+            await taken_by(far, len(OPEN + TENSOR))
             rules = {"codecs": {"tokens": "private(1, 0.5)"}}
             switch.set_rules(policy.Policy({"m3": rules}))
             trainer.sendall(TENSOR)
@@ -130,7 +130,7 @@ def test_a_stream_that_ends_with_its_switch_is_counted_as_far_as_it_came(switch)
     async def stop():
         async with carrying(switch) as (task, trainer, far):
             trainer.sendall(OPEN + TENSOR + TENSOR)
-            await taken(far, len(OPEN + TENSOR + TENSOR))
+            await taken_by(far, len(OPEN + TENSOR + TENSOR))
             task.cancel()
             await asyncio.sleep(0)
             task.cancel()
@@ -162,6 +162,30 @@ def test_two_streams_of_one_name_are_both_in_the_log(switch):
     assert not switch.in_flight
 
 
+def bar(switch, name):
+    """Suspends an account, as upkeep finds it."""
+    limits = accounts.Limits()
+    switch.accounts[name] = accounts.Account(name, 1, accounts.SUSPENDED, limits, 0)
+
+
+def test_a_quota_is_used_up_within_a_frame(switch):
+    """Whatever its head claims: all that comes counts at once."""
+    owner, taken = switch.accounts["owner"], len(OPEN + TENSOR) - 300
+    limits = accounts.Limits(quota_bytes=taken + 100)
+    switch.accounts["owner"] = owner._replace(limits=limits)
+
+    async def carry():
+        async with carrying(switch) as (task, trainer, far):
+            trainer.sendall(OPEN + TENSOR[:-200])
+            await taken_by(far, taken + 100)
+            trainer.sendall(TENSOR[-200:])
+            await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry())
+    assert switch.charged["owner"] == taken + 100
+    assert "its quota of" in switch.why_barred("owner")
+
+
 def test_an_account_is_charged_for_what_has_come_of_a_frame(switch):
     """A head may claim a terabyte, and the stream end after it."""
     head = bytearray(TENSOR[: -len(bytes(300))])
@@ -174,7 +198,7 @@ def test_an_account_is_charged_for_what_has_come_of_a_frame(switch):
             await asyncio.wait_for(task, 20)
 
     asyncio.run(carry())
-    assert switch.uncharged == {"owner": len(OPEN + head)}
+    assert switch.charged["owner"] == len(OPEN + head)
     assert switch.used["m3"] == len(OPEN + head)
     entries = audit_entries.read(switch.folder.audit)
     kinds = {each.what["kind"]: each.what for each in entries if each.kind == "stream"}
@@ -199,8 +223,8 @@ def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
                 )
             else:
                 trainer.sendall(sent)
-                await taken(far, len(sent))
-            switch.barred = {"owner": "its quota is used up"}
+                await taken_by(far, len(sent))
+            bar(switch, "owner")
             if is_listener:
                 await far.send(bytes(100))
             else:
@@ -216,7 +240,7 @@ def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
 def test_a_stream_that_a_quota_ends_is_a_refusal_of_the_account_it_is_of(switch):
     """Not of ana, who dialed, and whose quota is not spent."""
     about = ABOUT._replace(account="ana@lab-s", lab="lab-s")
-    switch.barred = {"bob": "its quota is used up"}
+    bar(switch, "bob")
 
     async def carry():
         half = carrying(switch, about, "bob", is_listener=True)
@@ -265,7 +289,7 @@ def test_a_stream_between_two_trainers_of_a_lab_counts_once(switch):
 
     asyncio.run(carry())
     assert switch.used == {"m3": len(data)}
-    assert switch.uncharged == {"ana": len(data)}
+    assert switch.charged == {"owner": 0, "ana": len(data)}
     both = {("sent", "tokens"): 4, ("received", "tokens"): 4}
     assert both.items() <= counted(switch).items()
 

@@ -910,28 +910,28 @@ def test_a_job_that_has_used_up_its_bytes_stops_also_after_a_restart(tmp_path):
 def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
     tmp_path, monkeypatch
 ):
-    monkeypatch.setattr(upkeep, "SAVED_SECONDS", float("inf"))  # charged below
+    monkeypatch.setattr(upkeep, "SAVED_SECONDS", float("inf"))  # saved below
     with two_labs.two_labs(tmp_path) as labs:
 
         def limit(quota):
             people = labs.t.switch.state.people
             limits = accounts.Limits(quota_bytes=quota)
-            return people.set_limits(people.owner().name, limits).charged_bytes
+            found = people.set_limits(people.owner().name, limits)
+            labs.t.run(labs.t.switch.upkeep.save_counts())
+            return found.charged_bytes
 
         def is_barred(job):
             tokens, failed = run(labs.s, labs.t, connect_timeout=2.0, job=job)
             assert not tokens
             return "quota of 1000 bytes over" in " ".join(map(str, failed))
 
-        limit(1000)
         _, failed = run(labs.s, labs.t, steps=20)
         assert not failed
-        labs.t.run(labs.t.switch.upkeep.charge())
+        limit(1000)
         assert is_barred("spent")
         labs.t.restart(labs.s)
         assert is_barred("restarted")
         assert limit(10**9) > 20 * values(1).nbytes
-        labs.t.run(labs.t.switch.upkeep.charge())
         exchange(labs.s, labs.t)
 
 
@@ -945,7 +945,7 @@ def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(
 
     def limit(quota):
         people.set_limits("bob", accounts.Limits(quota_bytes=quota))
-        labs.s.run(labs.s.switch.upkeep.charge())
+        labs.s.run(labs.s.switch.upkeep.save_counts())
 
     def request(folder, op, cluster, **more):
         about = {"job": "data-corpus", "from": cluster}
@@ -957,7 +957,7 @@ def test_who_dials_a_trainer_whose_account_is_barred_gets_the_reason(
     with socket.create_server(("127.0.0.1", 0)) as trainer:
         where = {"port": trainer.getsockname()[1], "shared": True}
         with request(bob, "serve", "data", **where):
-            people.charge({"bob": 1000})
+            labs.s.switch.state.charged["bob"] = 1000
             limit(1000)
             with pytest.raises(inner.Refused, match="bob: its quota of 1000 bytes"):
                 dial(labs.s)

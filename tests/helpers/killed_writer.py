@@ -31,20 +31,8 @@ def use(here):
     grants.Grants(here).use("ana", "corpus-es", 16, 64, tiny_accounts.NOW)
 
 
-def give(here):
-    tiny_accounts.grant(here, "ana", grants.Budget(5))
-
-
 def suspend(here):
     here.move("ana", "suspend")
-
-
-def add(here):
-    tiny_accounts.person(here, "ben")
-
-
-def charge(here):
-    here.charge({"ana": 7})
 
 
 def child(here, action, fatal):

@@ -1,7 +1,6 @@
 """Accounts of users of the host: whose a request is, their life and their limits."""
 
 import os
-import threading
 
 import pytest
 import tiny_accounts
@@ -176,40 +175,13 @@ def test_limits_are_kept_and_checked(here):
             here.set_limits("ana", Limits(quota_bytes=quota))
 
 
-def test_what_has_crossed_is_charged_until_the_quota_is_used_up(here):
-    def barred():
-        return accounts.barred(here.listing())
-
+def test_an_account_is_barred_once_its_quota_is_used_up_or_it_is_not_active(here):
     person(here, "ana")
-    here.charge({"ana": 60})
-    here.set_limits("ana", Limits(quota_bytes=100))
-    here.charge({"ana": 39})
-    assert barred() == {}
-    here.charge({"ana": 1})
+    found = here.set_limits("ana", Limits(quota_bytes=100))
+    assert accounts.why_barred(found, 99) == ""
     words = "ana: its quota of 100 bytes over the line is used up: get a larger one"
-    assert barred() == {"ana": words}
-    here.set_limits("ana", Limits(quota_bytes=101))
-    assert barred() == {}
-    here.move("ana", "suspend")
-    here.charge({"ana": 10**12})  # it has crossed, whatever the account is
-    assert here.find("ana").charged_bytes == 10**12 + 100
-    assert barred() == {"ana": "ana may do nothing: it is suspended"}
-    failed = here.charge({"nobody": 1, "ana": 5})
-    assert failed == {"nobody": "there is no account nobody"}
-    assert here.find("ana").charged_bytes == 10**12 + 105
-
-
-def test_who_charges_side_by_side_loses_no_byte(here, tmp_path):
-    person(here, "ana")
-    stores = [reopen(tmp_path / "federation") for _ in range(4)]
-
-    def spend(each):
-        for _ in range(25):
-            each.charge({"ana": 7})
-
-    threads = [threading.Thread(target=spend, args=(each,)) for each in stores]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert here.find("ana").charged_bytes == 4 * 25 * 7
+    assert accounts.why_barred(found, 100) == words
+    here.keep_charged({"ana": 10**12})  # it has crossed, whatever the quota is
+    assert here.move("ana", "suspend").charged_bytes == 10**12
+    words = "ana may do nothing: it is suspended"
+    assert accounts.why_barred(here.find("ana"), 0) == words

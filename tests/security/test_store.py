@@ -111,7 +111,7 @@ def test_a_process_that_hangs_in_a_change_is_named(store, monkeypatch):
         assert tables["accounts"] == {"ana": []}
 
 
-@pytest.mark.parametrize("action", ["use", "give", "suspend", "add", "charge"])
+@pytest.mark.parametrize("action", ["use", "suspend"])
 def test_killed_between_any_two_lines_nothing_is_half_done(tmp_path, action):
     killed_writer.prepare(tmp_path)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
