@@ -50,3 +50,9 @@ def test_values_that_python_cannot_write_are_shown_as_such():
 
 def test_a_message_of_our_own_keeps_its_lines():
     assert printable.lines("a\n  ^\x1b") == "a\n  ^\ufffd"
+
+
+def test_sizes_at_the_ends_of_their_units():
+    counts = (0, 999, 1000, 999_960, 10**9, 2 * 10**18)
+    words = ["0 bytes", "999 bytes", "1.0 kB", "1.0 MB", "1.0 GB", "2000.0 PB"]
+    assert list(map(printable.size, counts)) == words

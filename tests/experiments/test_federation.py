@@ -197,7 +197,7 @@ def test_both_logs_have_what_happened_and_verify(labs):
         lab.nebula("audit", "verify")
         story = lab.nebula("audit", "show")
         assert not any(secret in story for secret in s.secrets)
-        for words in ("began job", "a checkpoint of", "for job", "tokens"):
+        for words in ("job began (", "checkpoint saved (", "kind tokens"):
             assert words in story, story
     copy = str(s.folder / "audit")
     verified = t.nebula("audit", "verify", "--of", "lab-s", "--folder", copy)

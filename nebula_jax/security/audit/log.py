@@ -114,7 +114,7 @@ class Log:
         """Appends an entry, which is on the disk for sure after `commit`.
 
         Args:
-          kind: one that `readable.py` has words for, or any other.
+          kind: as in `job` or `account.add`.
           what: JSON values by name; `event` is a verb in the past tense.
 
         Returns:

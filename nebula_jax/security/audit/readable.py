@@ -1,8 +1,8 @@
-"""The audit log for people: one line of plain words an entry.
+"""The audit log for people: who did what, a line an entry.
 
-    2026-11-22 14:03:11  ana began job m3 at commit d484d8e
-    2026-11-22 14:03:40  lab-s opened a session with lab-t for job m3
-    2026-11-22 15:10:02  switch carried 786.4 kB in 3 frames of hidden_grad for job m3
+    2026-11-22 14:03:11  ana: job began (commit d484d8e, job m3)
+    2026-11-22 14:03:40  ana: account suspend (after suspended, before active, name bob)
+    2026-11-22 15:10:02  ana@lab-s: stream (bytes 786.4 kB, frames 3, kind hidden_grad)
 
 It is in the order of the log. Times are those of the machine's clock. Values come from
 people and peers; what cannot be printed is replaced.
@@ -18,44 +18,6 @@ from nebula_jax import printable
 from nebula_jax.security.audit import AuditError
 from nebula_jax.security.audit import entries as audit_entries
 
-MESSAGES = {
-    "federation": "changed|federation {name}|lab {lab}|with {peer}|at {address}"
-    "|from {host}",
-    "certificate": "issued|the certificate of {lab}|for its {role}|number {serial}"
-    "|until {until}|revocation list {number}",
-    "account": "changed|account {name}|of user {uid}|from {before}|to {after}",
-    "grant": "gave|grant {number}|to {subject}|on {handle}"
-    "|up to {rows} rows|up to {nbytes}|until {until}",
-    "data": "used|data {handle}|with {rows} rows|of {nbytes}|in job {job}",
-    "job": "began|job {job}|at commit {commit}|at step {step}",
-    "session": "opened|a session with {peer}|a session with {lab}|for job {job}"
-    "|after sending {sent}|and receiving {received}|because of {reason}",
-    "stream": "carried|{bytes}|in {frames} frames|of {kind}|for job {job}"
-    "|on stream {stream}|({direction})|with {peer}",
-    "checkpoint": "saved|a checkpoint of job {job}|at step {step}|with {digest}",
-    "refusal": "was refused|{operation}|because of {reason}|in job {job}|with {peer}",
-    "fault": "met a fault:|{event}|{fault}|with {peer}|in job {job}|at step {step}",
-    "audit": "noted|lab {lab}|which has lost what it saw under {former}|{bytes}"
-    "|where entry {entry} was half-written",
-}
-"""Kind -> the verb of an entry without an event, and the words for its values in order.
-
-An event is a verb in the past tense, unless one of the words takes it. A kind may go on
-after a point: `account.add`. Values without words follow in parentheses.
-"""
-VERBS = {
-    "account.add": "added",
-    "account.suspend": "suspended",
-    "account.resume": "resumed",
-    "account.remove": "removed",
-    "account.limits": "changed the limits of",
-    "data.register": "registered",
-    "data.withdraw": "withdrew",
-    "grant.give": "gave",
-    "grant.revoke": "revoked",
-}
-"""A kind with a point -> its verb; of another, what stands after the point serves."""
-_FIELD_RE = re.compile(r"\{(\w+)\}")
 _DIGEST_RE = re.compile(r"[0-9a-f]{40,}")
 _SIZES = ("bytes", "nbytes", "sent", "received", "quota_bytes")
 
@@ -84,27 +46,12 @@ def lines(folder: pathlib.Path) -> Iterator[str]:
 
 
 def _sentence(entry: audit_entries.Entry) -> str:
-    """Returns an entry in plain words, without its time."""
-    kind, _, rest = entry.kind.partition(".")
+    """Returns an entry without its time."""
     what = {name: each for name, each in entry.what.items() if each is not None}
-    who = printable.line(entry.who) or "somebody"
-    event = _text("event", what.get("event", rest))
-    default, *words = MESSAGES.get(kind, f"noted {kind}").split("|")
-    names = {word: _FIELD_RE.search(word)[1] for word in words}  # type: ignore[index]
-    verb = VERBS.get(entry.kind)
-    if verb is None:
-        verb = default if not event or "event" in names.values() else event
-        if kind not in MESSAGES:
-            verb = f"{default} {event}".rstrip()
-    if "event" not in names.values():
-        what.pop("event", None)
-    said = [
-        word.replace(f"{{{name}}}", _text(name, what.pop(name)))
-        for word, name in names.items()
-        if name in what
-    ]
-    others = [f"{printable.line(name)} {_text(name, what[name])}" for name in what]
-    return " ".join([who, verb, *said]) + (f" ({', '.join(others)})" if others else "")
+    who, event = printable.line(entry.who) or "somebody", what.pop("event", "")
+    said = f"{who}: {entry.kind.replace('.', ' ')} {_text('event', event)}".rstrip()
+    values = [f"{printable.line(name)} {_text(name, what[name])}" for name in what]
+    return f"{said} ({', '.join(values)})" if values else said
 
 
 def _text(name: str, value: Any) -> str:
