@@ -57,7 +57,6 @@ class Address(NamedTuple):
     port: int
     token: str
     """A secret: without it, the switch serves nobody over TCP."""
-    pid: int
 
     def __repr__(self) -> str:
         """Leaves the token out."""
@@ -122,7 +121,7 @@ def read(folder: site_folder.Folder) -> Address:
       NoSwitch: if none has written one.
     """
     if folder.socket.is_symlink():
-        return Address(str(folder.socket.resolve()), 0, "", 0)
+        return Address(str(folder.socket.resolve()), 0, "")
     try:
         fields = strict_json.loads(folder.running_switch.read_bytes())
         found = Address(**fields)

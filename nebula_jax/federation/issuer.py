@@ -6,7 +6,8 @@ user's: then the switch starts it by a command such as sudo.
 """
 
 import asyncio
-import contextlib
+import concurrent.futures
+import subprocess
 from collections.abc import Mapping, Sequence
 from typing import Any, BinaryIO
 
@@ -40,9 +41,10 @@ class Process:
 
     def __init__(self, command: Sequence[str]) -> None:
         """Starts nothing yet; `command` is its program and arguments."""
-        self._command, self._turn = command, asyncio.Lock()
-        self._running: asyncio.subprocess.Process | None = None
-        self._is_closed = False
+        self._command = command
+        self._running: subprocess.Popen[bytes] | None = None
+        # One request at a time, whoever else waits: no other thread is taken by it.
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, "authority")
 
     async def ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Sends a request; returns the answer.
@@ -51,61 +53,51 @@ class Process:
           site_folder.Refusal: if the authority refuses.
           site_folder.FederationError: if it does not run.
         """
-        # Who asks may be cancelled; the answer would then be the next one's.
-        answer = await asyncio.shield(self._in_turn(json_lines.encode(fields)))
+        try:
+            asked = self._thread.submit(self._ask, json_lines.encode(fields))
+        except RuntimeError:
+            raise site_folder.FederationError("the switch has ended") from None
+        answer = await asyncio.wrap_future(asked)
         if "error" in answer:
             reason = str(answer.get("reason", "failed"))
             raise site_folder.Refusal(reason, str(answer["error"]))
         return answer
 
-    async def _in_turn(self, line: bytes) -> Mapping[str, Any]:
-        async with self._turn:
-            return await self._asked(line)
-
-    async def _asked(self, line: bytes) -> Mapping[str, Any]:
-        if self._is_closed:
-            raise site_folder.FederationError("the switch has ended")
-        pipe = asyncio.subprocess.PIPE
-        if self._running is not None and self._running.returncode is not None:
-            await self._end()
+    def _ask(self, line: bytes) -> Mapping[str, Any]:
+        if self._running is not None and self._running.poll() is not None:
+            self._end()
         if self._running is None:
-            self._running = await asyncio.create_subprocess_exec(
-                *self._command,
-                stdin=pipe,
-                stdout=pipe,
-                limit=LONGEST,
+            self._running = subprocess.Popen(
+                self._command,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
                 start_new_session=True,  # an interrupt is for the switch
             )
-        running = self._running
-        assert running.stdin is not None
-        assert running.stdout is not None
+        requests, answers = self._running.stdin, self._running.stdout
+        assert requests is not None
+        assert answers is not None
         try:
-            running.stdin.write(line)
-            await running.stdin.drain()
-            return json_lines.decode(await running.stdout.readline())
-        except (OSError, ValueError, json_lines.Malformed):
-            await self._end()
+            requests.write(line)
+            requests.flush()
+            return json_lines.decode(answers.readline(LONGEST))
+        except (OSError, json_lines.Malformed):
+            self._end()
             raise site_folder.FederationError(
                 "the process of the authority has ended: " + " ".join(self._command)
             ) from None
 
     async def close(self) -> None:
         """Ends the process, once it has answered; no other is started."""
-        async with self._turn:
-            self._is_closed = True
-            await self._end()
+        self._thread.submit(self._end)
+        await asyncio.to_thread(self._thread.shutdown)
 
-    async def _end(self) -> None:
+    def _end(self) -> None:
         """Ends the process: it reads the end of its requests."""
         running, self._running = self._running, None
         if running is None:
             return
-        assert running.stdin is not None
-        running.stdin.close()
         try:
-            async with asyncio.timeout(END_SECONDS):
-                await running.communicate()
-        except TimeoutError:
-            with contextlib.suppress(OSError):
-                running.kill()
-            await running.communicate()
+            running.communicate(timeout=END_SECONDS)
+        except (OSError, subprocess.TimeoutExpired):
+            running.kill()
+            running.communicate()

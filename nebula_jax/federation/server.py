@@ -58,7 +58,7 @@ class Switch:
         self._entrance = outside.Entrance(self.state, self._serve_accepted)
         self.socket: pathlib.Path | None = None
         """A Unix socket to make, for other users of the host, in the same group."""
-        self._inside = inner.Address("", 0, inner.new_token(), os.getpid())
+        self._inside = inner.Address("", 0, inner.new_token())
         self._unproven: dict[asyncio.StreamWriter, None] = {}  # from the oldest on
         self._streams: dict[str, pending_connections.Allowance] = (
             collections.defaultdict(

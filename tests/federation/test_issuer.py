@@ -53,7 +53,7 @@ def test_one_that_ends_is_started_again(folder):
         made = process(folder)
         await made.ask({"op": "list"})
         made._running.kill()
-        await made._running.wait()
+        made._running.wait()
         assert (await made.ask({"op": "list"}))["revocations"]
         await made.close()
 

@@ -45,9 +45,9 @@ GRACE = datetime.timedelta(days=14)
 expired so long ago, unless it was revoked."""
 
 Ledger = store.Tables
-"""What the authority remembers: invitations by the digests of their secrets (lab, end,
-state) and labs (state, from when on their certificates count, and from when on the
-newest is valid). Times are unix seconds."""
+"""What the authority remembers: invitations that are open, by the digests of their
+secrets (lab, end), and labs (state, from when on their certificates count, and from when
+on the newest is valid). Times are unix seconds."""
 PARTS = ("invitations", "labs")
 
 
@@ -206,20 +206,11 @@ class LocalAuthority:
             )
         if lab == self.lab:
             raise FederationError(f"{lab} is this lab, and has the authority")
-        now = site_folder.utc_now()
         made = invitations.new(lab, address, self.fingerprint)
+        number, end = invitations.digest(made.secret).hex(), made.expires.timestamp()
         with self._ledger.changing() as ledger:
             _withdraw(ledger, lab)
-            old = (now - invitations.KEPT).timestamp()
-            kept = ledger["invitations"].items()
-            ledger["invitations"] = {
-                **{number: each for number, each in kept if each["end"] >= old},
-                invitations.digest(made.secret).hex(): {
-                    "lab": lab,
-                    "end": int(made.expires.timestamp()),
-                    "state": "open",
-                },
-            }
+            ledger["invitations"][number] = {"lab": lab, "end": int(end)}
         return made.text()
 
     def redeem(
@@ -240,14 +231,13 @@ class LocalAuthority:
             `invitations.REASONS`.
         """
         with self._ledger.changing() as ledger:
-            made, reason = _claimed(ledger, claim, lab, requests)
-            if reason:
+            if reason := _refusal(ledger, claim, lab, requests):
                 raise invitations.InvitationRefused(
                     reason,
                     f"{invitations.REASONS[reason]}; the authority's lab can make"
                     " another",
                 )
-            made["state"] = "used"
+            _withdraw(ledger, lab)
             if _state(ledger, lab) == "member":
                 _revoke(ledger, lab)
                 self._sign_list(ledger)
@@ -476,36 +466,30 @@ def requested_key(csr_pem: bytes) -> Any:
     return key
 
 
-def _claimed(
+def _refusal(
     ledger: Ledger, claim: invitations.Claim, lab: str, requests: Sequence[bytes]
-) -> tuple[dict[str, Any], str]:
-    """Returns the invitation that is claimed, and a key of REASONS if it is not."""
+) -> str:
+    """Returns why an invitation that is claimed does not serve; empty if it does."""
     now = site_folder.utc_now().timestamp()
     for text, made in ledger["invitations"].items():
-        key = bytes.fromhex(text)
-        if invitations.digest(key) != claim.number:
+        key, is_open = bytes.fromhex(text), made.get("state", "open") == "open"
+        if invitations.digest(key) != claim.number or not is_open:  # an older version's
             continue
         if made["lab"] != lab:
-            return made, "wrong_name"
+            return "wrong_name"
         right = invitations.claim_by(key, lab, requests)
         if not hmac.compare_digest(right.mac, claim.mac):
             break
-        if made["state"] != "open":
-            return made, made["state"]
-        return made, "expired" if now >= made["end"] else ""
-    return {}, "guessed"
+        return "expired" if now >= made["end"] else ""
+    return "unknown"
 
 
 def _withdraw(ledger: Ledger, lab: str) -> bool:
-    """Withdraws the open invitation of a lab; returns True if it had one."""
-    found = [
-        each
-        for each in ledger["invitations"].values()
-        if each["lab"] == lab and each["state"] == "open"
-    ]
-    for each in found:
-        each["state"] = "withdrawn"
-    return bool(found)
+    """Withdraws the invitation of a lab; returns True if it had one."""
+    before = ledger["invitations"]
+    kept = {key: each for key, each in before.items() if each["lab"] != lab}
+    ledger["invitations"] = kept
+    return len(kept) < len(before)
 
 
 def _state(ledger: Ledger, lab: str) -> str | None:

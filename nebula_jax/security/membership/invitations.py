@@ -28,13 +28,9 @@ _CLAIM = "nebula claim 1"
 MOST_CHARACTERS = 2048  # of the text of an invitation; three times what it needs
 _CHECK_BYTES = 4  # of a digest, which finds a line that was copied badly
 
-KEPT = datetime.timedelta(days=30)
-"""Old invitations are kept for so long: a second use is then called one."""
 REASONS = {
-    "guessed": "there is no such invitation",
+    "unknown": "there is no such invitation: it may be used, withdrawn or replaced",
     "wrong_name": "the invitation is for another lab's name",
-    "used": "the invitation was used before",
-    "withdrawn": "the invitation was withdrawn, or a newer one replaced it",
     "expired": "the invitation has expired",
 }
 
