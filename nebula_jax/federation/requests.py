@@ -83,7 +83,7 @@ async def serve(
             made.answer(pem=pem.decode())
         case "rotate":
             if not account.is_owner:
-                raise accounts.DeniedError("the owner of the lab alone does this")
+                raise accounts.AccountError("the owner of the lab alone does this")
             await kept.rotate()
             made.answer(done=True)
         case other:

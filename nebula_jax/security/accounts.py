@@ -43,11 +43,7 @@ _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
 
 class AccountError(errors.NebulaError):
-    """An account that is not there, or that cannot be what it was to become."""
-
-
-class DeniedError(errors.NebulaError):
-    """A request of a user who may not make it."""
+    """An account that is not there, or that may not do or become what was asked."""
 
 
 class Limits(NamedTuple):
@@ -128,18 +124,18 @@ class Accounts:
           uid: as the kernel has it; no request says it.
 
         Raises:
-          DeniedError: if the user has none, or it is not active.
+          AccountError: if the user has none, or it is not active.
         """
         if uid == os.geteuid():
             return self.owner()
         found = _of_user(self.store.read(), uid)
         if found is None:
-            raise DeniedError(
+            raise AccountError(
                 f"user {uid} of this host has no account in this lab: its owner adds"
                 " one with `nebula account add`"
             )
         if found.state != ACTIVE:
-            raise DeniedError(f"{found.name} may do nothing: it is {found.state}")
+            raise AccountError(f"{found.name} may do nothing: it is {found.state}")
         return found
 
     def find(self, name: str) -> Account:

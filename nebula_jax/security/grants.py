@@ -31,12 +31,8 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,58}")
 """A handle's name is a part of its job's, which has up to 64 characters."""
 
 
-class DataError(errors.NebulaError):
-    """A handle that is not there or cannot be."""
-
-
 class GrantError(errors.NebulaError):
-    """A grant that cannot be given, or a use that none permits.
+    """A handle or a grant that is not there or cannot be, or a use that none permits.
 
     The use is over for the consumer, with a checkpoint.
     """
@@ -81,10 +77,10 @@ def check_name(name: str) -> None:
     """Checks the name of a handle.
 
     Raises:
-      DataError: if no handle may have it.
+      GrantError: if no handle may have it.
     """
     if not is_name(name):
-        raise DataError(
+        raise GrantError(
             f"{printable.line(repr(name))} is no handle's name: those have up to 59"
             " small letters, digits and -, as in corpus-es"
         )
@@ -162,13 +158,13 @@ class Grants:
           vocabulary: digest of the vocabulary whose ids are served.
 
         Raises:
-          DataError: if the name is taken or is none.
+          GrantError: if the name is taken or is none.
         """
         check_name(name)
         made = Handle(name, rows, vocabulary, printable.line(about, 500), OPEN)
         with self._store.changing() as tables:
             if name in tables["handles"]:
-                raise DataError(f"there is a handle {name} already, or there was")
+                raise GrantError(f"there is a handle {name} already, or there was")
             tables["handles"][name] = [*made[1:], dict(provider)]
             what = {"handle": name, "rows": rows, "vocabulary": vocabulary}
             self._people.record(tables, "data.register", **what)
@@ -178,7 +174,7 @@ class Grants:
         """Withdraws a handle for good: every use of it is refused from now on.
 
         Raises:
-          DataError: if there is no such handle.
+          GrantError: if there is no such handle.
         """
         with self._store.changing() as tables:
             found, provider = _handle(tables, name)
@@ -194,11 +190,11 @@ class Grants:
         """Returns the settings behind a handle, for the process that serves it.
 
         Raises:
-          DataError: if there is no such handle, or it was withdrawn.
+          GrantError: if there is no such handle, or it was withdrawn.
         """
         found, settings = _handle(self._store.read(), name)
         if found.state != OPEN:
-            raise DataError(f"handle {name} is {found.state}: its data are gone")
+            raise GrantError(f"handle {name} is {found.state}: its data are gone")
         return settings, found
 
     def give(self, subject: str, handle: str, budget: Budget, now: float) -> Grant:
@@ -210,14 +206,13 @@ class Grants:
 
         Raises:
           accounts.AccountError: if there is no such account here.
-          GrantError: if the budget leaves nothing.
-          DataError: if there is no such handle, or it was withdrawn.
+          GrantError: if the budget leaves nothing, or there is no such handle any more.
         """
         check(budget, now)
         accounts.check_subject(subject)
         with self._store.changing() as tables:
             if _handle(tables, handle)[0].state != OPEN:
-                raise DataError(f"handle {handle} was withdrawn")
+                raise GrantError(f"handle {handle} was withdrawn")
             if "@" not in subject:
                 accounts.check_not_removed(accounts.account(tables, subject))
             for each in _of(tables, subject, handle):
@@ -279,15 +274,12 @@ _MORE = "get another from the owner of the data"
 
 def _usable(tables: store.Tables, subject: str, handle: str, now: float) -> Grant:
     """Returns the newest grant for a use; what is left of it is still to be checked."""
-    try:
-        accounts.check_subject(subject)
-        data = _handle(tables, handle)[0]
-    except (accounts.AccountError, DataError) as error:
-        raise GrantError(str(error)) from None
+    data = _handle(tables, handle)[0]
     given = _of(tables, subject, handle)
     if not given:
         raise GrantError(
-            f"{subject} has no grant for {handle}: request one from its owner"
+            f"{printable.line(subject)} has no grant for {handle}: request one from its"
+            " owner"
         )
     found = given[-1]
     if found.state == REVOKED:
@@ -328,7 +320,7 @@ def _handle(tables: store.Tables, name: str) -> tuple[Handle, dict[str, Any]]:
     """Returns a handle, and the settings behind it."""
     check_name(name)
     if name not in tables["handles"]:
-        raise DataError(f"there is no handle {name}: see which there are")
+        raise GrantError(f"there is no handle {name}: see which there are")
     *seen, provider = tables["handles"][name]
     return Handle(name, *seen), provider
 

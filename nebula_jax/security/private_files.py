@@ -9,6 +9,7 @@ import fcntl
 import os
 import pathlib
 import resource
+import shlex
 import stat
 import time
 from collections.abc import Iterator
@@ -143,8 +144,23 @@ def keep_out_of_core_dumps() -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
+def check_mode(path: pathlib.Path, found: os.stat_result) -> None:
+    """Checks that nobody else can read or change a file or a folder.
+
+    Raises:
+      PrivateFileError: with the command that mends it.
+    """
+    mode = stat.S_IMODE(found.st_mode)
+    if mode & (stat.S_IRWXG | stat.S_IRWXO):
+        right = "700" if stat.S_ISDIR(found.st_mode) else "600"
+        raise PrivateFileError(
+            f"{path}: others can use it (mode {mode:04o}):"
+            f" chmod {right} {shlex.quote(str(path))}"
+        )
+
+
 def _check(path: pathlib.Path, found: os.stat_result, is_folder: bool) -> None:
-    what, mode = ("folder", "700") if is_folder else ("file", "600")
+    what = "folder" if is_folder else "file"
     if not (stat.S_ISDIR if is_folder else stat.S_ISREG)(found.st_mode):
         raise PrivateFileError(
             f"{path}: a {what} has to be here, and no link: move it away"
@@ -154,8 +170,4 @@ def _check(path: pathlib.Path, found: os.stat_result, is_folder: bool) -> None:
             f"{path}: belongs to user {found.st_uid}, not to this one"
             f" ({os.geteuid()}): run as its owner"
         )
-    if found.st_mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise PrivateFileError(
-            f"{path}: others can use it (mode {stat.S_IMODE(found.st_mode):04o}):"
-            f" chmod {mode} {path}"
-        )
+    check_mode(path, found)

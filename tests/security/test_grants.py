@@ -13,7 +13,7 @@ from tiny_accounts import NOW, PATH, begin, grant, handle, person
 
 from nebula_jax.security import grants
 from nebula_jax.security.accounts import AccountError
-from nebula_jax.security.grants import Budget, DataError, GrantError, Grants
+from nebula_jax.security.grants import Budget, GrantError, Grants
 
 ROOT = pathlib.Path(__file__).parents[2]
 DAY = 24 * 3600.0
@@ -76,7 +76,7 @@ def test_one_account_cannot_use_the_grant_of_another(here):
     "subject", ["", "..", "ben@", "ben@lab-s@lab-t", "\ud800", "ben\x00", "' OR 1=1"]
 )
 def test_what_is_no_subject(here, subject):
-    refused(here, "is no ", subject=subject)
+    refused(here, " has no grant for corpus-es", subject=subject)
 
 
 def test_over_budget_nothing_is_served(here):
@@ -141,7 +141,7 @@ def test_what_cannot_be_given(here):
     }.items():
         with pytest.raises(GrantError, match=re.escape(words)):
             grant(here, "ben", budget)
-    with pytest.raises(DataError, match="no handle corpus-de"):
+    with pytest.raises(GrantError, match="no handle corpus-de"):
         grant(here, "ben", Budget(1), name="corpus-de")
     for subject in ("nobody", "ben@", "ben@.."):
         with pytest.raises(AccountError):
@@ -216,7 +216,7 @@ def test_everybody_sees_what_a_handle_says_and_nobody_the_path(here):
 @pytest.mark.parametrize("name", BAD_NAMES)
 def test_no_path_is_a_handle(here, name):
     for call in (lambda: handle(here, name), lambda: Grants(here).provider(name)):
-        with pytest.raises(DataError, match="is no handle's name") as why:
+        with pytest.raises(GrantError, match="is no handle's name") as why:
             call()
         assert str(why.value).isprintable()
     refused(here, "is no handle's name", handle=name)
@@ -239,7 +239,7 @@ def test_a_name_is_given_once_and_what_is_withdrawn_is_gone(here):
         "is withdrawn: its data are gone": lambda: data.provider("corpus-es"),
         "corpus-es was withdrawn": lambda: grant(here, "ben", Budget(100)),
     }.items():
-        with pytest.raises(DataError, match=words):
+        with pytest.raises(GrantError, match=words):
             call()
 
 

@@ -124,7 +124,7 @@ def job_of(handle: str) -> str:
     """Returns the job as which a handle is served.
 
     Raises:
-      grants.DataError: if no handle has this name.
+      grants.GrantError: if no handle has this name.
     """
     grants.check_name(handle)
     return f"data-{handle}"

@@ -45,10 +45,6 @@ WITNESSED, CUT_OFF = "is witnessed by", "cut off"
 _WITNESS_MARK = f'"event":"{WITNESSED}"'.encode()
 
 
-class SecretError(audit.AuditError):
-    """An entry with a secret in it, which was refused: a mistake of the program."""
-
-
 class Entry(NamedTuple):
     """An entry of the log."""
 
@@ -91,8 +87,8 @@ def encode(
       what: JSON values by name; a number that JSON has not becomes null.
 
     Raises:
-      SecretError: if a value is or could be a secret.
-      audit.AuditError: if it is no JSON, or too long.
+      audit.AuditError: if a value is or could be a secret, or is no JSON; or if it is
+        too long.
     """
     if not _KIND_RE.fullmatch(kind):
         raise audit.AuditError(f"{printable.line(kind)} is no kind of an entry")
@@ -212,7 +208,7 @@ def _clean(value: Any, where: str, level: int) -> Any:
     """Returns a value as it is written; raises if it must not be."""
     if isinstance(value, str):
         if may_be_secret(value):
-            raise SecretError(
+            raise audit.AuditError(
                 f"{printable.line(where)}: an audit entry must not have a secret in it"
             )
         return value[:MOST_CHARACTERS]
@@ -243,7 +239,7 @@ def _name(name: Any, value: Any, where: str) -> str:
         # Numbers of tokens or keys are counts; other numbers may be a PIN.
         is_count = found[0].endswith("s") and isinstance(value, int)
         if value is not None and not is_count:
-            raise SecretError(
+            raise audit.AuditError(
                 f"{printable.line(where)}: {printable.line(name)} may be a secret,"
                 " which must not be in the audit log"
             )

@@ -121,8 +121,8 @@ class Log:
           Its index.
 
         Raises:
-          audit_entries.SecretError: if there may be a secret in it.
-          AuditError: if it is no entry, or cannot be written; then it is not there.
+          AuditError: if it is no entry, or there may be a secret in it, or it cannot be
+            written; then it is not there.
         """
         line = audit_entries.encode(kind, self._clock(), who, what)
         with self._mutex, audit.disk_errors(self._folder):

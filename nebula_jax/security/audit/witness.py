@@ -30,10 +30,6 @@ from nebula_jax.security import audit, private_files
 from nebula_jax.security.audit import AuditError, checkpoint_note, merkle
 
 
-class WitnessError(AuditError):
-    """A checkpoint of a peer that was refused."""
-
-
 class Cosignature(NamedTuple):
     """A witness's answer."""
 
@@ -121,8 +117,7 @@ class Witness:
           seconds: the time for a reader, since 1970; None for the machine's clock.
 
         Raises:
-          WitnessError: if it is refused.
-          AuditError: if what was seen cannot be read or written.
+          AuditError: if it is refused, or what was seen cannot be read or written.
           private_files.PrivateFileError: likewise.
         """
         note, who = _received(peer, text, verifier)
@@ -132,7 +127,7 @@ class Witness:
                 self._check(peer, seen, who, note, proof)
                 key = seen.key
             elif proof:
-                raise WitnessError(f"{peer} proves from a size that was not seen here")
+                raise AuditError(f"{peer} proves from a size that was not seen here")
             else:
                 key = ed25519.Ed25519PrivateKey.generate()
             value = {
@@ -156,7 +151,7 @@ class Witness:
     ) -> None:
         """Raises if a signed checkpoint does not continue what was seen."""
         if who != seen.verifier:
-            raise WitnessError(
+            raise AuditError(
                 f"{peer} shows another key of its audit log than before: it lost its"
                 " log or hides it; if it has begun a new one for a good reason, move"
                 f" {self._path(peer)} away"
@@ -180,7 +175,7 @@ class Witness:
         if not kept.exists():
             value = {"seen": seen.note.text, "refused": note.text}
             private_files.write(kept, json.dumps(value, indent=1))
-        raise WitnessError(f"{text}; both checkpoints are in {kept}")
+        raise AuditError(f"{text}; both checkpoints are in {kept}")
 
     def _path(self, peer: str) -> pathlib.Path:
         checkpoint_note.origin(peer)  # no other name leads to a file
@@ -196,13 +191,13 @@ def _received(
         who = checkpoint_note.read_verifier(verifier)
         origin = checkpoint_note.origin(peer)
     except checkpoint_note.NoteError as error:
-        raise WitnessError(f"{printable.line(peer)}: {error}") from None
+        raise AuditError(f"{printable.line(peer)}: {error}") from None
     expected = origin, origin, checkpoint_note.LOG
     if (note.checkpoint.origin, who.name, who.type) != expected:
-        raise WitnessError(f"{peer} sent the log of another: {note.checkpoint.origin}")
+        raise AuditError(f"{peer} sent the log of another: {note.checkpoint.origin}")
     # Others' signatures could be anything, and would be kept.
     own = [each for each in note.signatures if each.name == origin]
     note = note._replace(signatures=tuple(own[:1]))
     if not checkpoint_note.is_signed(note, who):
-        raise WitnessError(f"{peer}'s checkpoint is not signed by it")
+        raise AuditError(f"{peer}'s checkpoint is not signed by it")
     return note, who

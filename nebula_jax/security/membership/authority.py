@@ -65,10 +65,6 @@ class _Keys(NamedTuple):
     root: x509.Certificate
 
 
-class RequestRefused(site_folder.Refusal):
-    """An error in a request for a certificate, or in who sends it."""
-
-
 class LocalAuthority:
     """An authority whose key lies in the folder of a lab.
 
@@ -227,12 +223,12 @@ class LocalAuthority:
           requests: of certificates (PEM), which it wants.
 
         Raises:
-          invitations.InvitationRefused: if it does not serve; the reason is a key of
+          site_folder.Refusal: if it does not serve; the reason is a key of
             `invitations.REASONS`.
         """
         with self._ledger.changing() as ledger:
             if reason := _refusal(ledger, claim, lab, requests):
-                raise invitations.InvitationRefused(
+                raise site_folder.Refusal(
                     reason,
                     f"{invitations.REASONS[reason]}; the authority's lab can make"
                     " another",
@@ -261,7 +257,7 @@ class LocalAuthority:
           The certificate (PEM), its lab and its role.
 
         Raises:
-          RequestRefused: if the former certificate is not one of this authority that is
+          site_folder.Refusal: if the former certificate is not one of this authority that is
             valid within GRACE and not revoked; or as `certify`.
         """
         try:
@@ -274,18 +270,18 @@ class LocalAuthority:
         except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
             owner = None
         if owner is None or not (is_issued and is_owner):
-            raise RequestRefused(
+            raise site_folder.Refusal(
                 "bad_signature",
                 "the request is not signed with the key of a certificate of this"
                 " federation",
             )
         if not certificates.is_logged(former, keys.root):
-            raise RequestRefused(
+            raise site_folder.Refusal(
                 "unlogged", f"the certificate of {found[0]} is not in this lab's log"
             )
         lab, role = owner
         if site_folder.utc_now() > former.not_valid_after_utc + GRACE:
-            raise RequestRefused(
+            raise site_folder.Refusal(
                 "expired",
                 f"the certificate of {found[0]} expired more than {GRACE.days} days"
                 " ago; another invitation replaces it",
@@ -296,7 +292,7 @@ class LocalAuthority:
         listed = revocation.RevocationList(self._folder).revoked().get(lab, 0)
         if begin.timestamp() < max(known["begin"], listed):
             text = f"the certificate of {found[0]} was revoked"
-            raise RequestRefused("revoked", text)
+            raise site_folder.Refusal("revoked", text)
         return self.certify(renewal.csr, lab, role), lab, role
 
     def certify(self, csr_pem: bytes, lab: str, role: str) -> bytes:
@@ -309,13 +305,13 @@ class LocalAuthority:
           The certificate (PEM), and that of the key which has signed it.
 
         Raises:
-          RequestRefused: if the request does not serve, or the lab is no member.
+          site_folder.Refusal: if the request does not serve, or the lab is no member.
           errors.NebulaError: if the disk does not take it.
         """
         key, now = requested_key(csr_pem), site_folder.utc_now()
         with self._ledger.changing() as ledger:
             if _state(ledger, lab) != "member":
-                raise RequestRefused(
+                raise site_folder.Refusal(
                     "no_member",
                     f"{lab[:80]!r} is no member of this federation, or was revoked; it"
                     " needs an invitation",
@@ -337,7 +333,7 @@ class LocalAuthority:
           certificate_pem, receipt: from anybody; a wrong receipt lets nobody in.
 
         Raises:
-          RequestRefused: if this authority has not issued it.
+          site_folder.Refusal: if this authority has not issued it.
         """
         signer = self._keys().signer
         try:
@@ -346,7 +342,7 @@ class LocalAuthority:
             return _chain(signer, certificates.with_receipt(signer, made, receipt))
         except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
             text = "this is no certificate of the authority"
-            raise RequestRefused("bad_signature", text) from None
+            raise site_folder.Refusal("bad_signature", text) from None
 
     def revoke(self, lab: str) -> int:
         """Revokes the certificates of a lab, and withdraws its invitation.
@@ -446,7 +442,7 @@ def requested_key(csr_pem: bytes) -> Any:
       csr_pem: from anybody.
 
     Raises:
-      RequestRefused: if it is no such request, or its key is weak.
+      site_folder.Refusal: if it is no such request, or its key is weak.
     """
     try:
         if len(csr_pem) > MOST_REQUEST_BYTES:
@@ -456,11 +452,11 @@ def requested_key(csr_pem: bytes) -> Any:
         strong = credentials.is_strong(key)
         valid = strong and request.is_signature_valid
     except site_folder.UNREADABLE:
-        raise RequestRefused("malformed", "this is no certificate request") from None
+        raise site_folder.Refusal("malformed", "this is no certificate request") from None
     if not strong:
-        raise RequestRefused("weak_key", "the key of a request must be P-256")
+        raise site_folder.Refusal("weak_key", "the key of a request must be P-256")
     if not valid:
-        raise RequestRefused(
+        raise site_folder.Refusal(
             "bad_signature", "the request was not signed with its own key"
         )
     return key

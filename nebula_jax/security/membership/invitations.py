@@ -35,10 +35,6 @@ REASONS = {
 }
 
 
-class InvitationRefused(site_folder.Refusal):
-    """An error in an invitation that somebody shows."""
-
-
 @dataclasses.dataclass(frozen=True)
 class Invitation:
     """An invitation as the lab that joins reads it.
@@ -80,11 +76,11 @@ def parse(text: str) -> Invitation:
       text: the line; space around it does no harm.
 
     Raises:
-      InvitationRefused: if it is damaged or has expired. No error has a part of it.
+      site_folder.Refusal: if it is damaged or has expired. No error has a part of it.
     """
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > MOST_CHARACTERS:
-        raise InvitationRefused(
+        raise site_folder.Refusal(
             "malformed", f"this is no invitation: one is a line that begins {PREFIX}"
         )
     data = text.removeprefix(PREFIX)
@@ -117,12 +113,12 @@ def parse(text: str) -> Invitation:
     ):
         whole = False
     if not whole:
-        raise InvitationRefused(
+        raise site_folder.Refusal(
             "malformed",
             "the invitation is damaged: copy its whole line, up to the last character",
         )
     if site_folder.utc_now() >= invitation.expires:
-        raise InvitationRefused(
+        raise site_folder.Refusal(
             "expired",
             f"the invitation expired at {invitation.expires:%Y-%m-%d %H:%M} UTC; the"
             " lab that made it can make another",

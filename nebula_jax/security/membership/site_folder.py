@@ -23,15 +23,13 @@ import datetime
 import json
 import pathlib
 import re
-import shlex
-import stat
 from collections.abc import Sequence
 
 from cryptography import exceptions, x509
 from cryptography.hazmat.primitives import hashes
 
 from nebula_jax import errors, files, strict_json
-from nebula_jax.security import names
+from nebula_jax.security import names, private_files
 
 VERSION = 4  # of the files of a folder
 ROLES = ("switch", "trainer")
@@ -48,7 +46,6 @@ MOST_ADDRESS_CHARACTERS = 255 + 8  # of a DNS name, brackets, a colon and a port
 _HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
 _PORT = re.compile(r"[1-9][0-9]{0,4}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
-_OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
 class FederationError(errors.NebulaError):
@@ -202,7 +199,7 @@ class Folder:
         """Checks that nobody else can read or change what is secret.
 
         Raises:
-          FederationError: with the command that mends it.
+          private_files.PrivateFileError: with the command that mends it.
         """
         for path in self._secrets():
             try:
@@ -211,13 +208,7 @@ class Folder:
                 continue
             except OSError as error:
                 raise FederationError(f"{path}: {error.strerror}") from None
-            mode = stat.S_IMODE(found.st_mode)
-            if mode & _OTHERS:
-                right = "700" if stat.S_ISDIR(found.st_mode) else "600"
-                raise FederationError(
-                    f"{path}: others can read or change it (mode {mode:04o}):"
-                    f" chmod {right} {shlex.quote(str(path))}"
-                )
+            private_files.check_mode(path, found)
 
     def _secrets(self) -> Sequence[pathlib.Path]:
         keys = (self.credentials(role) for role in ROLES)

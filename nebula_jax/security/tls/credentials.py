@@ -11,7 +11,6 @@ import itertools
 import os
 import pathlib
 import re
-import stat
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -21,7 +20,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from nebula_jax import errors, installed
-from nebula_jax.security import names
+from nebula_jax.security import names, private_files
 from nebula_jax.security.membership import site_folder
 
 FILE = "cluster.pem"
@@ -87,11 +86,11 @@ def load(where: pathlib.Path, cluster: str | None = None) -> Credentials:
       cluster: whose they are to be; None for anybody's.
 
     Raises:
-      CredentialsError: in one line that names the file.
+      CredentialsError, private_files.PrivateFileError: in one line that names the file.
     """
     path = file(where)
     try:
-        mode = stat.S_IMODE(path.stat().st_mode)
+        status = path.stat()
         found = parse(path.read_bytes())
     except (OSError, *site_folder.UNREADABLE) as error:
         text = " ".join((getattr(error, "strerror", None) or str(error)).split())
@@ -100,12 +99,7 @@ def load(where: pathlib.Path, cluster: str | None = None) -> Credentials:
             f"tls={where}: needs {FILE} as {installed.COMMAND}"
             f" scripts.issue_certificates makes it: {text[:200]}",
         ) from None
-    if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise CredentialsError(
-            "readable",
-            f"{path}: others can read or change this key (mode {mode:04o}):"
-            f" chmod 600 {path}",
-        )
+    private_files.check_mode(path, status)
     name = None if cluster is None else names.label(cluster)
     check(found, f"{path}: the certificate", name)
     return found

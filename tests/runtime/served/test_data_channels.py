@@ -56,7 +56,7 @@ def test_a_description_that_cannot_be_is_refused(text):
 def test_a_handle_has_a_job_of_its_own():
     assert requests.is_job(data_channels.job_of("corpus-es"))
     assert requests.is_job(data_channels.job_of("c" * 59))
-    with pytest.raises(grants.DataError, match="up to 59"):
+    with pytest.raises(grants.GrantError, match="up to 59"):
         data_channels.job_of("c" * 60)
 
 

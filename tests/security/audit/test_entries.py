@@ -58,7 +58,8 @@ def example(text):
 def test_what_goes_in_comes_out_and_no_text_leaves_its_line(what, who):
     try:
         line = encode(what, who=who)
-    except audit_entries.SecretError:
+    except audit.AuditError as error:
+        assert "secret" in str(error)
         return
     assert line.isascii()
     assert line.decode().isprintable()
@@ -83,7 +84,7 @@ def test_numbers_that_json_has_not_become_null():
 @pytest.mark.parametrize("value", ["hunter2", b"x", ["a"], {"a": "b"}, 1.5])
 def test_values_that_may_be_secrets_are_refused(name, value):
     for what in ({name: value}, {"settings": {name: value}}, {"all": [{name: value}]}):
-        with pytest.raises(audit_entries.SecretError, match="may be a secret") as why:
+        with pytest.raises(audit.AuditError, match="may be a secret") as why:
             encode(what)
         assert "hunter2" not in str(why.value)
 
@@ -101,7 +102,7 @@ def test_values_that_may_be_secrets_are_refused(name, value):
 )
 def test_texts_with_a_secret_are_refused_wherever_they_stand(text):
     for what, who in (({"a": text}, "ana"), ({"a": [{"b": text}]}, "ana"), ({}, text)):
-        with pytest.raises(audit_entries.SecretError, match="a secret in it") as why:
+        with pytest.raises(audit.AuditError, match="a secret in it") as why:
             encode(what, who=who)
         assert text not in str(why.value)
     line = encode({"kind": audit_entries.without_secret(text)})  # a peer sent the text

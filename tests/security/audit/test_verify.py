@@ -260,7 +260,7 @@ def test_a_folder_rolled_back_to_a_valid_copy_is_found_by_the_peer(lab):
     assert audit_verify.verify(folder, [seen.note.text], verifier) == []
     with opened(older) as log:  # and it cannot go on from there
         fill(log, 9, 80)
-        with pytest.raises(witness.WitnessError, match="does not continue"):
+        with pytest.raises(audit.AuditError, match="does not continue"):
             exchange(log, peer)
         log.sign_head()
     assert audit_verify.verify(older) == []
@@ -293,7 +293,7 @@ def test_two_signed_checkpoints_of_one_size(lab):
             if who == "ana":
                 exchange(log, peer)
             else:
-                with pytest.raises(witness.WitnessError, match="two audit logs"):
+                with pytest.raises(audit.AuditError, match="two audit logs"):
                     exchange(log, peer)
     found = audit_verify.verify(fork, [peer.seen("lab-s").note.text])
     assert any("the lab keeps two logs of one name" in str(each) for each in found)

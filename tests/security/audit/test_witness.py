@@ -48,7 +48,7 @@ def cosign(peer, size, old=None, **options):
 def refused(peer, words, text, proof=(), own=VERIFIER, lab="lab-s"):
     """Asserts that a checkpoint is refused and nothing about it kept."""
     before = kept(peer)
-    with pytest.raises(witness.WitnessError, match=words) as why:
+    with pytest.raises(audit.AuditError, match=words) as why:
         peer.cosign(lab, text, proof, own)
     assert "\n" not in str(why.value)
     assert kept(peer) == before
@@ -131,7 +131,7 @@ def test_a_peer_is_witnessed_under_its_own_name_only(peer):
 
 @pytest.mark.parametrize("lab", ["../lab-s", "", "a/b", "lab-s\n", "lock.json", "a:b"])
 def test_names_that_lead_elsewhere(peer, lab):
-    with pytest.raises(witness.WitnessError):
+    with pytest.raises(audit.AuditError):
         peer.cosign(lab, signed(TREE, 5), [], VERIFIER)
     with pytest.raises(errors.NebulaError):
         peer.seen(lab)

@@ -65,7 +65,7 @@ def certify(issuer, lab="lab-t", role="switch", now=None, csr=None):
 
 def refused(words, call, *given, **more):
     """Asserts that the authority refuses; returns the reason. `words` may be None."""
-    with pytest.raises(authority.RequestRefused, match=words) as why:
+    with pytest.raises(site_folder.Refusal, match=words) as why:
         call(*given, **more)
     assert len(str(why.value)) < 200
     return why.value.reason
@@ -186,7 +186,7 @@ def test_no_flipped_bit_of_a_request_raises_anything_else():
             b"-----BEGIN CERTIFICATE REQUEST-----\n%s-----END CERTIFICATE REQUEST-----"
             % (base64.encodebytes(bytes(damaged)))
         )
-        with contextlib.suppress(authority.RequestRefused):
+        with contextlib.suppress(site_folder.Refusal):
             assert authority.requested_key(pem) == csr.public_key()
 
 
@@ -350,7 +350,7 @@ def test_a_lab_that_joins_again_is_certified_anew_once_it_has_come(issuer, was_r
 def test_of_labs_that_never_came_the_invited_ones_are_revoked(issuer):
     line = issuer.invite("lab-u", lab_folders.ADDRESS)
     issuer.revoke("lab-u")
-    with pytest.raises(invitations.InvitationRefused, match="no such invitation"):
+    with pytest.raises(site_folder.Refusal, match="no such invitation"):
         come(issuer, "lab-u", line)
     with pytest.raises(site_folder.FederationError, match="was not invited"):
         issuer.revoke("lab-v")
@@ -382,7 +382,7 @@ def test_of_a_revocation_and_a_renewal_at_once_no_certificate_escapes(issuer, tm
         for _ in range(50):
             try:
                 made.append(certify(handle, csr=csr))
-            except authority.RequestRefused:
+            except site_folder.Refusal:
                 break
         return made
 
@@ -447,7 +447,7 @@ def test_key_and_ledger_are_for_this_user_alone(issuer):
     for path in (folder.authority_key, folder.authority_ledger):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
     folder.authority_key.chmod(0o644)
-    with pytest.raises(site_folder.FederationError, match="chmod 600"):
+    with pytest.raises(errors.NebulaError, match="chmod 600"):
         authority.LocalAuthority(folder)
 
 

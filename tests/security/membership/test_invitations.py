@@ -41,7 +41,7 @@ def line(issuer):
 
 def refused(issuer, secret, reason, lab="lab-t", now=NOW):
     members = issuer.members()
-    with pytest.raises(invitations.InvitationRefused) as error:
+    with pytest.raises(site_folder.Refusal) as error:
         at(now, redeem, issuer, secret, lab)
     assert error.value.reason == reason
     assert issuer.members() == members
@@ -79,7 +79,7 @@ def _folder(issuer):
 def test_an_invitation_lasts_an_hour(issuer, line):
     refused(issuer, secret_of(line), "expired", now=NOW + HOUR)
     refused(issuer, secret_of(line), "expired", now=NOW + 24 * HOUR)
-    with pytest.raises(invitations.InvitationRefused, match="expired at") as error:
+    with pytest.raises(site_folder.Refusal, match="expired at") as error:
         at(NOW + HOUR, invitations.parse, line)
     assert error.value.reason == "expired"
 
@@ -117,7 +117,7 @@ def test_who_carries_a_request_to_join_puts_in_no_other(issuer, line):
     secret, own, forged = secret_of(line), [b"own"], [b"forged"]
     claim = invitations.claim(secret, "lab-t", own)
     assert secret not in (*claim, hashlib.sha256(secret).digest())
-    with pytest.raises(invitations.InvitationRefused, match="no such invitation"):
+    with pytest.raises(site_folder.Refusal, match="no such invitation"):
         issuer.redeem(claim, "lab-t", forged)
     issuer.redeem(claim, "lab-t", own)
 
@@ -138,13 +138,13 @@ def test_no_text_of_an_invitation_or_an_error_has_the_secret(issuer, line):
     parts = (found.secret.hex(), repr(found.secret), line[8:40], line[-40:])
     texts = [repr(found), str(found), f"{found}"]
     for damaged in (line[:-1], line + "A", line[:60], line.upper()):
-        with pytest.raises(invitations.InvitationRefused) as error:
+        with pytest.raises(site_folder.Refusal) as error:
             invitations.parse(damaged)
         texts += [str(error.value), repr(error.value)]
     for lab in ("lab-t", "lab-u", "lab-t"):
         try:
             redeem(issuer, found.secret, lab)
-        except invitations.InvitationRefused as error:
+        except site_folder.Refusal as error:
             texts += [str(error), repr(error)]
     assert len(texts) > 12
     assert not [(text, part) for text in texts for part in parts if part in text]
@@ -172,7 +172,7 @@ def test_every_damaged_line_is_refused(line):
         other = alphabet[(alphabet.index(line[place]) + 1) % 64]
         damaged.append(line[:place] + other + line[place + 1 :])
     for text in damaged:
-        with pytest.raises(invitations.InvitationRefused) as error:
+        with pytest.raises(site_folder.Refusal) as error:
             invitations.parse(text)
         assert error.value.reason == "malformed"
 
@@ -189,7 +189,7 @@ def test_every_damaged_line_is_refused(line):
     ids=str,
 )
 def test_every_bad_value_is_refused(line, values):
-    with pytest.raises(invitations.InvitationRefused, match="is damaged"):
+    with pytest.raises(site_folder.Refusal, match="is damaged"):
         invitations.parse(changed(line, **values))
 
 
@@ -204,7 +204,7 @@ def test_every_bad_value_is_refused(line, values):
     ],
 )
 def test_what_is_no_invitation(text):
-    with pytest.raises(invitations.InvitationRefused) as error:
+    with pytest.raises(site_folder.Refusal) as error:
         invitations.parse(text)
     assert error.value.reason == "malformed"
     assert "\n" not in str(error.value)
@@ -231,7 +231,7 @@ for line in sys.stdin:
         claim = invitations.claim(found.secret, found.lab, [])
         handle.redeem(claim, found.lab, [])
         print("admitted", flush=True)
-    except invitations.InvitationRefused as error:
+    except site_folder.Refusal as error:
         print(error.reason, flush=True)
 """
 

@@ -152,7 +152,8 @@ def test_a_key_that_others_can_read_is_refused(labs):
     """Input 80 of the reference."""
     key = labs.t.path / "switch.pem"
     key.chmod(0o644)
-    with pytest.raises(site_folder.FederationError, match=re.escape(f"600 {key}")):
+    words = re.escape(f"600 {key}")
+    with pytest.raises(private_files.PrivateFileError, match=words):
         member.load(labs.t, "switch")
 
 

@@ -8,6 +8,7 @@ import stat
 import lab_folders
 import pytest
 
+from nebula_jax.security import private_files
 from nebula_jax.security.membership import site_folder
 
 FINGERPRINT = "0f" * 32
@@ -97,7 +98,8 @@ def test_what_others_can_read_is_refused_with_the_command_that_mends_it(
     folder.load()
     target.chmod(bits)
     words = f"(mode {bits:04o}): chmod {right} {target}"
-    with pytest.raises(site_folder.FederationError, match=re.escape(words)) as error:
+    match = re.escape(words)
+    with pytest.raises(private_files.PrivateFileError, match=match) as error:
         folder.load()
     assert "\n" not in str(error.value)
     target.chmod(int(right, 8))
@@ -108,14 +110,15 @@ def test_the_command_can_be_typed_for_a_path_with_spaces(tmp_path):
     folder = site_folder.Folder(tmp_path / "two words")
     folder.create("lab-s", fingerprint=FINGERPRINT)
     folder.path.chmod(0o755)
-    with pytest.raises(site_folder.FederationError, match=r"chmod 700 '.*two words'"):
+    words = r"chmod 700 '.*two words'"
+    with pytest.raises(private_files.PrivateFileError, match=words):
         folder.load()
 
 
 def test_a_folder_that_is_open_already_is_not_filled(folder):
     folder.path.mkdir(mode=0o755)
     folder.path.chmod(0o755)
-    with pytest.raises(site_folder.FederationError, match="chmod 700"):
+    with pytest.raises(private_files.PrivateFileError, match="chmod 700"):
         folder.create("lab-s", fingerprint=FINGERPRINT)
     assert not folder.settings.exists()
 

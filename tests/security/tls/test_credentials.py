@@ -18,7 +18,7 @@ from cryptography.x509.oid import ExtendedKeyUsageOID
 from lab_folders import at
 from two_contexts import shake_hands
 
-from nebula_jax.security import tls
+from nebula_jax.security import private_files, tls
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import certificates, credentials
 
@@ -209,7 +209,10 @@ def test_a_key_of_another_certificate_and_another_authority(folder):
 def test_a_key_that_others_can_read_or_change(folder, mode):
     path = folder / credentials.FILE
     path.chmod(mode)
-    refused(folder, f"(mode {mode:04o}): chmod 600 {path}")
+    words = re.escape(f"(mode {mode:04o}): chmod 600 {path}")
+    for contexts in (tls.server_contexts, tls.client_contexts):
+        with pytest.raises(private_files.PrivateFileError, match=words):
+            contexts(folder)
     path.chmod(0o400)
     credentials.load(folder)
 
