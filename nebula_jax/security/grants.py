@@ -23,7 +23,8 @@ from typing import Any, NamedTuple
 from nebula_jax import errors, printable
 from nebula_jax.security import accounts, store
 
-OPEN, WITHDRAWN = "open", "withdrawn"
+OPEN = "open"
+"""The state of a handle: an older version could also withdraw one for good."""
 ACTIVE, REVOKED, REPLACED = "active", "revoked", "replaced"
 MOST = 2**53
 """The largest number of rows or bytes: every JSON reader has it exactly."""
@@ -45,7 +46,6 @@ class Handle(NamedTuple):
     rows: int
     vocabulary: str  # SHA-256 in hexadecimal
     about: str  # a line for people
-    state: str  # OPEN or WITHDRAWN
 
 
 class Budget(NamedTuple):
@@ -161,40 +161,27 @@ class Grants:
           GrantError: if the name is taken or is none.
         """
         check_name(name)
-        made = Handle(name, rows, vocabulary, printable.line(about, 500), OPEN)
+        made = Handle(name, rows, vocabulary, printable.line(about, 500))
         with self._store.changing() as tables:
             if name in tables["handles"]:
                 raise GrantError(f"there is a handle {name} already, or there was")
-            tables["handles"][name] = [*made[1:], dict(provider)]
+            tables["handles"][name] = [*made[1:], OPEN, dict(provider)]
             what = {"handle": name, "rows": rows, "vocabulary": vocabulary}
             self._people.record(tables, "data.register", **what)
         return made
 
-    def withdraw(self, name: str) -> None:
-        """Withdraws a handle for good: every use of it is refused from now on.
-
-        Raises:
-          GrantError: if there is no such handle.
-        """
-        with self._store.changing() as tables:
-            found, provider = _handle(tables, name)
-            tables["handles"][name] = [*found._replace(state=WITHDRAWN)[1:], provider]
-            self._people.record(tables, "data.withdraw", handle=name)
-
     def handles(self) -> list[Handle]:
         """Returns all handles, by name."""
-        tables = self._store.read()
-        return [_handle(tables, name)[0] for name in sorted(tables["handles"])]
+        rows = self._store.read()["handles"].items()
+        return sorted(Handle(name, *row[:3]) for name, row in rows if row[3] == OPEN)
 
     def provider(self, name: str) -> tuple[dict[str, Any], Handle]:
         """Returns the settings behind a handle, for the process that serves it.
 
         Raises:
-          GrantError: if there is no such handle, or it was withdrawn.
+          GrantError: if there is no such handle.
         """
         found, settings = _handle(self._store.read(), name)
-        if found.state != OPEN:
-            raise GrantError(f"handle {name} is {found.state}: its data are gone")
         return settings, found
 
     def give(self, subject: str, handle: str, budget: Budget, now: float) -> Grant:
@@ -206,13 +193,12 @@ class Grants:
 
         Raises:
           accounts.AccountError: if there is no such account here.
-          GrantError: if the budget leaves nothing, or there is no such handle any more.
+          GrantError: if the budget leaves nothing, or there is no such handle.
         """
         check(budget, now)
         accounts.check_subject(subject)
         with self._store.changing() as tables:
-            if _handle(tables, handle)[0].state != OPEN:
-                raise GrantError(f"handle {handle} was withdrawn")
+            _handle(tables, handle)
             if "@" not in subject:
                 accounts.check_not_removed(accounts.account(tables, subject))
             for each in _of(tables, subject, handle):
@@ -274,7 +260,7 @@ _MORE = "get another from the owner of the data"
 
 def _usable(tables: store.Tables, subject: str, handle: str, now: float) -> Grant:
     """Returns the newest grant for a use; what is left of it is still to be checked."""
-    data = _handle(tables, handle)[0]
+    _handle(tables, handle)
     given = _of(tables, subject, handle)
     if not given:
         raise GrantError(
@@ -284,10 +270,6 @@ def _usable(tables: store.Tables, subject: str, handle: str, now: float) -> Gran
     found = given[-1]
     if found.state == REVOKED:
         raise GrantError(f"{_named(found)} was revoked: {_MORE}")
-    if data.state != OPEN:
-        raise GrantError(
-            f"{_named(found)} has no data any more: {handle} was withdrawn"
-        )
     if "@" not in subject:
         account = accounts.account(tables, subject)
         if account.state != accounts.ACTIVE:
@@ -319,9 +301,9 @@ def _named(grant: Grant) -> str:
 def _handle(tables: store.Tables, name: str) -> tuple[Handle, dict[str, Any]]:
     """Returns a handle, and the settings behind it."""
     check_name(name)
-    if name not in tables["handles"]:
+    *seen, state, provider = tables["handles"].get(name, ("", {}))
+    if state != OPEN:
         raise GrantError(f"there is no handle {name}: see which there are")
-    *seen, provider = tables["handles"][name]
     return Handle(name, *seen), provider
 
 

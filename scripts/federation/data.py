@@ -10,8 +10,6 @@ from nebula_jax.security import grants
 from nebula_jax.security.grants import Grant
 from scripts.federation import arguments
 
-DATA = arguments.option("name", help="name of the data")
-
 
 @arguments.command(
     "data add",
@@ -31,7 +29,6 @@ DATA = arguments.option("name", help="name of the data")
         metavar="N",
         help="tokens of a row at most",
     ),
-    arguments.option("--about", default="", help="a line about it, for people"),
 )
 def data_add(given: argparse.Namespace) -> int:
     """Offers a corpus: others see how large it is, and no text."""
@@ -53,7 +50,7 @@ def data_add(given: argparse.Namespace) -> int:
     with process.timed(f"reading {given.path}"):
         prepared = arguments.folder(given).prepared
         text = owner_text.opened(settings, prepared, process.message)
-    about = given.about or ", ".join(dict.fromkeys(each.name for each in text.parts))
+    about = ", ".join(dict.fromkeys(each.name for each in text.parts))
     made = access.register(given.name, settings, len(text), text.digest, about)
     print(f"{made.name}: {made.rows:,} rows; {made.about}")
     grant = f"grant SUBJECT {made.name} --rows 1e6 --until DAY"
@@ -67,24 +64,16 @@ def data_list(given: argparse.Namespace) -> int:
     """Lists the data of this lab."""
     found = _grants(given).handles()
     arguments.print_table(
-        ("data", "state", "rows", "vocabulary", "about"),
+        ("data", "rows", "vocabulary", "about"),
         [
-            (name, state, f"{rows:,}", vocabulary[:12], about)
-            for name, rows, vocabulary, about, state in found
+            (name, f"{rows:,}", vocabulary[:12], about)
+            for name, rows, vocabulary, about in found
         ],
     )
     return 0
 
 
-@arguments.command("data withdraw", DATA)
-def withdraw(given: argparse.Namespace) -> int:
-    """Withdraws data for good: every use is refused."""
-    _grants(given).withdraw(given.name)
-    print(f"{given.name} is withdrawn: every use of it is refused from now on")
-    return 0
-
-
-@arguments.command("data serve", DATA)
+@arguments.command("data serve", arguments.option("name", help="name of the data"))
 def serve(given: argparse.Namespace) -> int:
     """Serves data to those with a grant, until stopped."""
     from nebula_jax.runtime.served import data_service

@@ -43,7 +43,6 @@ from nebula_jax.security import (
     accounts,
     audit,
     handshake,
-    incarnations,
     policy,
     private_files,
     seal,
@@ -263,14 +262,6 @@ def test_a_lab_that_may_not_be_a_cluster_is_refused_by_trainers_too(labs):
     with policy_of(labs.t, {"mine": {"labs": {"discriminator": ["lab-u"]}}}):
         _, failed = run(labs.s, labs.t, job="mine", connect_timeout=2.0)
     assert any("lab-s may not be discriminator" in str(each) for each in failed)
-
-
-def test_two_of_one_trainer_are_refused(labs):
-    made = switch_client.Trainer(labs.s.folder, "twice", "discriminator", "")
-    made.serve(1)
-    with pytest.raises(incarnations.IncarnationError, match="runs here already"):
-        switch_client.Trainer(labs.s.folder, "twice", "discriminator", "")
-    made.close()
 
 
 def patience(sock):
@@ -501,26 +492,6 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
                 each.stop()
 
 
-def test_a_lab_whose_certificates_have_expired_renews_them_by_its_own_keys(tmp_path):
-    """It was off for two days, or the authority was: nothing is done by hand."""
-    first = two_labs.found(tmp_path / "s")
-    s = two_labs.Running(first, listens=True)
-    folder = two_labs.join(tmp_path / "t", first, s.address)
-    issuer = authority.LocalAuthority(first)
-    two_labs.expire(folder, issuer)
-    two_labs.expire(first, issuer)
-    s.stop()
-    t = two_labs.Running(folder, peers=[s.address])
-    try:
-        wait_until(lambda: any("error" in each for each in t.lines))  # tried in vain
-        s.__init__(first, listens=True, port=s.address[1])
-        t.wait_for_line("lab-s")
-        exchange(s, t)
-    finally:
-        t.stop()
-        s.stop()
-
-
 def reach(lab, to):
     """Dials a trainer of a lab; what the switch says."""
     about = {"job": "m3", "from": "generator:0", "to": "discriminator", "lab": to}
@@ -591,21 +562,6 @@ def test_a_trainer_from_an_older_copy_ends_at_once_with_the_reason(tmp_path):
         tokens, failed = run(labs.s, labs.t, 3, connect_timeout=30.0, seconds=60)
         assert not tokens
         assert any("incarnation" in str(each) for each in failed)
-
-
-def test_a_revoked_lab_renews_nothing(tmp_path):
-    first = two_labs.found(tmp_path / "s")
-    s = two_labs.Running(first, listens=True)
-    try:
-        folder = two_labs.join(tmp_path / "t", first, s.address)
-        issuer = authority.LocalAuthority(first)
-        two_labs.expire(folder, issuer)
-        issuer.revoke("lab-t")
-        renewal = member.renewal_request(folder, "switch")[1]
-        with pytest.raises(joining.JoinError, match="was revoked"):
-            joining.ask(folder, {"op": "renew", **renewal.fields()})
-    finally:
-        s.stop()
 
 
 @pytest.mark.parametrize("where", ["s", "t"])

@@ -90,7 +90,9 @@ def test_whose_a_request_is_the_kernel_says_and_nothing_else(here):
     assert here.of_user(os.geteuid()) == here.owner()
     assert here.of_user(USERS["ana"]) == ana
     for uid in (USERS["ben"], 0 if os.geteuid() else 1, -1, 2**32 - 1):
-        with pytest.raises(AccountError, match=f"user {uid} of this host has no accoun"):
+        with pytest.raises(
+            AccountError, match=f"user {uid} of this host has no accoun"
+        ):
             here.of_user(uid)
     here.move("ana", "suspend")
     with pytest.raises(AccountError, match="ana may do nothing: it is suspended"):

@@ -187,14 +187,12 @@ def test_changes_are_recorded_or_not_made(here):
     assert (who, what["until"]) == ("root", "2027-01-16 08:00 UTC")
     assert (kind, after["rows"], after["rows_used"]) == ("grant.revoke", 100, 16)
     here._record = mock.Mock(side_effect=OSError("no space left for the audit log"))
-    for call in (
-        lambda: grant(here, "ben", Budget(1)),
-        lambda: given.withdraw("corpus-es"),
-    ):
-        with pytest.raises(OSError, match="audit log"):
-            call()
+    with pytest.raises(OSError, match="audit log"):
+        grant(here, "ben", Budget(1))
+    with pytest.raises(OSError, match="audit log"):
+        handle(here, "corpus-fr")
     assert len(given.listing()) == 1
-    assert given.handles()[0].state == grants.OPEN
+    assert [each.name for each in given.handles()] == ["corpus-es"]
 
 
 BAD_NAMES = [
@@ -207,7 +205,7 @@ BAD_NAMES = [
 def test_everybody_sees_what_a_handle_says_and_nobody_the_path(here):
     data, here._record = Grants(here), tiny_accounts.Records()
     made = handle(here, "corpus-fr")
-    assert made == ("corpus-fr", 1000, "ab" * 32, "News, 2019.", "open")
+    assert made == ("corpus-fr", 1000, "ab" * 32, "News, 2019.")
     assert data.handles()[1] == made
     assert PATH not in repr([data.handles(), here._record])
     assert data.provider("corpus-fr") == ({"path": PATH}, made)
@@ -227,17 +225,17 @@ def test_names_of_handles(here):
         assert handle(here, name).name == name
 
 
-def test_a_name_is_given_once_and_what_is_withdrawn_is_gone(here):
-    data = Grants(here)
+def test_a_name_is_given_once_and_what_was_withdrawn_stays_gone(here):
+    """By an older version: it is neither served nor granted, nor its name given."""
     grant(here, "ben", Budget(100))
-    data.withdraw("corpus-es")
-    refused(here, "has no data any more: corpus-es was withdrawn")
-    refused(here, "there is no handle corpus-de", handle="corpus-de")
+    with here.store.changing() as tables:
+        tables["handles"]["corpus-es"][3] = "withdrawn"
+    assert Grants(here).handles() == []
+    refused(here, "there is no handle corpus-es")
     for words, call in {
         "there is a handle corpus-es already, or": lambda: handle(here),
-        "there is no handle corpus-de": lambda: data.provider("corpus-de"),
-        "is withdrawn: its data are gone": lambda: data.provider("corpus-es"),
-        "corpus-es was withdrawn": lambda: grant(here, "ben", Budget(100)),
+        "there is no handle corpus-de": lambda: Grants(here).provider("corpus-de"),
+        "there is no handle corpus-es": lambda: grant(here, "ben", Budget(100)),
     }.items():
         with pytest.raises(GrantError, match=words):
             call()

@@ -45,9 +45,9 @@ GRACE = datetime.timedelta(days=14)
 expired so long ago, unless it was revoked."""
 
 Ledger = store.Tables
-"""What the authority remembers: invitations that are open, by the digests of their
-secrets (lab, end), and labs (state, from when on their certificates count, and from when
-on the newest is valid). Times are unix seconds."""
+"""What the authority remembers: open invitations by the digests of their secrets (lab,
+end), and labs (state, from when on their certificates count, and from when on the
+newest is valid). Times are unix seconds."""
 PARTS = ("invitations", "labs")
 
 
@@ -257,8 +257,8 @@ class LocalAuthority:
           The certificate (PEM), its lab and its role.
 
         Raises:
-          site_folder.Refusal: if the former certificate is not one of this authority that is
-            valid within GRACE and not revoked; or as `certify`.
+          site_folder.Refusal: if the former certificate is not one of this authority
+            that is valid within GRACE and not revoked; or as `certify`.
         """
         try:
             keys = self._keys()
@@ -452,7 +452,9 @@ def requested_key(csr_pem: bytes) -> Any:
         strong = credentials.is_strong(key)
         valid = strong and request.is_signature_valid
     except site_folder.UNREADABLE:
-        raise site_folder.Refusal("malformed", "this is no certificate request") from None
+        raise site_folder.Refusal(
+            "malformed", "this is no certificate request"
+        ) from None
     if not strong:
         raise site_folder.Refusal("weak_key", "the key of a request must be P-256")
     if not valid:

@@ -151,13 +151,10 @@ def test_a_grant_until_a_day_ends_when_it_begins_in_utc():
             arguments.day(text)
 
 
-def test_data_that_is_withdrawn_is_gone(lab, corpus):
+def test_a_name_is_given_once(lab, corpus):
     offer(lab, corpus)
-    lab("data", "withdraw", "corpus-es")
-    assert "withdrawn" in lab("data", "list").out
-    assert "was withdrawn" in lab.fails("grant", "ana@t", "corpus-es", "--rows", "1")
-    assert "is withdrawn" in lab.fails("data", "serve", "corpus-es")
     assert "corpus-es already" in offer(lab, corpus, status=2).err
+    assert "there is no handle other" in lab.fails("data", "serve", "other")
 
 
 def test_what_was_offered_can_be_served_from_where_it_was_packed(lab, corpus):

@@ -50,12 +50,6 @@ def test_a_folder_that_others_can_read_is_the_only_finding(folder):
     assert "chmod 700" in wrong(folder)["folder"]
 
 
-def test_a_token_that_others_can_read_is_found(folder):
-    folder.running_switch.touch()
-    folder.running_switch.chmod(0o640)
-    assert "switch.json: others can" in wrong(folder)["folder"]
-
-
 def test_a_certificate_whose_renewal_is_late_or_that_has_expired(folder):
     now = site_folder.utc_now()
     for hours, words in ((40, None), (50, "its renewal is late"), (121, "expired on")):

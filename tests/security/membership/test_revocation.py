@@ -16,7 +16,7 @@ from nebula_jax.security.membership import (
     revocation,
     site_folder,
 )
-from nebula_jax.security.tls import certificates, credentials
+from nebula_jax.security.tls import certificates
 
 HOUR = datetime.timedelta(hours=1)
 DAY = 24 * HOUR
@@ -269,23 +269,6 @@ def test_a_number_that_cannot_be_read_is_named(labs, text):
         site_folder.FederationError, match=r"revoked\.number: has no number"
     ):
         revocation.RevocationList(labs.s)
-
-
-def test_a_lab_without_the_authoritys_certificate(tmp_path):
-    folder = site_folder.Folder(tmp_path / "new")
-    folder.create("lab-t", lab_folders.ADDRESS, "0f" * 32)
-    folder.list_of("switch").write_text("")
-    with pytest.raises(site_folder.FederationError, match="no credentials"):
-        revocation.RevocationList(folder)
-
-
-def test_no_list_is_accepted_of_an_authority_that_is_not_pinned(labs, tmp_path):
-    other = lab_folders.create(tmp_path / "other")
-    labs.s.switch.write_bytes(labs.s.switch.read_bytes() + other.certificate())
-    listed = revocation.RevocationList(labs.t)
-    with pytest.raises(credentials.CredentialsError):
-        revocation.RevocationList(labs.s)
-    refused(listed, other.revocation_list()[1], "revocation_list_forged")
 
 
 def test_a_text_that_no_file_can_have_is_no_list(labs):
