@@ -97,7 +97,6 @@ class Accounts:
           owner: the name of the account, see `name_for`.
 
         Raises:
-          AccountError: if the folder has another owner.
           store.StoreError: if the file does not serve.
           private_files.PrivateFileError: if others can use the folder or the file.
         """
@@ -107,10 +106,6 @@ class Accounts:
         with made.store.changing() as tables:
             if not tables["accounts"]:
                 _keep(tables, Account(owner, None, ACTIVE, Limits(), 0))
-            elif (before := _owner(tables).name) != owner:
-                raise AccountError(
-                    f"{folder}: belongs to account {before}, not to {owner}"
-                )
         return made
 
     def owner(self) -> Account:

@@ -68,21 +68,17 @@ def switch(folder: site_folder.Folder) -> list[Check]:
 
 def reach(folder: site_folder.Folder, address: tuple[str, int]) -> list[Check]:
     """Checks the way to the switch of another lab."""
-    what = endpoints.written(address)
-    began = time.monotonic()
+    what, checks = endpoints.written(address), list[Check]()
     try:
-        sock = socket.create_connection(address, SECONDS)
-    except OSError as error:
-        return [Check(what, WRONG, _unreachable(error))]
-    connected = time.monotonic() - began
-    with sock:
-        checks = [Check(what, FINE, f"answers after {1e3 * connected:.1f} ms (TCP)")]
-        if what == folder.load().authority:
-            checks += _clock(what)
-        try:
+        began = time.monotonic()
+        with socket.create_connection(address, SECONDS) as sock:
+            text = f"answers after {1e3 * (time.monotonic() - began):.1f} ms (TCP)"
+            checks.append(Check(what, FINE, text))
+            if what == folder.load().authority:
+                checks += _clock(what)
             checks.append(_handshake(folder, what, sock))
-        except (errors.NebulaError, OSError) as error:
-            checks.append(Check(what, WRONG, _no_handshake(error)))
+    except (errors.NebulaError, OSError) as error:
+        checks.append(Check(what, WRONG, _why(error, is_connected=bool(checks))))
     return checks
 
 
@@ -99,7 +95,16 @@ def _clock(what: str) -> list[Check]:
     return [Check("clocks", WRONG, f"{text}: set the wrong one by a time server (NTP)")]
 
 
-def _unreachable(error: OSError) -> str:
+def _why(error: Exception, is_connected: bool) -> str:
+    """Returns why there is no TLS with another switch, and what to do."""
+    if isinstance(error, TimeoutError):
+        return (
+            f"no answer in {SECONDS:.0f} s: something else listens there, a firewall"
+            " drops it, or the machine is off; let the port through, or dial from the"
+            " other side"
+        )
+    if is_connected:
+        return f"no TLS with it ({between_labs.reason_of(error)}): {error}"
     if isinstance(error, socket.gaierror):
         return f"no machine has this name: {error.strerror}"
     if isinstance(error, ConnectionRefusedError):
@@ -107,19 +112,7 @@ def _unreachable(error: OSError) -> str:
             "nothing listens there: run nebula switch --listen at that lab, or correct"
             " the port"
         )
-    if isinstance(error, TimeoutError):
-        return (
-            f"no answer in {SECONDS:.0f} s: a firewall drops it, or the machine is off;"
-            " let the port through, or dial from the other side"
-        )
-    return f"cannot be reached: {error.strerror or error}"
-
-
-def _no_handshake(error: Exception) -> str:
-    reason = between_labs.reason_of(error)
-    if isinstance(error, TimeoutError):
-        return f"no TLS in {SECONDS:.0f} s: something else listens there"
-    return f"no TLS with it ({reason}): {error}"
+    return f"cannot be reached: {error}"
 
 
 def _handshake(folder: site_folder.Folder, what: str, sock: socket.socket) -> Check:

@@ -71,8 +71,7 @@ def test_a_folder_has_an_owner_from_the_start(here, tmp_path):
     person(here, "ana")
     again = begin(folder)  # changes nothing
     assert [each.name for each in again.listing()] == ["ana", "root"]
-    with pytest.raises(AccountError, match="belongs to account root, not to ben"):
-        Accounts.begin(folder, "ben")
+    assert Accounts.begin(folder, "ben").owner() == root
 
 
 def test_others_can_use_neither_the_folder_nor_the_file(here, tmp_path):

@@ -136,8 +136,6 @@ def test_what_cannot_be_given(here):
         Budget(rows=-1): "rows, not -1",
         Budget(nbytes=2**53 + 1): "bytes, not",
         Budget(until=NOW): "a grant until 2027-01-15 08:00 UTC is over already",
-        Budget(1, 1, float("nan")): "ends at a time",
-        Budget(1, 1, float("inf")): "ends at a time",
     }.items():
         with pytest.raises(GrantError, match=re.escape(words)):
             grant(here, "ben", budget)
@@ -168,13 +166,6 @@ def test_one_word_for_people(here):
     use(here)
     assert grants.status(Grants(here).listing()[0], NOW) == "spent"
     assert grants.status(Grants(here).revoke(1), NOW + DAY) == "revoked"
-
-
-@pytest.mark.parametrize("count", [-1, 2**53 + 1])
-@pytest.mark.parametrize("what", ["rows", "nbytes"])
-def test_amounts_that_nobody_can_count(here, what, count):
-    grant(here, "ben", Budget(100))
-    refused(here, "cannot be counted", **{what: count})
 
 
 def test_changes_are_recorded_or_not_made(here):
@@ -282,7 +273,3 @@ def test_four_processes_together_never_get_more_than_the_budget(here):
     assert found.rows_used > 3001 - 7
     assert sum(map(bool, served)) > 1
     assert found.nbytes_used == 8 * sum(served)
-
-
-def test_a_date_that_no_calendar_has_is_written_in_seconds():
-    assert grants.date(1e300) == "1e+300 s after 1970"

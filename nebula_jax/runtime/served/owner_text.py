@@ -101,15 +101,8 @@ def opened(
     """
     from nebula_jax.data import packed_text  # here, since many processes read no text
 
-    try:
-        folder, length = pathlib.Path(provider["text_folder"]), provider["max_length"]
-        path = pathlib.Path(provider["vocabulary"])
-    except (KeyError, TypeError):
-        raise data_channels.DataError(
-            "the handle's settings lack text_folder, vocabulary or max_length:"
-            " register it with `nebula data add`"
-        ) from None
-    vocabulary = vocabularies.load(path)
+    folder, length = pathlib.Path(provider["text_folder"]), provider["max_length"]
+    vocabulary = vocabularies.load(pathlib.Path(provider["vocabulary"]))
     made = ServedText(vocabulary, length)
     for kind, language in _texts(folder):
         prepared = packed_text.prepare(

@@ -59,7 +59,8 @@ def test_what_goes_in_comes_out_and_no_text_leaves_its_line(what, who):
     try:
         line = encode(what, who=who)
     except audit.AuditError as error:
-        assert "secret" in str(error)
+        if "secret" not in str(error):
+            raise
         return
     assert line.isascii()
     assert line.decode().isprintable()

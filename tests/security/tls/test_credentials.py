@@ -165,13 +165,6 @@ def test_a_certificate_of_a_thousand_years_for_signing_code(tmp_path, monkeypatc
     refused(signing, "its extended key usage is codeSigning, and must have serverAuth")
 
 
-@pytest.mark.parametrize("usage", credentials.USAGES, ids=lambda usage: usage._name)
-def test_a_certificate_for_one_end_only(tmp_path, monkeypatch, usage):
-    now = site_folder.utc_now()
-    issued(tmp_path, monkeypatch, now - DAY, now + DAY, [usage])
-    refused(tmp_path, f"its extended key usage is {usage._name}, and must have")
-
-
 def test_periods(tmp_path, monkeypatch):
     now = site_folder.utc_now()
     late = issued(tmp_path / "late", monkeypatch, now - 9 * DAY, now - 2 * DAY)
