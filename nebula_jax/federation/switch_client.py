@@ -35,6 +35,15 @@ class PeerRefused(errors.NebulaError):
     """A trainer of another lab that must not take part."""
 
 
+def record(folder: site_folder.Folder, kind: str, what: Mapping[str, Any]) -> None:
+    """Puts an entry into the audit log of a lab, and waits until it is there.
+
+    Raises:
+      errors.NebulaError, OSError: if the switch does not answer, or refuses.
+    """
+    inner.ask(folder, ANSWER_SECONDS, "record", kind=kind, what=what)
+
+
 class Recorder:
     """The entries of a trainer in its lab's audit log, made beside the training."""
 
@@ -74,7 +83,7 @@ class Recorder:
         deadline = time.monotonic() + RECORD_SECONDS
         while True:
             try:
-                inner.ask(folder, ANSWER_SECONDS, "record", kind=kind, what=what)
+                record(folder, kind, what)
                 return
             except (errors.NebulaError, OSError) as error:
                 if time.monotonic() > deadline or isinstance(error, inner.Refused):
@@ -228,15 +237,6 @@ class Trainer:
         lab, why = str(news.get("gone", "")), printable.line(str(news.get("why", "")))
         self._log(why)
         self.on_gone(site_folder.trainer_name(lab) if lab else "", why)
-
-    def record(self, kind: str, **what: Any) -> None:
-        """Puts an entry into the audit log of the lab, and waits until it is there.
-
-        Raises:
-          errors.NebulaError: if the switch does not run, or refuses.
-        """
-        fields = {"job": self.job, "cluster": self.cluster, **what}
-        inner.ask(self.folder, ANSWER_SECONDS, "record", kind=kind, what=fields)
 
     def dialed_by(self, cluster: str, lab: str) -> set[str]:
         """Returns the accounts that have dialed this process as a cluster of a lab.

@@ -110,7 +110,7 @@ class DataService:
                 log=self._log,
             )
             stack.callback(trainer.close)
-            stack.callback(self._record, trainer)
+            stack.callback(self._record)
             work = activity.Work(PATIENCE_SECONDS)
             stack.enter_context(work.busy(activity.Activity.COMPUTING))
             listener = stack.enter_context(self._listener(trainer, work))
@@ -181,10 +181,10 @@ class DataService:
                 self._threads.append(thread)
                 thread.start()
             if time.monotonic() >= recorded + RECORD_SECONDS:
-                self._record(trainer)
+                self._record()
                 recorded = time.monotonic()
 
-    def _record(self, trainer: switch_client.Trainer) -> None:
+    def _record(self) -> None:
         """Brings the uses so far to the audit log; those it does not take, later."""
         sums: dict[Reader, tuple[int, int]] = {}
         while not self._uses.empty():
@@ -193,15 +193,17 @@ class DataService:
             sums[reader] = before[0] + rows, before[1] + nbytes
         for reader, (rows, nbytes) in sums.items():
             try:
-                trainer.record(
-                    "data",
-                    event="served",
-                    handle=self._handle,
-                    rows=rows,
-                    nbytes=nbytes,
-                    subject=reader.subject,
-                    by=entries.without_secret(reader.job),
-                )
+                about = {
+                    "job": data_channels.job_of(self._handle),
+                    "cluster": data_channels.CLUSTER,
+                    "event": "served",
+                    "handle": self._handle,
+                    "rows": rows,
+                    "nbytes": nbytes,
+                    "subject": reader.subject,
+                    "by": entries.without_secret(reader.job),
+                }
+                switch_client.record(self._folder, "data", about)
             except (errors.NebulaError, OSError) as error:
                 self._uses.put((reader, rows, nbytes))
                 if self._stop.is_set():

@@ -1,6 +1,5 @@
 """Data that a lab serves: the same rows as from its folder, to those with a grant."""
 
-import contextlib
 import json
 import threading
 import time
@@ -17,7 +16,6 @@ from two_labs import wait_until
 from nebula_jax import errors
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import language_mixture, packed_sequences, resumable_batches
-from nebula_jax.federation import switch_client
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.served import data_channels, data_service, remote_text
 from nebula_jax.security import grants
@@ -336,11 +334,9 @@ def test_a_reader_is_refused_before_anything_is_waited_for(owner, job, lab, kind
 def test_no_text_of_a_reader_keeps_a_use_out_of_the_log(owner, labs):
     reader = data_service.Reader(US, f"owner/{SECRET}")
     service = data_service.DataService(owner.folder, HANDLE, log=print)
-    trainer = switch_client.Trainer(owner.folder, "data-other", "data", "")
-    with contextlib.closing(trainer):
-        service._uses.put((reader, 7, 4711))
-        service._record(trainer)
-        assert service._uses.empty()
+    service._uses.put((reader, 7, 4711))
+    service._record()
+    assert service._uses.empty()
     found = [
         each.what
         for each in audit_entries.read(owner.folder.audit)
