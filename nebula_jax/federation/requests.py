@@ -6,14 +6,15 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import inner, line, streams, upkeep
 from nebula_jax.federation.state import Served, State, new_name
 from nebula_jax.security import accounts, names
 from nebula_jax.security.audit import entries
-from nebula_jax.security.membership import member
+from nebula_jax.security.membership import checkup, member
+from nebula_jax.security.membership.checkup import FINE, UNCLEAR, WRONG, Check
 
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NAME = re.compile(r"[0-9a-f]{16}")
@@ -74,7 +75,10 @@ async def serve(
             await made.record(kept)
             made.answer(done=True)
         case "status":
-            made.answer(**status(switch, kept))
+            sent = {lab: each.bytes_sent for lab, each in switch.lines.items()}
+            made.answer(lab=switch.lab, sent=sent, checks=status(switch, kept))
+        case "dialed":
+            made.answer(accounts=made.dialed())
         case "list":
             older = json_lines.field(fields, "number", int) < kept.number
             made.answer(list=kept.listed.text if older and kept.listed else "")
@@ -118,6 +122,18 @@ class _Request(NamedTuple):
         if not names.is_cluster(cluster):
             raise json_lines.Malformed(f"{cluster!r} is no cluster's name")
         return cluster
+
+    def dialed(self) -> list[str]:
+        """Returns the accounts that have dialed a trainer here, as a lab's cluster."""
+        lab = json_lines.field(self.fields, "lab", str)
+        wanted = self.job(), self.cluster("to"), self.cluster("from"), lab
+        return sorted(
+            {
+                about.account
+                for about, _ in self.switch.in_flight.values()
+                if (about.job, about.connector, about.listener, about.lab) == wanted
+            }
+        )
 
     async def dial(self) -> None:
         """Carries a stream to a trainer of whichever lab has it, to its end."""
@@ -227,40 +243,49 @@ class _Request(NamedTuple):
             kept.cosigning.send()
 
 
-def status(switch: State, kept: upkeep.Upkeep) -> dict[str, Any]:
-    """Returns what `nebula status` shows."""
-    now = time.time()
-    return {
-        "lab": switch.lab,
-        "lines": [
-            {
-                "lab": lab,
-                "seconds": now - each.since,
-                "sent": each.bytes_sent,
-                "received": each.bytes_received,
-                "streams": len(each.streams),
-                "waiting": each.waiting,
-            }
-            for lab, each in sorted(switch.lines.items())
-        ],
-        "served": [
-            {"job": job, "cluster": cluster, "account": each.account.name}
-            for (job, cluster), each in sorted(switch.served.items())
-        ],
-        "streams": [
-            {**about._asdict(), "seconds": now - since}
-            for about, since in switch.in_flight.values()
-        ],
-        "waiting": [
-            {"job": job, "cluster": cluster, "why": why}
-            for (job, cluster), (since, why) in sorted(switch.waiting.items())
-            if time.monotonic() < since + WAITING_SECONDS
-        ],
-        "refusals": [
-            {"job": job, "cluster": cluster, "why": why}
-            for (job, cluster), why in sorted(switch.refusals.items())
-        ],
-        "no_lines": dict(switch.no_line) | dict(switch.gone),
-        "usage": dict(switch.used),
-        "revocations": kept.number,
-    }
+def status(switch: State, kept: upkeep.Upkeep) -> list[Check]:
+    """Returns what `nebula status` shows: lines, trainers and jobs."""
+    now, streams_now = time.time(), list(switch.in_flight.values())
+    text = f"runs for {switch.lab}, revocation list {kept.number}"
+    found = [Check("switch", FINE, text)]
+    for lab, each in sorted(switch.lines.items()):
+        text = (
+            f"for {checkup.duration(now - each.since)}, {len(each.streams)} streams,"
+            f" {len(each.waiting)} of them wait for a trainer there,"
+            f" {printable.size(each.bytes_sent)} sent,"
+            f" {printable.size(each.bytes_received)} received"
+        )
+        found.append(Check(f"line to {lab}", FINE, text))
+    no_lines = switch.no_line | switch.gone
+    for where, why in no_lines.items():
+        found.append(Check(f"line to {where}", WRONG, f"none: {why}"))
+    if not switch.lines and not no_lines:
+        state = UNCLEAR if switch.is_issuer else WRONG  # perhaps nobody was invited yet
+        text = (
+            "none to another lab: is its switch running? nebula doctor --peer HOST:PORT"
+        )
+        found.append(Check("lines", state, text))
+    for (job, cluster), served in sorted(switch.served.items()):
+        users = [
+            about.connector
+            for about, _ in streams_now
+            if (about.job, about.listener) == (job, cluster)
+        ]
+        text = f"serves {', '.join(users)}" if users else "waits for others to come"
+        text += f" ({served.account.name})"
+        found.append(Check(f"{cluster} of job {job}", FINE, text))
+    for about, since in streams_now:
+        what = f"{about.connector} to {about.listener} of job {about.job}"
+        span = checkup.duration(now - since)
+        text = f"with {about.lab}, for {span} ({about.account})"
+        found.append(Check(what, FINE, text))
+    for (job, cluster), (since, why) in sorted(switch.waiting.items()):
+        if time.monotonic() < since + WAITING_SECONDS:
+            what = f"{cluster} of job {job}"
+            found.append(Check(what, UNCLEAR, f"waits for {why}"))
+    for (job, cluster), why in sorted(switch.refusals.items()):
+        found.append(Check(f"{cluster} of job {job}", WRONG, f"is refused: {why}"))
+    for job, count in switch.used.items():
+        text = f"has used {printable.size(count)} in all"
+        found.append(Check(f"job {job}", FINE, text))
+    return found

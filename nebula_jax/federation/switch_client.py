@@ -246,14 +246,9 @@ class Trainer:
         Raises:
           errors.NebulaError: if the switch does not run.
         """
-        status = inner.ask(self.folder, ANSWER_SECONDS, "status")
-        names = ("job", "connector", "listener", "lab")
-        wanted = self.job, cluster, self.cluster, lab
-        return {
-            each["account"]
-            for each in status["streams"]
-            if tuple(each[name] for name in names) == wanted
-        }
+        about = {"job": self.job, "from": self.cluster, "to": cluster, "lab": lab}
+        found = inner.ask(self.folder, ANSWER_SECONDS, "dialed", **about)
+        return set(found["accounts"])
 
     def _request(self, op: str, seconds: float, **fields: Any) -> Any:
         about = {"job": self.job, "from": self.cluster}

@@ -5,7 +5,6 @@ import pathlib
 import subprocess
 import time
 from collections.abc import Iterator
-from typing import Any
 
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner, joining
@@ -31,14 +30,10 @@ def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> N
     accounts.Accounts.begin(folder.path, "bench")
 
 
-def _lines(lab: labs.Lab) -> list[dict[str, Any]]:
-    """Returns the lines of a lab's switch, as its status has them."""
+def _sent(lab: labs.Lab) -> dict[str, int]:
+    """Returns the bytes that a lab's switch has sent on each of its lines."""
     found = inner.ask(site_folder.Folder(lab.folder), 10.0, "status")
-    return list(found["lines"])
-
-
-def _has_line(lab: labs.Lab, other: str) -> bool:
-    return any(each["lab"] == other for each in _lines(lab))
+    return dict(found["sent"])
 
 
 @contextlib.contextmanager
@@ -55,7 +50,7 @@ def flood(source: labs.Lab, target: labs.Lab) -> Iterator[None]:
             stack.enter_context(trainer := subprocess.Popen(labs.trainer(given)))
             stack.callback(trainer.kill)
         deadline = time.monotonic() + labs.SECONDS
-        while not any(each["sent"] > FULL_BYTES for each in _lines(source)):
+        while not any(each > FULL_BYTES for each in _sent(source).values()):
             if time.monotonic() > deadline:
                 raise RuntimeError("the trainers have not filled the line")
             time.sleep(0.1)
@@ -87,12 +82,12 @@ def measure(folder: pathlib.Path) -> list[float]:
                 with labs.lab_in(folder / f"t{number}") as t:
                     _join(issuer, t.path, where)
                     t.start("--peer", outside)
-                    while not _has_line(u, "lab-t"):
+                    while "lab-t" not in _sent(u):
                         time.sleep(0.05)
                     issuer.revoke("lab-t")
                     began = time.monotonic()
                     revoked.accept(issuer.revocation_list()[1])
-                    while _has_line(u, "lab-t"):
+                    while "lab-t" in _sent(u):
                         time.sleep(0.01)
                     found.append(time.monotonic() - began)
     return found

@@ -7,16 +7,14 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping
-from typing import Any
 
 from nebula_jax import printable
 from nebula_jax.communication import endpoints
 from nebula_jax.federation import issuer, server, trainer_keys
 from nebula_jax.runtime.life import process
 from nebula_jax.security import private_files
-from nebula_jax.security.membership import checkup, site_folder
-from nebula_jax.security.membership.checkup import FINE, UNCLEAR, WRONG, Check
+from nebula_jax.security.membership import site_folder
+from nebula_jax.security.membership.checkup import Check
 from scripts.federation import arguments
 
 SECONDS = 10.0  # for the switch to answer
@@ -116,48 +114,7 @@ def of_switch(folder: site_folder.Folder) -> list[Check]:
       errors.NebulaError: if the switch does not run, or does not answer.
     """
     found = arguments.request(folder, SECONDS, "status")
-    number = found["revocations"]
-    checks = [
-        Check("switch", FINE, f"runs for {found['lab']}, revocation list {number}")
-    ]
-    for each in found["lines"]:
-        text = f"for {checkup.duration(each['seconds'])}, {each['streams']} streams,"
-        text += f" {len(each['waiting'])} of them wait for a trainer there,"
-        text += f" {printable.size(each['sent'])} sent,"
-        text += f" {printable.size(each['received'])} received"
-        checks.append(Check(f"line to {each['lab']}", FINE, text))
-    for where, why in found["no_lines"].items():
-        checks.append(Check(f"line to {where}", WRONG, f"none: {why}"))
-    if not found["lines"] and not found["no_lines"]:
-        state = WRONG if folder.load().authority else UNCLEAR  # nobody was invited yet
-        text = (
-            "none to another lab: is its switch running? nebula doctor --peer HOST:PORT"
-        )
-        checks.append(Check("lines", state, text))
-    for each in found["served"]:
-        key, streams = (each["job"], each["cluster"]), found["streams"]
-        users = [
-            one["connector"] for one in streams if (one["job"], one["listener"]) == key
-        ]
-        text = f"serves {', '.join(users)}" if users else "waits for others to come"
-        checks.append(Check(_named(each), FINE, f"{text} ({each['account']})"))
-    for each in found["streams"]:
-        what = f"{each['connector']} to {each['listener']} of job {each['job']}"
-        span = checkup.duration(each["seconds"])
-        text = f"with {each['lab']}, for {span} ({each['account']})"
-        checks.append(Check(what, FINE, text))
-    for each in found["waiting"]:
-        checks.append(Check(_named(each), UNCLEAR, f"waits for {each['why']}"))
-    for each in found["refusals"]:
-        checks.append(Check(_named(each), WRONG, f"is refused: {each['why']}"))
-    for job, count in found["usage"].items():
-        text = f"has used {printable.size(count)} in all"
-        checks.append(Check(f"job {job}", FINE, text))
-    return checks
-
-
-def _named(each: Mapping[str, Any]) -> str:
-    return f"{each['cluster']} of job {each['job']}"
+    return [Check(*each) for each in found["checks"]]
 
 
 @arguments.command("rotate")

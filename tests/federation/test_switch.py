@@ -52,6 +52,7 @@ from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import (
     authority,
+    checkup,
     invitations,
     member,
     revocation,
@@ -516,8 +517,8 @@ def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
             assert isinstance(error, inner.Refused)  # it is not tried again
             assert "the certificate of lab-t was revoked" in str(error)
         for lab, words in ((labs.s, "of lab-t was"), (labs.t, "of this lab was")):
-            found = requests.status(lab.switch.state, lab.switch.upkeep)["no_lines"]
-            assert words in str(found)
+            found = requests.status(lab.switch.state, lab.switch.upkeep)
+            assert words in str([each for each in found if each.state == checkup.WRONG])
         log = [each for each in labs.t.lines if "connected with" in each]
         time.sleep(3 * server.FIRST_PAUSE)  # it dials no more
         assert log == [each for each in labs.t.lines if "connected with" in each]

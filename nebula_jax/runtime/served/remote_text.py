@@ -14,7 +14,7 @@ N rows of a request, L tokens of a row.
 import pathlib
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -59,15 +59,7 @@ class RemoteRows(Sequence[dict[str, np.ndarray]]):
     def __len__(self) -> int:
         return self._count
 
-    @overload
-    def __getitem__(self, index: int) -> dict[str, np.ndarray]: ...
-
-    @overload
-    def __getitem__(self, index: slice) -> list[dict[str, np.ndarray]]: ...
-
-    def __getitem__(
-        self, index: int | slice
-    ) -> dict[str, np.ndarray] | list[dict[str, np.ndarray]]:
+    def __getitem__(self, index: Any) -> Any:
         """Reads one row in a round trip, or those of a slice together."""
         numbers = range(self.first, self.first + self._count)[index]
         if isinstance(numbers, range):
