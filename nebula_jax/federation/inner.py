@@ -13,7 +13,6 @@ import contextlib
 import json
 import os
 import pathlib
-import secrets
 import socket
 import stat
 import struct
@@ -26,7 +25,6 @@ from nebula_jax.communication.wire import json_lines
 from nebula_jax.security import handshake
 from nebula_jax.security.membership import site_folder
 
-TOKEN_BYTES = 32
 REQUEST_SECONDS = 5.0
 MOST_BYTES = 1 << 16  # of a request
 SOCKET_MODE = 0o660
@@ -133,11 +131,6 @@ def read(folder: site_folder.Folder) -> Address:
     except (OSError, ValueError, TypeError):
         raise NoSwitch(f"{folder.running_switch}: cannot be read") from None
     return found
-
-
-def new_token() -> str:
-    """Makes a token for one run of a switch."""
-    return secrets.token_urlsafe(TOKEN_BYTES)
 
 
 def request(

@@ -2,6 +2,7 @@
 
 import asyncio
 import re
+import secrets
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ from nebula_jax import errors, printable
 from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import inner, line, streams, upkeep
-from nebula_jax.federation.state import Served, State, new_name
+from nebula_jax.federation.state import Served, State
 from nebula_jax.security import accounts, names
 from nebula_jax.security.audit import entries
 from nebula_jax.security.membership import checkup, member
@@ -146,7 +147,8 @@ class _Request(NamedTuple):
         vouched = f"{account.name}@{switch.lab}"
 
         def about(other: str) -> streams.About:
-            return streams.About(new_name(), job, vouched, connector, listener, other)
+            name = secrets.token_hex(8)
+            return streams.About(name, job, vouched, connector, listener, other)
 
         served = switch.served.get((job, listener))
         if served is not None and lab in ("", switch.lab):

@@ -10,6 +10,7 @@ import collections
 import contextlib
 import os
 import pathlib
+import secrets
 import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
@@ -58,7 +59,7 @@ class Switch:
         self._entrance = outside.Entrance(self.state, self._serve_accepted)
         self.socket: pathlib.Path | None = None
         """A Unix socket to make, for other users of the host, in the same group."""
-        self._inside = inner.Address("", 0, inner.new_token())
+        self._inside = inner.Address("", 0, secrets.token_urlsafe(32))
         self._unproven: dict[asyncio.StreamWriter, None] = {}  # from the oldest on
         self._streams: dict[str, pending_connections.Allowance] = (
             collections.defaultdict(

@@ -3,7 +3,6 @@
 import asyncio
 import collections
 import itertools
-import secrets
 import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
@@ -326,8 +325,3 @@ class State:
                 what = {"stream": about.name, "job": job, "peer": about.lab}
                 what |= {"direction": direction, "kind": entries.without_secret(kind)}
                 self.record("stream", about.account, frames=count, bytes=nbytes, **what)
-
-
-def new_name() -> str:
-    """Returns the name of a new stream."""
-    return secrets.token_hex(8)

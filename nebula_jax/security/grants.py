@@ -315,14 +315,7 @@ def _keep(tables: store.Tables, grant: Grant) -> None:
 
 def _public(grant: Grant) -> dict[str, Any]:
     """Returns what the audit log has of a grant."""
+    found = grant._asdict() | grant.budget._asdict()
+    del found["budget"], found["state"]
     until = grant.budget.until
-    return {
-        "number": grant.number,
-        "subject": grant.subject,
-        "handle": grant.handle,
-        "rows": grant.budget.rows,
-        "nbytes": grant.budget.nbytes,
-        "until": None if until is None else date(until),
-        "rows_used": grant.rows_used,
-        "nbytes_used": grant.nbytes_used,
-    }
+    return found | {"until": None if until is None else date(until)}

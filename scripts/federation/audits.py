@@ -1,10 +1,13 @@
 """The commands about the audit log: audit show, audit verify."""
 
 import argparse
+import json
 import pathlib
+from collections.abc import Iterator
 
+from nebula_jax import printable
 from nebula_jax.security import audit
-from nebula_jax.security.audit import checkpoint_note, readable, witness
+from nebula_jax.security.audit import checkpoint_note, witness
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.audit import verify as audit_verify
@@ -24,9 +27,48 @@ COPY = arguments.file_option(
 )
 def show(given: argparse.Namespace) -> int:
     """Shows who did what, a line each, the newest last."""
-    for line in readable.lines(_audit(given)):
+    for line in shown(_audit(given)):
         print(line)
     return 0
+
+
+def shown(folder: pathlib.Path) -> Iterator[str]:
+    """Yields a line for each entry of a log, which is not verified.
+
+        2026-11-22 14:03:11  ana: job began (commit d484d8e, job m3)
+
+    Times are those of the machine's clock, and order nothing. Values come from people
+    and peers; what cannot be printed is replaced.
+
+    Raises:
+      audit.AuditError: if the log cannot be read.
+    """
+    latest = ""
+    for index, line in enumerate(audit_entries.lines(folder)):
+        try:
+            entry = audit_entries.decode(index, line)
+        except audit.AuditError:
+            yield f"{'?':19}  entry {index} cannot be read: {printable.line(line)}"
+            continue
+        back = " (the clock was set back)" if entry.time < latest else ""
+        latest = entry.time
+        text = f"{entry.time[:10]} {entry.time[11:19]}  {_said(entry)}{back}"
+        yield printable.line(text, printable.LINE_LIMIT)
+
+
+def _said(entry: audit_entries.Entry) -> str:
+    """Returns who did what."""
+    what = {
+        printable.line(name): printable.line(
+            each if isinstance(each, str) else json.dumps(each)
+        )
+        for name, each in entry.what.items()
+        if each is not None
+    }
+    who, kind = printable.line(entry.who) or "somebody", entry.kind.replace(".", " ")
+    said = f"{who}: {kind} {what.pop('event', '')}".rstrip()
+    values = ", ".join(f"{name} {each}" for name, each in what.items())
+    return f"{said} ({values})" if values else said
 
 
 @arguments.command(
