@@ -1,4 +1,5 @@
 import contextlib
+import datetime
 import re
 import socket
 import time
@@ -11,6 +12,7 @@ import ports
 import pytest
 import trees
 from cryptography import x509
+from cryptography.hazmat.primitives.asymmetric import ec
 from two_labs import wait_until
 
 from nebula_jax import errors
@@ -407,15 +409,18 @@ def test_a_listener_too_may_only_speak_under_its_certificates_name(tmp_path):
 
 
 def test_a_certificate_without_a_name_speaks_for_nobody(tmp_path, pool):
-    authority = certificates.new_authority()
+    now, day = datetime.datetime.now(datetime.UTC), datetime.timedelta(days=1)
+    signer = certificates.authority(now - day, now + day)
     names = {
         "discriminator": x509.DNSName("discriminator"),
         "person": x509.RFC822Name("someone@example.org"),
     }
     for folder, name in names.items():
         (tmp_path / folder).mkdir()
-        made = certificates.issue(authority, name).decode()
-        private_files.write(tmp_path / folder / credentials.FILE, made)
+        key = ec.generate_private_key(ec.SECP256R1())
+        made = certificates.leaf(signer, key.public_key(), name, now - day, now + day)
+        pem = certificates.pem(key, made, signer.certificate).decode()
+        private_files.write(tmp_path / folder / credentials.FILE, pem)
     client = {"tls": tls.client_contexts(tmp_path / "person")}
     server = tls.server_contexts(tmp_path / "discriminator")
     with links.listening(tls=server) as listening:

@@ -182,18 +182,6 @@ def identifier_of(signer: Authority) -> x509.AuthorityKeyIdentifier:
     return x509.AuthorityKeyIdentifier.from_issuer_public_key(public)
 
 
-def new_authority() -> Authority:
-    """Makes an authority for the clusters of one run."""
-    return authority(*_period())
-
-
-def issue(signer: Authority, owner: x509.GeneralName) -> bytes:
-    """Makes credentials with a new key (PEM); `owner` is a cluster's `x509.DNSName`."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    made = leaf(signer, key.public_key(), owner, *_period())
-    return pem(key, made, signer.certificate)
-
-
 def pem(key: Any, *chain: x509.Certificate) -> bytes:
     """Returns a private key and certificates as they are written (PEM).
 
@@ -214,11 +202,14 @@ def issue_all(clusters: Iterable[str]) -> dict[str, bytes]:
     """
     clusters = list(clusters)
     names.check(clusters)
-    signer = new_authority()
-    return {
-        cluster: issue(signer, x509.DNSName(names.label(cluster)))
-        for cluster in clusters
-    }
+    now = site_folder.utc_now()
+    life = now - CLOCK_DIFFERENCE, now + LIFETIME
+    signer, made = authority(*life), {}
+    for cluster in clusters:
+        key, owner = ec.generate_private_key(ec.SECP256R1()), names.label(cluster)
+        own = leaf(signer, key.public_key(), x509.DNSName(owner), *life)
+        made[cluster] = pem(key, own, signer.certificate)
+    return made
 
 
 def issue_for_run(folder: pathlib.Path, clusters: Iterable[str]) -> None:
@@ -235,12 +226,6 @@ def issue_for_run(folder: pathlib.Path, clusters: Iterable[str]) -> None:
         own = folder / names.label(cluster)
         own.mkdir(parents=True, exist_ok=True, mode=0o700)
         private_files.write(own / credentials.FILE, made.decode())
-
-
-def _period() -> tuple[datetime.datetime, datetime.datetime]:
-    """Returns begin and end of a certificate of a run that is made now."""
-    now = site_folder.utc_now()
-    return now - CLOCK_DIFFERENCE, now + LIFETIME
 
 
 def _builder(

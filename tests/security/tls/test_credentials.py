@@ -14,6 +14,7 @@ import stat
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 from lab_folders import at
 from two_contexts import shake_hands
@@ -46,17 +47,15 @@ def refused(folder, words, cluster=None):
 
 def issued(folder, monkeypatch, begin, end, usages=credentials.USAGES, ca_end=None):
     """Credentials of generator:0 with another period and usage."""
-    now = site_folder.utc_now()
-    monkeypatch.setattr(certificates, "CLOCK_DIFFERENCE", DAY)
-    monkeypatch.setattr(certificates, "LIFETIME", ca_end or 365 * DAY)
-    authority = certificates.new_authority()
-    monkeypatch.setattr(certificates, "LIFETIME", end - now)
-    monkeypatch.setattr(certificates, "CLOCK_DIFFERENCE", now - begin)
+    now, key = site_folder.utc_now(), ec.generate_private_key(ec.SECP256R1())
+    signer = certificates.authority(now - DAY, now + (ca_end or 365 * DAY))
     with monkeypatch.context() as other:
         other.setattr(credentials, "USAGES", usages)
-        made = certificates.issue(authority, x509.DNSName("generator-0"))
+        owner = x509.DNSName("generator-0")
+        made = certificates.leaf(signer, key.public_key(), owner, begin, end)
     folder.mkdir(exist_ok=True)
-    (folder / credentials.FILE).write_bytes(made)
+    pem = certificates.pem(key, made, signer.certificate)
+    (folder / credentials.FILE).write_bytes(pem)
     (folder / credentials.FILE).chmod(0o600)
     return folder
 
@@ -193,7 +192,8 @@ def test_a_key_of_another_certificate_and_another_authority(folder):
     )
     path.write_bytes(certificates.pem(other.key, own.certificate, own.authority))
     refused(folder, "cluster.pem: the certificate is for another key")
-    unknown = certificates.new_authority().certificate
+    now = site_folder.utc_now()
+    unknown = certificates.authority(now - DAY, now + DAY).certificate
     path.write_bytes(certificates.pem(own.key, own.certificate, unknown))
     refused(folder, "cluster.pem: the certificate was not issued by the authority")
 
