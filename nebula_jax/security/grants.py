@@ -85,21 +85,6 @@ def check_name(name: str) -> None:
         )
 
 
-def check(budget: Budget, now: float) -> None:
-    """Checks the budget of a grant that is given now (unix seconds).
-
-    Raises:
-      GrantError: if it has no bound, or leaves nothing.
-    """
-    if budget == Budget():
-        raise GrantError("a grant has a bound: rows, bytes, or a day when it ends")
-    for count, what in ((budget.rows, "rows"), (budget.nbytes, "bytes")):
-        if count is not None and not 0 < count <= MOST:
-            raise GrantError(f"a grant has 1 to {MOST} {what}, not {count}")
-    if budget.until is not None and budget.until <= now:
-        raise GrantError(f"a grant until {date(budget.until)} is over already")
-
-
 def date(seconds: float) -> str:
     """Returns a time (unix seconds) as a person reads it, in UTC.
 
@@ -188,7 +173,13 @@ class Grants:
           accounts.AccountError: if there is no such account here.
           GrantError: if the budget leaves nothing, or there is no such handle.
         """
-        check(budget, now)
+        if budget == Budget():
+            raise GrantError("a grant has a bound: rows, bytes, or a day when it ends")
+        for count, what in ((budget.rows, "rows"), (budget.nbytes, "bytes")):
+            if count is not None and not 0 < count <= MOST:
+                raise GrantError(f"a grant has 1 to {MOST} {what}, not {count}")
+        if budget.until is not None and budget.until <= now:
+            raise GrantError(f"a grant until {date(budget.until)} is over already")
         accounts.check_subject(subject)
         with self._store.changing() as tables:
             _handle(tables, handle)

@@ -123,18 +123,6 @@ def origin(lab: str) -> str:
     return f"nebula/{lab}"
 
 
-def lab_of(name: str) -> str:
-    """Returns the lab whose log has a name.
-
-    Raises:
-      NoteError: if it is the name of no lab's log.
-    """
-    lab = name.removeprefix("nebula/")
-    if origin(lab) != name:
-        raise NoteError(f"{printable.line(name)} is the log of no lab")
-    return lab
-
-
 def witness_name(lab: str) -> str:
     """Returns the name under which a lab cosigns the logs of its peers.
 

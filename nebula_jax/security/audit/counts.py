@@ -40,7 +40,7 @@ def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[str]:
       AuditError: if a log cannot be read.
     """
     lab, peer = (
-        checkpoint_note.lab_of(checkpoint_note.verifier_of(folder).name)
+        checkpoint_note.verifier_of(folder).name.removeprefix("nebula/")
         for folder in (ours, peers)
     )
     return compare(audit_entries.read(ours), audit_entries.read(peers), lab, peer)

@@ -204,14 +204,8 @@ def test_what_is_no_line(line):
 def test_a_log_is_named_after_a_lab(lab):
     with pytest.raises(checkpoint_note.NoteError, match="is no lab's name"):
         checkpoint_note.origin(lab)
-    with pytest.raises(checkpoint_note.NoteError):
-        checkpoint_note.lab_of(f"nebula/{lab}")
 
 
 def test_names():
     assert checkpoint_note.origin("lab-s") == "nebula/lab-s"
     assert checkpoint_note.witness_name("lab-s") == "nebula/lab-s/witness"
-    assert checkpoint_note.lab_of("nebula/lab-s") == "lab-s"
-    for name in ("lab-s", "other/lab-s", "nebula/lab-s/witness", "nebula/nebula/x"):
-        with pytest.raises(checkpoint_note.NoteError):
-            checkpoint_note.lab_of(name)
