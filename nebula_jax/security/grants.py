@@ -22,9 +22,6 @@ from typing import Any, NamedTuple
 from nebula_jax import errors, printable
 from nebula_jax.security import accounts, store
 
-OPEN = "open"
-"""The state of a handle: an older version could also withdraw one for good."""
-ACTIVE, REVOKED, REPLACED = "active", "revoked", "replaced"
 MOST = 2**53
 """The largest number of rows or bytes: every JSON reader has it exactly."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,58}")
@@ -58,13 +55,11 @@ class Budget(NamedTuple):
 class Grant(NamedTuple):
     """A grant, and what was used of it."""
 
-    number: int
     subject: str  # `ana`, or `ana@lab-s`
     handle: str
     budget: Budget
-    rows_used: int
-    nbytes_used: int
-    state: str  # ACTIVE, REVOKED or REPLACED by a later one
+    rows_used: int = 0
+    nbytes_used: int = 0
 
 
 def is_name(name: str) -> bool:
@@ -105,12 +100,10 @@ def left(grant: Grant) -> dict[str, int | None]:
 
 
 def status(grant: Grant, now: float) -> str:
-    """Returns one word for people: a state, or `spent` or `expired`."""
-    if grant.state != ACTIVE:
-        return grant.state
+    """Returns one word for people: `active`, `spent` or `expired`."""
     if grant.budget.until is not None and now >= grant.budget.until:
         return "expired"
-    return "spent" if 0 in left(grant).values() else ACTIVE
+    return "spent" if 0 in left(grant).values() else "active"
 
 
 class Grants:
@@ -142,16 +135,16 @@ class Grants:
         made = Handle(name, rows, vocabulary, printable.line(about, 500))
         with self._store.changing() as tables:
             if name in tables["handles"]:
-                raise GrantError(f"there is a handle {name} already, or there was")
-            tables["handles"][name] = [*made[1:], OPEN, dict(provider)]
+                raise GrantError(f"there is a handle {name} already")
+            tables["handles"][name] = [*made[1:], dict(provider)]
             what = {"handle": name, "rows": rows, "vocabulary": vocabulary}
             self._people.record(tables, "data.register", **what)
         return made
 
     def handles(self) -> list[Handle]:
         """Returns all handles, by name."""
-        rows = self._store.read()["handles"].items()
-        return sorted(Handle(name, *row[:3]) for name, row in rows if row[3] == OPEN)
+        tables = self._store.read()
+        return [_handle(tables, name)[0] for name in sorted(tables["handles"])]
 
     def provider(self, name: str) -> tuple[dict[str, Any], Handle]:
         """Returns the settings behind a handle, for the process that serves it.
@@ -185,36 +178,26 @@ class Grants:
             _handle(tables, handle)
             if "@" not in subject:
                 accounts.check_not_removed(accounts.account(tables, subject))
-            for each in _of(tables, subject, handle):
-                if each.state == ACTIVE:
-                    _keep(tables, each._replace(state=REPLACED))
-            number = 1 + len(tables["grants"])
-            given = Grant(number, subject, handle, budget, 0, 0, ACTIVE)
+            given = Grant(subject, handle, budget)
             _keep(tables, given)
             self._people.record(tables, "grant.give", **_public(given))
         return given
 
-    def revoke(self, number: int) -> Grant:
+    def revoke(self, subject: str, handle: str) -> None:
         """Revokes a grant: its next use is refused.
 
         Raises:
-          GrantError: if there is none of this number, or it is not active.
+          GrantError: if there is none.
         """
         with self._store.changing() as tables:
-            if str(number) not in tables["grants"]:
-                raise GrantError(f"there is no grant {number}")
-            before = _grant(tables, str(number))
-            if before.state != ACTIVE:
-                raise GrantError(f"grant {number} is {before.state} already")
-            after = before._replace(state=REVOKED)
-            _keep(tables, after)
-            self._people.record(tables, "grant.revoke", **_public(after))
-        return after
+            found = _grant(tables, subject, handle)
+            del tables["grants"][f"{subject} {handle}"]
+            self._people.record(tables, "grant.revoke", **_public(found))
 
     def listing(self) -> list[Grant]:
-        """Returns all grants in the order in which they were given."""
+        """Returns all grants in the order in which they were given first."""
         tables = self._store.read()
-        return [_grant(tables, number) for number in tables["grants"]]
+        return [_grant(tables, *key.split()) for key in tables["grants"]]
 
     def use(
         self, subject: str, handle: str, rows: int, nbytes: int, now: float
@@ -241,17 +224,9 @@ _MORE = "get another from the owner of the data"
 
 
 def _usable(tables: store.Tables, subject: str, handle: str, now: float) -> Grant:
-    """Returns the newest grant for a use; what is left of it is still to be checked."""
+    """Returns the grant for a use; what is left of it is still to be checked."""
     _handle(tables, handle)
-    given = _of(tables, subject, handle)
-    if not given:
-        raise GrantError(
-            f"{printable.line(subject)} has no grant for {handle}: request one from its"
-            " owner"
-        )
-    found = given[-1]
-    if found.state == REVOKED:
-        raise GrantError(f"{_named(found)} was revoked: {_MORE}")
+    found = _grant(tables, subject, handle)
     if "@" not in subject:
         account = accounts.account(tables, subject)
         if account.state != accounts.ACTIVE:
@@ -277,36 +252,37 @@ def _check_left(grant: Grant, wanted: Mapping[str, int]) -> None:
 
 
 def _named(grant: Grant) -> str:
-    return f"grant {grant.number} of {grant.subject} for {grant.handle}"
+    return f"the grant of {grant.subject} for {grant.handle}"
 
 
 def _handle(tables: store.Tables, name: str) -> tuple[Handle, dict[str, Any]]:
     """Returns a handle, and the settings behind it."""
     check_name(name)
-    *seen, state, provider = tables["handles"].get(name, ("", {}))
-    if state != OPEN:
+    if name not in tables["handles"]:
         raise GrantError(f"there is no handle {name}: see which there are")
+    *seen, provider = tables["handles"][name]
     return Handle(name, *seen), provider
 
 
-def _grant(tables: store.Tables, number: str) -> Grant:
-    subject, handle, budget, *others = tables["grants"][number]
-    return Grant(int(number), subject, handle, Budget(*budget), *others)
-
-
-def _of(tables: store.Tables, subject: str, handle: str) -> list[Grant]:
-    """Returns the grants of a subject for a handle, the newest last."""
-    found, wanted = tables["grants"], [subject, handle]
-    return [_grant(tables, each) for each in found if found[each][:2] == wanted]
+def _grant(tables: store.Tables, subject: str, handle: str) -> Grant:
+    check_name(handle)
+    key = f"{subject} {handle}"
+    if key not in tables["grants"]:
+        raise GrantError(
+            f"{printable.line(subject)} has no grant for {handle}, or it was revoked:"
+            " request one from the owner of the data"
+        )
+    budget, *used = tables["grants"][key]
+    return Grant(subject, handle, Budget(*budget), *used)
 
 
 def _keep(tables: store.Tables, grant: Grant) -> None:
-    tables["grants"][str(grant.number)] = list(grant[1:])
+    tables["grants"][f"{grant.subject} {grant.handle}"] = list(grant[2:])
 
 
 def _public(grant: Grant) -> dict[str, Any]:
     """Returns what the audit log has of a grant."""
     found = grant._asdict() | grant.budget._asdict()
-    del found["budget"], found["state"]
+    del found["budget"]
     until = grant.budget.until
     return found | {"until": None if until is None else date(until)}

@@ -10,6 +10,11 @@ from nebula_jax.security import grants
 from nebula_jax.security.grants import Grant
 from scripts.federation import arguments
 
+WHOSE = (
+    arguments.option("subject", help="account here, as ana; elsewhere, as ana@lab-s"),
+    arguments.option("handle", help="name of the data, such as corpus-es"),
+)
+
 
 @arguments.command(
     "data add",
@@ -84,8 +89,7 @@ def serve(given: argparse.Namespace) -> int:
 
 @arguments.command(
     "grant",
-    arguments.option("subject", help="account here, as ana; elsewhere, as ana@lab-s"),
-    arguments.option("handle", help="name of the data, such as corpus-es"),
+    *WHOSE,
     arguments.option("--rows", metavar="COUNT", help="rows at most, such as 1e6"),
     arguments.option("--bytes", metavar="COUNT", help="bytes at most, such as 2e9"),
     arguments.option(
@@ -109,12 +113,12 @@ def _grants(given: argparse.Namespace) -> grants.Grants:
 
 @arguments.command(
     "ungrant",
-    arguments.option("number", type=int, help="of the grant; nebula grants has it"),
+    *WHOSE,
 )
 def ungrant(given: argparse.Namespace) -> int:
     """Revokes a grant: its next use is refused."""
-    found = _grants(given).revoke(given.number)
-    print(f"grant {found.number} of {found.subject} for {found.handle} is revoked")
+    _grants(given).revoke(given.subject, given.handle)
+    print(f"the grant of {given.subject} for {given.handle} is revoked")
     return 0
 
 
@@ -126,7 +130,7 @@ def list_grants(given: argparse.Namespace) -> int:
 
 def _print_grants(found: Sequence[Grant]) -> int:
     arguments.print_table(
-        ("grant", "to", "data", "rows left", "bytes left", "until", "is"),
+        ("to", "data", "rows left", "bytes left", "until", "is"),
         [_grant_cells(each, time.time()) for each in found],
     )
     return 0
@@ -136,7 +140,6 @@ def _grant_cells(each: Grant, now: float) -> tuple[str, ...]:
     until = each.budget.until
     left = grants.left(each).values()
     return (
-        str(each.number),
         each.subject,
         each.handle,
         *("any" if count is None else f"{count:,}" for count in left),
