@@ -19,9 +19,9 @@ NOTED_BURST = 20  # entries of one cause that need not wait
 NOTED_SECONDS = 60.0  # between the others: 80 MB a year, which nothing prunes
 AWAY_SECONDS = 5.0  # between attempts to reach the authority at another lab
 OPEN_SECONDS = 10.0  # for the other switch to answer
-CARRIED = ("used", "sessions")
-"""What the switch keeps over its restarts: the bytes that jobs have used, and the names
-of sessions (a Welcome, which has them, crosses once; streams may come and go)."""
+CARRIED = ("used", "charged", "sessions")
+"""What the switch keeps over its restarts: the bytes of jobs and of accounts, and the
+names of sessions (a Welcome, which has them, crosses once; streams come and go)."""
 
 
 class QuotaSpent(errors.NebulaError):
@@ -80,18 +80,16 @@ class State:
         self.in_flight: dict[int, tuple[streams.About, float]] = {}
         """Number -> a stream, and since when; another switch may give two one name."""
         self._numbers = itertools.count()
-        self._carried = store.Store(folder.path / "carried.json", CARRIED)
+        self._carried = store.Store(folder.carried, CARRIED)
         self._carried.create()
         before = self._carried.read()
         self.used = collections.Counter(before["used"])
-        self.sessions: meter.Known = before["sessions"]
         """Job -> bytes, counted frame by frame."""
+        self.charged = collections.Counter(before["charged"])
+        """Account -> bytes that have come, for its quota."""
+        self.sessions: meter.Known = before["sessions"]
         self.accounts = {each.name: each for each in self.people.listing()}
         """As upkeep has read them last; those that are newer have no limits yet."""
-        self.charged = collections.Counter(
-            {name: each.charged_bytes for name, each in self.accounts.items()}
-        )
-        """Account -> bytes that have come, for its quota."""
         self.gone: dict[str, str] = {}
         """Lab -> why no line to it can come back: its certificate was revoked."""
         self.no_line: dict[str, str] = {}
@@ -107,10 +105,14 @@ class State:
         self._noted: dict[str, pending_connections.RejectedLog] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def keep(self, used: Mapping[str, int], sessions: meter.Known) -> None:
-        """Writes what the next switch begins with."""
+    def counts(self) -> store.Tables:
+        """Returns a copy of what the next switch begins with."""
+        return {name: dict(getattr(self, name)) for name in CARRIED}
+
+    def keep(self, counts: store.Tables) -> None:
+        """Writes what `counts` has returned."""
         with self._carried.changing() as tables:
-            tables |= {"used": dict(used), "sessions": sessions}
+            tables |= counts
 
     async def ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Asks the authority, here or at another lab; records what is issued here.

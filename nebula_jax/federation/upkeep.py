@@ -41,8 +41,7 @@ class Upkeep:
         """The cosignatures of heads of audit logs, this lab's and its peers'."""
         self._policy = state.folder.path / policy.FILE
         self._policy_seen = self._stamp()
-        self._charged = dict(state.charged)
-        self._carried = state.used.copy(), dict(state.sessions)
+        self._carried = state.counts()
         self._saved = self._listed = self._next_look = 0.0
         self._failed: dict[str, tuple[str, float]] = {}
         """What went wrong last, by what was done, and when that was said."""
@@ -311,14 +310,8 @@ class Upkeep:
           errors.NebulaError, OSError: if something cannot be read or written, for which
             the next call tries again.
         """
-        switch, people = self.state, self.state.people
-        listing = await asyncio.to_thread(people.listing)
-        switch.accounts = {each.name: each for each in listing}
-        charged = dict(switch.charged)
-        if charged != self._charged:
-            await asyncio.to_thread(people.keep_charged, charged)
-            self._charged = charged
-        if (switch.used, switch.sessions) != self._carried:
-            carried = switch.used.copy(), dict(switch.sessions)
-            await asyncio.to_thread(switch.keep, *carried)
-            self._carried = carried
+        listing = await asyncio.to_thread(self.state.people.listing)
+        self.state.accounts = {each.name: each for each in listing}
+        if (counts := self.state.counts()) != self._carried:
+            await asyncio.to_thread(self.state.keep, counts)
+            self._carried = counts

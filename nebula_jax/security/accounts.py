@@ -60,7 +60,6 @@ class Account(NamedTuple):
     uid: int | None  # of the host's user; None: the user whose folder it is
     state: str
     limits: Limits
-    charged_bytes: int  # of quota_bytes, a few seconds ago
 
     @property
     def is_owner(self) -> bool:
@@ -105,7 +104,7 @@ class Accounts:
         made.store.create()
         with made.store.changing() as tables:
             if not tables["accounts"]:
-                _keep(tables, Account(owner, None, ACTIVE, Limits(), 0))
+                _keep(tables, Account(owner, None, ACTIVE, Limits()))
         return made
 
     def owner(self) -> Account:
@@ -152,7 +151,7 @@ class Accounts:
           AccountError: if the name is taken, or ever was, or the user has an account.
         """
         check_name(name)
-        made = Account(name, uid, ACTIVE, Limits(), 0)
+        made = Account(name, uid, ACTIVE, Limits())
         with self.store.changing() as tables:
             if uid == os.geteuid():
                 raise AccountError(f"user {uid} owns this lab: no account is needed")
@@ -218,16 +217,6 @@ class Accounts:
             self.record(tables, "account.limits", name=name, **limits._asdict())
         return after
 
-    def keep_charged(self, totals: Mapping[str, int]) -> None:
-        """Keeps how many bytes of accounts have crossed the line, as the switch counts.
-
-        Raises:
-          errors.NebulaError: if they cannot be written; then none is.
-        """
-        with self.store.changing() as tables:
-            for name, total in totals.items():
-                _keep(tables, account(tables, name)._replace(charged_bytes=total))
-
     def record(self, tables: store_lib.Tables, kind: str, **what: object) -> None:
         """Records a change, which the owner makes, within it."""
         if self._record is not None:
@@ -243,8 +232,8 @@ def account(tables: store_lib.Tables, name: str) -> Account:
     if name not in tables["accounts"]:
         shown = name if is_name(name) else "of this name"
         raise AccountError(f"there is no account {shown}")
-    uid, state, limits, charged = tables["accounts"][name]
-    return Account(name, uid, state, Limits(*limits), charged)
+    uid, state, limits = tables["accounts"][name]
+    return Account(name, uid, state, Limits(*limits))
 
 
 def _all(tables: store_lib.Tables) -> list[Account]:
@@ -274,7 +263,7 @@ def why_barred(found: Account, total: int) -> str:
     """Returns why nothing more of an account may cross the line; empty if it may.
 
     Args:
-      total: bytes that have crossed, which may be more than the disk has yet.
+      total: bytes of it that have crossed.
     """
     quota = found.limits.quota_bytes
     if found.state != ACTIVE:

@@ -3,7 +3,8 @@
 import argparse
 import pwd
 
-from nebula_jax.security import accounts
+from nebula_jax.federation import state
+from nebula_jax.security import accounts, store
 from scripts.federation import arguments
 
 NO_LIMIT = "none"
@@ -35,12 +36,19 @@ def account_add(given: argparse.Namespace) -> int:
 def account_list(given: argparse.Namespace) -> int:
     """Lists the accounts of this lab."""
     found = arguments.people(given).listing()
+    carried = store.Store(arguments.folder(given).carried, state.CARRIED)
+    carried.create()  # as where no switch has run yet
+    charged = carried.read()["charged"]
     arguments.print_table(
         ("account", "user", "state", "share", "over the line", "of"),
         [
             (
                 *(each.name, "owner" if each.uid is None else str(each.uid)),
-                *(each.state, f"{each.limits.share:g}", f"{each.charged_bytes:,}"),
+                *(
+                    each.state,
+                    f"{each.limits.share:g}",
+                    f"{charged.get(each.name, 0):,}",
+                ),
                 _limit(each.limits.quota_bytes),
             )
             for each in found

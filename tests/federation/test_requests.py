@@ -32,7 +32,7 @@ def test_a_job_that_the_audit_log_would_not_take_is_none(job):
 
 
 def account(name):
-    return accounts.Account(name, 60001, accounts.ACTIVE, accounts.Limits(), 0)
+    return accounts.Account(name, 60001, accounts.ACTIVE, accounts.Limits())
 
 
 def rules(folder):

@@ -165,7 +165,7 @@ def test_two_streams_of_one_name_are_both_in_the_log(switch):
 def bar(switch, name):
     """Suspends an account, as upkeep finds it."""
     limits = accounts.Limits()
-    switch.accounts[name] = accounts.Account(name, 1, accounts.SUSPENDED, limits, 0)
+    switch.accounts[name] = accounts.Account(name, 1, accounts.SUSPENDED, limits)
 
 
 def test_a_quota_is_used_up_within_a_frame(switch):
@@ -289,7 +289,7 @@ def test_a_stream_between_two_trainers_of_a_lab_counts_once(switch):
 
     asyncio.run(carry())
     assert switch.used == {"m3": len(data)}
-    assert switch.charged == {"owner": 0, "ana": len(data)}
+    assert switch.charged == {"ana": len(data)}
     both = {("sent", "tokens"): 4, ("received", "tokens"): 4}
     assert both.items() <= counted(switch).items()
 

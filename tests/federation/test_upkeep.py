@@ -47,7 +47,11 @@ def count(kept, job, account, nbytes):
 def charged(kept):
     """What the disk has of ana, after a turn of upkeep."""
     asyncio.run(kept.save_counts())
-    return kept.state.people.find("ana").charged_bytes
+    return on_disk(kept, "charged")["ana"]
+
+
+def on_disk(kept, part):
+    return kept.state._carried.read()[part]
 
 
 def barred(kept, words):
@@ -75,7 +79,7 @@ def test_limits_and_states_of_accounts_are_in_force_after_a_turn(kept):
 def test_what_a_full_disk_did_not_take_it_takes_later(kept, monkeypatch):
     full = mock.Mock(side_effect=store_lib.StoreError("the disk is full"))
     with monkeypatch.context() as patched:
-        patched.setattr(accounts.Accounts, "keep_charged", full)
+        patched.setattr(kept.state, "keep", full)
         count(kept, "m3", "ana", 2000)
         with pytest.raises(store_lib.StoreError, match="the disk is full"):
             charged(kept)
@@ -111,14 +115,13 @@ def test_the_thread_of_the_disk_uses_nothing_that_streams_change(kept):
     count(kept, "m3", "ana", 2000)
     used.sessions["session"] = [[["tokens", "fp16"]], []]
     asyncio.run(kept._save())
-    assert kept.state.people.find("ana").charged_bytes == 2000
-    carried = used._carried.read()
-    assert carried["used"] == {"m3": 2000}
-    assert carried["sessions"] == {"session": [[["tokens", "fp16"]], []]}
+    assert on_disk(kept, "charged") == {"ana": 2000}
+    assert on_disk(kept, "used") == {"m3": 2000}
+    assert on_disk(kept, "sessions") == {"session": [[["tokens", "fp16"]], []]}
 
 
 def test_what_crosses_while_the_disk_is_written_is_written_next(kept, monkeypatch):
-    keep = accounts.Accounts.keep_charged
+    keep = kept.state.keep
 
     async def save():
         loop = asyncio.get_running_loop()
@@ -130,15 +133,15 @@ def test_what_crosses_while_the_disk_is_written_is_written_next(kept, monkeypatc
             asyncio.run_coroutine_threadsafe(cross(), loop).result(20)
             return keep(*values)
 
-        monkeypatch.setattr(accounts.Accounts, "keep_charged", slow)
+        monkeypatch.setattr(kept.state, "keep", slow)
         count(kept, "m3", "ana", 2000)
         await kept._save()
 
     asyncio.run(save())
-    assert kept.state.people.find("ana").charged_bytes == 2000
-    monkeypatch.setattr(accounts.Accounts, "keep_charged", keep)
+    assert on_disk(kept, "charged") == {"ana": 2000}
+    monkeypatch.setattr(kept.state, "keep", keep)
     assert charged(kept) == 2005
-    assert kept.state._carried.read()["used"] == {"m3": 2000, "another": 5}
+    assert on_disk(kept, "used") == {"m3": 2000, "another": 5}
 
 
 def test_a_switch_that_ends_waits_for_what_the_disk_is_writing(kept, monkeypatch):

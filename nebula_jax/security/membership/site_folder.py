@@ -100,6 +100,7 @@ class Folder:
         self.audit = path / "audit"
         self.epochs = self.trainers / "epochs"
         self.running_switch = path / "switch.json"
+        self.carried = path / "carried.json"
         self.socket = path / "switch.sock"
         self.prepared = path / "prepared"
 
