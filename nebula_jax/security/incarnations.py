@@ -9,15 +9,13 @@ shown with random bits of the start: of two clones with one number, one is refus
 """
 
 import fcntl
-import json
 import os
 import pathlib
 import secrets
 import time
-from typing import Any
 
-from nebula_jax import errors, files, printable, strict_json
-from nebula_jax.security import names
+from nebula_jax import errors, printable
+from nebula_jax.security import names, store
 
 SALT_BITS = 31
 """Random bits of a start, below its number, in the 63 that are shown."""
@@ -44,16 +42,22 @@ class Incarnations:
           folder: for all trainers of a lab.
 
         Raises:
-          IncarnationError: if the trainer runs already, or its numbers cannot be read.
+          IncarnationError: if the trainer runs already.
+          store.StoreError: if its numbers cannot be read. They keep a restored copy of
+            a machine out, so they are not made anew.
         """
         where = folder / job.replace("/", "-")
         for each in (folder, where):  # the mode of parents is not asked for
             each.mkdir(exist_ok=True, mode=0o700)
-        self._path = where / f"{names.label(cluster)}.json"
-        self._lock = os.open(self._path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT)
+        path = where / f"{names.label(cluster)}.json"
+        self._store = store.Store(path, ("own", "peers"))
+        self._lock = os.open(path.with_suffix(".running"), os.O_RDWR | os.O_CREAT)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            kept = self._read()
+            self._store.create()
+            with self._store.changing() as tables:
+                own = tables["own"]
+                own["number"] = own.get("number", int(time.time())) + 1
         except BlockingIOError:
             os.close(self._lock)
             raise IncarnationError(
@@ -63,11 +67,8 @@ class Incarnations:
         except BaseException:
             os.close(self._lock)
             raise
-        self._peers: dict[str, int] = kept["peers"]
-        self._number: int = kept["own"] + 1
-        self.own = shown(self._number)
+        self.own = shown(own["number"])
         """What this incarnation shows its peers: its number, and what is random."""
-        self._write()
 
     def admit(self, peer: str, incarnation: int) -> None:
         """Takes the number that a peer shows.
@@ -80,47 +81,26 @@ class Incarnations:
           IncarnationError: if it has shown a higher number, or another start has shown
             this one; or its lab has more names than any has clusters.
         """
-        seen = self._peers.get(peer, 0)
-        if incarnation == seen:
-            return
-        number, last = incarnation >> SALT_BITS, seen >> SALT_BITS
-        if number <= last:
-            raise IncarnationError(
-                f"{printable.line(peer)} shows incarnation {number} after {last}:"
-                " it was restored from an older copy, or runs twice"
-            )
-        lab = peer.rpartition(" of ")[2]
-        of_lab = sum(each.rpartition(" of ")[2] == lab for each in self._peers)
-        if peer not in self._peers and of_lab >= MOST_OF_LAB:
-            raise IncarnationError(
-                f"{printable.line(lab)} has shown {of_lab} clusters, and no more are"
-                f" taken: remove those from {self._path} that are none"
-            )
-        self._peers[peer] = incarnation
-        self._write()
+        with self._store.changing() as tables:
+            peers = tables["peers"]
+            seen = peers.get(peer, 0)
+            number, last = incarnation >> SALT_BITS, seen >> SALT_BITS
+            if incarnation != seen and number <= last:
+                raise IncarnationError(
+                    f"{printable.line(peer)} shows incarnation {number} after {last}:"
+                    " it was restored from an older copy, or runs twice"
+                )
+            lab = peer.rpartition(" of ")[2]
+            of_lab = sum(each.rpartition(" of ")[2] == lab for each in peers)
+            if peer not in peers and of_lab >= MOST_OF_LAB:
+                raise IncarnationError(
+                    f"{printable.line(lab)} has shown {of_lab} clusters in this job,"
+                    " and no more are taken: begin another job"
+                )
+            peers[peer] = incarnation
 
     def close(self) -> None:
         """Lets another process begin the next one."""
         if self._lock >= 0:
             os.close(self._lock)
             self._lock = -1
-
-    def _read(self) -> dict[str, Any]:
-        try:
-            kept = strict_json.loads(self._path.read_bytes())
-            if set(kept) == {"own", "peers"} and all(
-                type(number) is int for number in (kept["own"], *kept["peers"].values())
-            ):
-                return kept
-        except FileNotFoundError:
-            return {"own": int(time.time()), "peers": {}}
-        except (OSError, ValueError, TypeError, AttributeError):
-            pass
-        raise IncarnationError(
-            f"{self._path}: cannot be read; it keeps a restored copy of a machine out,"
-            " so it is not made anew"
-        )
-
-    def _write(self) -> None:
-        with files.writing(self._path) as path:
-            path.write_text(json.dumps({"own": self._number, "peers": self._peers}))

@@ -46,6 +46,7 @@ from nebula_jax.security import (
     policy,
     private_files,
     seal,
+    store,
 )
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
@@ -558,8 +559,8 @@ def test_a_trainer_from_an_older_copy_ends_at_once_with_the_reason(tmp_path):
     with two_labs.two_labs(tmp_path) as labs:
         exchange(labs.s, labs.t, 3)
         (path,) = labs.t.folder.epochs.rglob("generator-0.json")
-        kept = json.loads(path.read_text())
-        path.write_text(json.dumps(kept | {"own": kept["own"] - 2}))
+        with store.Store(path, ("own", "peers")).changing() as tables:
+            tables["own"]["number"] -= 2
         tokens, failed = run(labs.s, labs.t, 3, connect_timeout=30.0, seconds=60)
         assert not tokens
         assert any("incarnation" in str(each) for each in failed)
