@@ -25,8 +25,8 @@ from typing import NamedTuple
 
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
-from nebula_jax import printable, strict_json
-from nebula_jax.security import audit, private_files
+from nebula_jax import printable
+from nebula_jax.security import audit, private_files, store
 from nebula_jax.security.audit import AuditError, checkpoint_note, merkle
 
 
@@ -71,25 +71,19 @@ class Witness:
         """Returns what was seen of a peer's log; None if nothing was.
 
         Raises:
-          AuditError: if the file cannot be read, or is damaged.
+          store.StoreError: if the file is damaged. Without it, the log can be witnessed
+            only anew, with a new key: somebody moves it away for that.
           private_files.PrivateFileError: if others can read it.
         """
-        path = self._path(peer)
-        if not path.exists():
+        kept = self._store(peer)
+        value = kept.read()["seen"] if kept.path.exists() else {}
+        if not value:
             return None
-        try:
-            value = strict_json.loads(private_files.read(path))
-            key = base64.b64decode(value["key"], validate=True)
-            verifier = checkpoint_note.read_verifier(value["verifier"])
-            note = checkpoint_note.read(value["note"])
-            private = ed25519.Ed25519PrivateKey.from_private_bytes(key)
-            if checkpoint_note.is_signed(note, verifier):
-                return Seen(note, verifier, private)
-        except (ValueError, TypeError, KeyError, checkpoint_note.NoteError):
-            pass
-        raise AuditError(
-            f"{path}: is damaged; without it, {peer}'s audit log can be witnessed only"
-            " anew and with a new key: move it away for that"
+        key = base64.b64decode(value["key"])
+        return Seen(
+            checkpoint_note.read(value["note"]),
+            checkpoint_note.read_verifier(value["verifier"]),
+            ed25519.Ed25519PrivateKey.from_private_bytes(key),
         )
 
     def size(self, peer: str) -> int:
@@ -135,7 +129,10 @@ class Witness:
                 "note": note.text,
                 "verifier": who.text,
             }
-            private_files.write(self._path(peer), json.dumps(value, indent=1))
+            kept = self._store(peer)
+            kept.create()
+            with kept.changing() as tables:
+                tables["seen"] = value
         seconds = int(time.time()) if seconds is None else seconds
         line = checkpoint_note.cosign(note.checkpoint, self._name, key, seconds).line
         own = checkpoint_note.verifier(self._name, checkpoint_note.WITNESS, key)
@@ -154,7 +151,7 @@ class Witness:
             raise AuditError(
                 f"{peer} shows another key of its audit log than before: it lost its"
                 " log or hides it; if it has begun a new one for a good reason, move"
-                f" {self._path(peer)} away"
+                f" {self._store(peer).path} away"
             )
         old, new = seen.note.checkpoint, note.checkpoint
         if (new.size, new.root) == (old.size, old.root):
@@ -177,9 +174,9 @@ class Witness:
             private_files.write(kept, json.dumps(value, indent=1))
         raise AuditError(f"{text}; both checkpoints are in {kept}")
 
-    def _path(self, peer: str) -> pathlib.Path:
+    def _store(self, peer: str) -> store.Store:
         checkpoint_note.origin(peer)  # no other name leads to a file
-        return self._folder / f"{peer}.json"
+        return store.Store(self._folder / f"{peer}.json", ("seen",))
 
 
 def _received(
