@@ -7,27 +7,13 @@ import time
 from collections.abc import Iterator
 
 from nebula_jax.communication import endpoints
-from nebula_jax.federation import inner, joining
-from nebula_jax.security import accounts
-from nebula_jax.security.membership import (
-    authority,
-    invitations,
-    revocation,
-    site_folder,
-)
+from nebula_jax.federation import inner
+from nebula_jax.security.membership import authority, revocation, site_folder
 from scripts.bench import harness, labs, relay
 
 REVOCATIONS = 100
 FLOOD_MBIT, FLOOD_KILOBYTES = 60, 1000
 FULL_BYTES = 20e6  # that have crossed when trainers have met
-
-
-def _join(issuer: authority.LocalAuthority, path: pathlib.Path, where: str) -> None:
-    """Makes the folder of lab-t, invited anew."""
-    folder = site_folder.Folder(path / "federation")
-    text = issuer.invite("lab-t", where)
-    joining.join(folder, invitations.parse(text))
-    accounts.Accounts.begin(folder.path, "bench")
 
 
 def _sent(lab: labs.Lab) -> dict[str, int]:
@@ -80,7 +66,8 @@ def measure(folder: pathlib.Path) -> list[float]:
         with flood(s, u):
             for number in range(REVOCATIONS):
                 with labs.lab_in(folder / f"t{number}") as t:
-                    _join(issuer, t.path, where)
+                    invitation = issuer.invite("lab-t", where)
+                    t.nebula("join", where, "--name", "lab-t", given=invitation)
                     t.start("--peer", outside)
                     while "lab-t" not in _sent(u):
                         time.sleep(0.05)
