@@ -18,8 +18,9 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple, Self
 
 from nebula_jax import errors, printable
-from nebula_jax.security import names, private_files
+from nebula_jax.security import private_files
 from nebula_jax.security import store as store_lib
+from nebula_jax.security.membership import site_folder
 
 FILE = "people.json"  # in the folder of the federation
 ACTIVE, SUSPENDED, REMOVED = "active", "suspended", "removed"
@@ -310,12 +311,9 @@ def check_subject(subject: str) -> None:
     """Checks the subject of a grant: `ana`, or `ana@lab-s` of another lab.
 
     Raises:
-      AccountError: if it is neither.
+      AccountError, site_folder.FederationError: if it is neither.
     """
     name, at, lab = subject.partition("@")
     check_name(name)
-    if at and (not names.is_cluster(lab) or ":" in lab):
-        raise AccountError(
-            f"{printable.line(repr(lab))} is no lab's name: those have small letters,"
-            " digits and -, as in lab-s"
-        )
+    if at:
+        site_folder.check_lab(lab)
