@@ -103,11 +103,6 @@ class Stream:
         self._here = 0  # bytes received and not passed on
         self._received: asyncio.Queue[bytes] = asyncio.Queue()  # b"" at the end
 
-    @property
-    def is_held_up(self) -> bool:
-        """True if nothing can be sent before the other side takes more."""
-        return not self._may_send.is_set()
-
     async def opened(self) -> None:
         """Waits for the other lab's answer to a stream that was opened here.
 
@@ -255,11 +250,6 @@ class Line:
     def is_closed(self) -> bool:
         """True if nothing moves any more."""
         return self.ended.is_set()
-
-    @property
-    def waiting(self) -> list[int]:
-        """The streams whose other trainer does not take what was sent."""
-        return [number for number, each in self.streams.items() if each.is_held_up]
 
     def send(self, **fields: Any) -> None:
         """Sends a control message, before all data."""

@@ -253,7 +253,6 @@ def status(switch: State, kept: upkeep.Upkeep) -> list[Check]:
     for lab, each in sorted(switch.lines.items()):
         text = (
             f"for {checkup.duration(now - each.since)}, {len(each.streams)} streams,"
-            f" {len(each.waiting)} of them wait for a trainer there,"
             f" {printable.size(each.bytes_sent)} sent,"
             f" {printable.size(each.bytes_received)} received"
         )

@@ -43,8 +43,8 @@ UNREADABLE = (
 """The errors of `cryptography` for bytes that are not what they are read as."""
 
 MOST_ADDRESS_CHARACTERS = 255 + 8  # of a DNS name, brackets, a colon and a port
-_HOST = re.compile(r"[A-Za-z0-9]([A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]")
-_PORT = re.compile(r"[1-9][0-9]{0,4}")
+_HOST = r"[A-Za-z0-9](?:[A-Za-z0-9.-]*[A-Za-z0-9])?|\[[0-9A-Fa-f:.]+\]"
+_ADDRESS = re.compile(rf"(?:{_HOST}):([1-9][0-9]{{0,4}})")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 
 
@@ -269,13 +269,9 @@ def parse_name(name: str) -> tuple[str, str] | None:
 
 def is_address(text: str) -> bool:
     """Returns True if a text is host:port."""
-    host, _, port = text.rpartition(":")
-    return (
-        len(text) <= MOST_ADDRESS_CHARACTERS
-        and bool(_HOST.fullmatch(host))
-        and bool(_PORT.fullmatch(port))
-        and int(port) < 1 << 16
-    )
+    found = _ADDRESS.fullmatch(text)
+    is_short = len(text) <= MOST_ADDRESS_CHARACTERS
+    return is_short and found is not None and int(found[1]) < 1 << 16
 
 
 def is_fingerprint(text: str) -> bool:
