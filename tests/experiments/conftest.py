@@ -1,7 +1,18 @@
 """Runs of the real command, one text for all the runs of a module."""
 
+import signal
+
 import pytest
 import tiny_runs
+
+
+@pytest.fixture
+def signals():
+    """Puts back the handlers of signals, which a run takes."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
 
 
 @pytest.fixture(scope="module")

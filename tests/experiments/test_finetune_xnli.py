@@ -37,6 +37,7 @@ def undisturbed(runs):
     return output
 
 
+@pytest.mark.slow  # of M3, ABNet and BERT it is in every run of the tests
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undisturbed):
     """A disk that fails, a process that stands still and is killed."""
     failing = "EIO:fsync:finetune/checkpoints/00000003.partial"
@@ -62,8 +63,9 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undis
     )
 
 
+@pytest.mark.usefixtures("signals")
 def test_a_run_that_was_killed_while_it_tested_has_the_seconds_of_its_training(
-    runs, undisturbed
+    runs, undisturbed, here
 ):
     shutil.copytree(runs.folder / "undisturbed", runs.folder / "untested")
     path = runs.folder / "untested" / "summary.json"
@@ -72,7 +74,8 @@ def test_a_run_that_was_killed_while_it_tested_has_the_seconds_of_its_training(
     trained = runs.folder / "untested" / "finetune" / "summary.json"
     about = json.loads(trained.read_text()) | {"seconds": 5000.0}
     trained.write_text(json.dumps(about))
-    runs.finished(workdir="untested", steps=STEPS)
+    use(runs, workdir="untested", steps=STEPS)
+    assert finetune_xnli.main() == 0
     after = json.loads(path.read_text())
     assert after["test"] == before["test"]
     assert after["seconds"] == 5000.0  # this command has taken fewer

@@ -56,6 +56,7 @@ def test_three_replicas_averaged_every_step_are_an_all_reduce(tmp_path):
         jax.tree.map(np.testing.assert_array_equal, each, found[0])
 
 
+@pytest.mark.slow  # of BERT's clusters it is in every run of the tests
 def test_replicas_that_are_stopped_go_on_bit_for_bit(tmp_path):
     example, name = local_steps_your_model, "local_steps_your_model"
     flags = {"checkpoint_every": 20, "log_every": 20}

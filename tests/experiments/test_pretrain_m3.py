@@ -303,21 +303,20 @@ def test_clusters_that_disagree_part_in_words(runs, vocabulary):
     assert errors[1].startswith("error: discriminator ")
 
 
-def test_a_missing_peer_is_an_error_after_the_timeout(runs, vocabulary):
+@pytest.mark.usefixtures("signals")
+def test_a_missing_peer_is_an_error_after_the_timeout(
+    runs, vocabulary, monkeypatch, capsys
+):
+    monkeypatch.chdir(runs.folder)
+    given = {"cluster": "generator:0", "peer": f"127.0.0.1:{ports.free_port()}"}
+    given |= {"vocabulary": vocabulary, "connect_timeout": 1, "workdir": "alone"}
     start = time.monotonic()
-    status, output = runs.run(
-        cluster="generator:0",
-        peer=f"127.0.0.1:{ports.free_port()}",
-        vocabulary=vocabulary,
-        steps=5,
-        connect_timeout=1,
-        tls="off",
-        workdir="alone",
-    )
-    assert status == process_lib.ENDED_BY_PEER
-    assert (
-        "error: discriminator (nobody answers at 127.0.0.1:" in output.splitlines()[-1]
-    )
+    with flagsaver.flagsaver():
+        given |= {"steps": 5, "tls": "off", "devices_per_cluster": 0}
+        configured.parse(config, **runs.flags() | given)
+        assert process_lib.guarded(pretrain_m3.main) == process_lib.ENDED_BY_PEER
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert last.startswith("error: discriminator (nobody answers at 127.0.0.1:")
     assert time.monotonic() - start < 30
 
 

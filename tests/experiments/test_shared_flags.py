@@ -85,7 +85,7 @@ def test_an_experiments_own_defaults_hold(name, config):
 
 
 def test_a_bad_value_is_one_line():
-    done = command("experiments.train_abnet", b"--workdir=\xff")
+    done = command("scripts.issue_certificates", b"--out=\xff")
     assert done.returncode == 2
     (line,) = done.stderr.splitlines()
     assert line.startswith("error: ")

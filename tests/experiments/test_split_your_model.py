@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from example_runs import assert_near, ended, params, start, start_script
+from example_runs import assert_near, ended, params, start
 
 import nebula_jax as nebula
 from experiments import chain_of_three, split_your_model
@@ -53,27 +53,6 @@ def test_a_decoder_in_two_clusters_is_the_uncut_one(tmp_path):
         assert_near(found, one, atol=2e-4)  # Adam divides by what is almost nothing
 
 
-ONE_AHEAD = """
-import nebula_jax as nebula
-from experiments import split_your_model as example
-
-def train_front(run):
-    of_step = example.micro_batches
-    example.micro_batches = lambda step, offset: of_step(step + 1, offset)
-    example.train_front(run)
-
-if __name__ == "__main__":
-    nebula.main({"front": train_front, "back": example.train_back})
-"""
-
-
-def test_a_part_that_is_a_batch_ahead_ends_the_run(tmp_path):
-    run = start_script(tmp_path, ONE_AHEAD, steps=6)
-    output = run.communicate(timeout=120)[0]
-    assert run.returncode
-    assert "another batch in step 1" in output
-
-
 @pytest.mark.parametrize(
     "victims",
     [("middle",), pytest.param(("front", "back"), marks=pytest.mark.slow)],
@@ -108,6 +87,7 @@ def test_a_chain_goes_on_to_the_same_bits_after_any_kill(tmp_path, victims):
             np.testing.assert_array_equal(one[leaf], two[leaf])
 
 
+@pytest.mark.slow  # in one process: tests/face/test_cut.py
 def test_a_stopped_chain_is_the_uncut_model_after_the_step_that_all_saved(tmp_path):
     """Each part draws by the key of step and micro-batch; the norm is of all parts."""
     example = chain_of_three

@@ -96,7 +96,7 @@ def main() -> int:
 
     steps, then = given.pop("steps", 10), given.pop("then", "")
     stuck_timeout = given.pop("stuck_timeout", 60.0)
-    described = {"--seed": given.pop("seed", 0)}
+    described = {"--seed": 0}
 
     def train() -> int:
         interrupt = process.Interrupt().install()

@@ -149,6 +149,7 @@ def test_the_halves_have_every_parameter_and_share_the_table_alone(small):
     assert sizes[0] + sizes[1] == sizes[2] + upper["table"].size
 
 
+@pytest.mark.slow  # the run takes as long as all others here
 def test_batches_are_the_runs_own_text_and_the_same_every_time(finished_run):
     run = activations.open_run(finished_run)
     assert run.steps == [2, 4]
@@ -175,6 +176,7 @@ def test_without_a_run_the_command_that_makes_one_is_named(tmp_path, monkeypatch
         activations.find_run()
 
 
+@pytest.mark.slow
 def test_the_newest_run_is_found(finished_run, tmp_path, monkeypatch):
     monkeypatch.delenv("NEBULA_RUN", raising=False)
     monkeypatch.setattr(activations, "ROOT", finished_run.parents[1])

@@ -1,4 +1,4 @@
-"""scripts/bench_bridge.py with little data: what it writes."""
+"""scripts/bench_bridge.py with little data, with TLS: what it writes."""
 
 import json
 
@@ -9,14 +9,16 @@ from scripts import bench_bridge
 from scripts.bench import transports
 
 MEASURES = ["25 MB", "3 MB", "round trip", "round trip, one core"]
+TLS = {name: transports.TRANSPORTS[name] for name in ("tls", "bridge_tls")}
 
 
-def test_it_writes_the_figures_of_every_transport_beside_their_targets(
+def test_it_writes_the_figures_of_the_transports_beside_their_targets(
     tmp_path, monkeypatch, capsys
 ):
     monkeypatch.setattr(bench_bridge, "SENT_BYTES", 1e6)
     monkeypatch.setattr(bench_bridge, "SIZES", {"25 MB": 25_000, "3 MB": 3_000})
     monkeypatch.setattr(bench_bridge, "ROUND_TRIPS", 20)
+    monkeypatch.setattr(bench_bridge, "TRANSPORTS", TLS)
     out = tmp_path / "bench.json"
     flags.FLAGS(["test"])
     with flagsaver.flagsaver(rounds=1, out=str(out)):
@@ -24,17 +26,17 @@ def test_it_writes_the_figures_of_every_transport_beside_their_targets(
     result = json.loads(out.read_text())
     assert {"command", "commit", "seconds", "load_before_and_after"} <= result.keys()
     assert {"cpu", "cores", "python", "jax"} <= result["hardware"].keys()
-    assert list(result["transports"]) == list(transports.TRANSPORTS)
+    assert list(result["transports"]) == list(TLS)
     for measures in result["transports"].values():
         assert list(measures) == MEASURES
         for figures in measures.values():
             for spread in figures.values():
                 assert 0 < spread["min"] <= spread["median"] <= spread["max"]
         assert measures["round trip"]["p50_microseconds"]["median"] < 1e5
-    # Of both bridges: throughput and CPU at two sizes, round trip.
-    assert len(result["targets"]) == 2 * (2 * 2 + 1)
+    # Of the bridge: throughput and CPU at two sizes, round trip.
+    assert len(result["targets"]) == 2 * 2 + 1
     for each in result["targets"]:
-        assert each["what"].startswith("bridge")
+        assert each["what"].startswith("bridge_tls")
         limit = each.get("at_least", each.get("at_most"))
         reached = each["value"] - limit if "at_least" in each else limit - each["value"]
         assert each["met"] == (reached >= 0)

@@ -10,7 +10,7 @@ import tiny_translations
 from experiments.abnet import channels, config, control, report
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codecs, loopback
 from nebula_jax.parallel import codec_control
 
 STEPS, EVERY, SAVED = 16, 2, 8
@@ -46,6 +46,48 @@ def log_of(workdir):
     return np.array(source)
 
 
+def probed(folder, seconds, pool, position=None):
+    """What both sides write of probes alone, of which each takes so many seconds.
+
+    The gradients are as they should be: 0.01 s of a micro-batch are computing.
+    """
+    agreed, width = agreed_of(), 16
+    sides = control.Control(agreed, width, folder), control.Control(agreed, width)
+    ends = [
+        channels.open_ends(agreed, carrier, role, 60, width).control
+        for role, carrier in zip(
+            ("source", "target"), loopback.ends(seconds=20.0), strict=True
+        )
+    ]
+    passes = [control.Passed({"w": np.float32([3, 4])}, 0.01, seconds)] * 2
+    for each in sides:
+        each.resume(position)
+    for step in filter(sides[0].is_probed, range(1, STEPS + 1)):
+        asked = pool.submit(sides[0]._propose, step, passes, ends[0])
+        sides[1]._accept(step, passes, ends[1])
+        asked.result(20)
+    source, target = (each.described for each in sides)
+    assert source == target
+    return source
+
+
+def test_both_sides_write_what_both_found_and_a_run_that_goes_on_does_not_measure(
+    tmp_path, pool
+):
+    """Whole runs do so below."""
+    found = probed(tmp_path, 60.0, pool)
+    log = np.array(found["decisions"])
+    np.testing.assert_array_equal(log[:, 0], np.arange(EVERY, STEPS + 1, EVERY))
+    np.testing.assert_allclose(log[:, 3:5], 1.0, atol=1e-5)
+    np.testing.assert_array_equal(log[:, 1:3].sum(axis=1), [0] * 4 + [2] * 4)
+    assert found["levels"] == [2, 2]
+    with (tmp_path / control.FILE).open("a") as file:
+        file.write("\n[26.0, 1.")  # of a process that was killed
+    assert probed(tmp_path, 0.01, pool, position=[]) == found
+    assert probed(tmp_path / "..", 0.01, pool)["levels"] == [0, 0]
+
+
+@pytest.mark.slow
 def test_it_begins_gentle_and_goes_on_harder_while_the_line_is_waited_for(split):
     log = log_of(split)
     np.testing.assert_array_equal(log[:, 0], np.arange(EVERY, STEPS + 1, EVERY))
@@ -59,6 +101,7 @@ def test_it_begins_gentle_and_goes_on_harder_while_the_line_is_waited_for(split)
     assert set(harder) >= {0, 2}
 
 
+@pytest.mark.slow
 def test_only_what_the_rungs_send_crosses(split):
     """Bytes of a step fall with the levels."""
     records = [
@@ -73,6 +116,7 @@ def test_only_what_the_rungs_send_crosses(split):
     assert late < early
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_takes_what_clocks_measured_from_the_log(runs, split):
     """And ends with the same parameters, bit for bit, whatever they would measure.
 
@@ -94,6 +138,7 @@ def test_a_run_that_goes_on_takes_what_clocks_measured_from_the_log(runs, split)
         tiny_translations.assert_same(got, want)
 
 
+@pytest.mark.slow
 def test_the_report_names_the_codecs_and_their_steps(split):
     summary = json.loads((split / "summary.json").read_text())
     text = report.markdown(summary)

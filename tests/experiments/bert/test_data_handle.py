@@ -25,7 +25,7 @@ def owner(labs, runs, vocabulary):
         yield made
 
 
-@pytest.mark.slow  # M3's is in every run of the tests
+@pytest.mark.slow
 def test_clusters_of_two_labs_end_as_one_process_on_the_folder(
     owner, labs, runs, vocabulary
 ):

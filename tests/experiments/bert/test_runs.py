@@ -3,6 +3,7 @@
 import json
 import shutil
 import signal
+import time
 
 import jax
 import numpy as np
@@ -24,19 +25,30 @@ def whole(runs):
     return runs.folder / "whole"
 
 
-def test_a_killed_cluster_changes_no_number(runs, whole):
-    """Two processes over an encrypted line; one is killed, and all start again."""
+def test_a_run_ends_bit_for_bit_the_same_after_a_kill_and_a_stop(runs, whole):
+    """Two processes over an encrypted line; one is killed, and all start again.
+
+    Then one is asked to stop, and the same command goes on.
+    """
+    given = {"steps": STEPS, "checkpoint_every": EVERY, "workdir": "split"}
+    slow = {"emulate_compute": 100}  # so that it has not ended before it is stopped
     process, family = runs.start_and_wait(
-        "split",
-        SAVED[0],
-        CLUSTERS,
-        **{"steps": STEPS, "checkpoint_every": EVERY, "restart": 1},
+        step=SAVED[0], folders=CLUSTERS, restart=1, **given, **slow
     )
     family["cluster:1"].kill()
-    output, _ = process.communicate(timeout=tiny_runs.SECONDS)
-    assert process.returncode == 0, output
+    saved = [runs.folder / "split" / each / "checkpoints" for each in CLUSTERS]
+    while min(map(tiny_runs.newest, saved)) < SAVED[1]:
+        assert process.poll() is None, process.communicate()[0]
+        time.sleep(0.02)
+    tiny_runs.family_of(process)["cluster:1"].terminate()
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 128 + signal.SIGTERM, output
     assert "cluster:1 was killed by SIGKILL; all clusters start again" in output
     assert "going on after step" in output
+    (step,) = set(map(tiny_runs.newest, saved))
+    assert SAVED[1] <= step < STEPS
+    output = runs.finished(**given)
+    assert f"going on after step {step}" in output
     runs.assert_same("split", "whole", CLUSTERS, STEPS)
     summary = json.loads((runs.folder / "split" / "summary.json").read_text())
     assert summary["restarts"]
@@ -106,24 +118,6 @@ def test_a_run_moves_from_one_process_to_several(runs, whole):
     output = runs.finished(steps=STEPS, checkpoint_every=EVERY, workdir="moved")
     assert f"going on after step {SAVED[-2]}" in output
     runs.assert_same("moved", "whole", CLUSTERS, STEPS)
-
-
-@pytest.mark.slow
-def test_a_stopped_run_saves_one_step_everywhere_and_goes_on(runs, whole):
-    process, family = runs.start_and_wait(
-        "stopped", SAVED[0], CLUSTERS, steps=STEPS, checkpoint_every=EVERY
-    )
-    family["cluster:1"].terminate()
-    output, _ = process.communicate(timeout=60)
-    assert process.returncode == 128 + signal.SIGTERM, output
-    tiny_runs.assert_all_gone(family)
-    newest = {
-        max((runs.folder / "stopped" / each / "checkpoints").glob("[0-9]" * 8)).name
-        for each in CLUSTERS
-    }
-    assert len(newest) == 1
-    runs.finished(steps=STEPS, checkpoint_every=EVERY, workdir="stopped")
-    runs.assert_same("stopped", "whole", CLUSTERS, STEPS)
 
 
 @pytest.mark.slow

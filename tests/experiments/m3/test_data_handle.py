@@ -43,6 +43,7 @@ def owner(labs, runs, vocabulary):
         yield made
 
 
+@pytest.mark.slow  # of batches: tests/runtime/served; over switches: test_federation.py
 def test_a_spent_grant_ends_a_run_with_checkpoints_and_another_one_ends_it_well(
     owner, labs, runs, vocabulary
 ):

@@ -1,7 +1,6 @@
 """Fine-tuning in this process, with a loss that is NaN once; selection on dev."""
 
 import json
-import signal
 
 import jax.numpy as jnp
 import numpy as np
@@ -11,15 +10,6 @@ import tiny_nli
 from experiments.xnli import train
 from nebula_jax.runtime.records import progress
 from nebula_jax.training import state as train_state
-
-
-@pytest.fixture
-def signals():
-    """Puts back the handlers of signals, which a run takes."""
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 @pytest.mark.usefixtures("signals")

@@ -71,7 +71,12 @@ sys.exit(command.main())
 
 @pytest.mark.parametrize(
     ("command", "processes"),
-    [(SECURITY, 4), (FLOOD, 2), (KILLS, 1), (CUTS, 1)],
+    [
+        (SECURITY, 4),
+        pytest.param(FLOOD, 2, marks=pytest.mark.slow),
+        (KILLS, 1),
+        pytest.param(CUTS, 1, marks=pytest.mark.slow),
+    ],
     ids=["exchange", "flood", "kills", "cuts"],
 )
 def test_what_a_command_has_started_ends_with_it(tmp_path, command, processes):

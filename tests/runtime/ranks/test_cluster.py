@@ -41,7 +41,7 @@ def assert_ended(started, survivors, words, begin):
     assert started.printed(0)[-1].startswith("aborted: ") or 0 not in survivors
 
 
-@pytest.mark.parametrize("victim", [0, 1])
+@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
 def test_a_killed_process_is_named_and_ends_the_others(tmp_path, victim):
     started = ranked.Started(tmp_path, {}, {}, steps=MANY)
     started.wait_for_step(3)
@@ -97,10 +97,15 @@ def test_a_process_that_fails_ends_the_others_with_its_words(tmp_path):
     assert started.message(0) == "error: process 1 failed: the disk is full"
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
-def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path, victim):
+@pytest.mark.slow
+def test_a_signal_to_the_root_stops_all_after_the_same_step(tmp_path):
     started = ranked.Started(tmp_path, {}, {}, steps=MANY)
     started.wait_for_step(3)
+    assert_stops(started, 0)
+
+
+def assert_stops(started, victim):
+    """A signal to one process stops all after the same step."""
     started.processes[victim].terminate()
     statuses = started.ends()
     assert statuses[victim] == 128 + signal.SIGTERM
@@ -110,17 +115,10 @@ def test_a_signal_to_one_process_stops_all_after_the_same_step(tmp_path, victim)
     assert all(words in started.message(number) for number in range(2))
 
 
-def test_processes_of_different_runs_are_refused(tmp_path):
-    started = ranked.Started(tmp_path, {}, {"seed": 7})
-    assert started.ends() == [2, 2]
-    for number in range(2):
-        words = "error: process 1 of the cluster has --seed=7, process 0 0"
-        assert started.message(number) == words
-
-
 needs_ipv6 = pytest.mark.skipif(not ports.has_ipv6(), reason="this host has no IPv6")
 
 
+@pytest.mark.slow  # its parts are below and in test_rendezvous.py
 @needs_ipv6
 def test_processes_meet_at_an_ipv6_address(tmp_path):
     where = f"[::1]:{ports.free_port()}"
@@ -186,7 +184,9 @@ print("connected")
 """
 
 
-def test_a_stranger_with_stock_jax_reaches_no_running_cluster(tmp_path):
+def test_no_stranger_with_stock_jax_reaches_a_running_cluster_and_a_signal_stops_it(
+    tmp_path,
+):
     """Once, a `connect` as process 1 at JAX's port ended both processes."""
     where = f"127.0.0.1:{ports.free_port()}"
     started = ranked.Started(tmp_path, {}, {}, coordinator=where, steps=MANY)
@@ -213,8 +213,7 @@ def test_a_stranger_with_stock_jax_reaches_no_running_cluster(tmp_path):
         assert b"connected" not in each.communicate(timeout=60)[0]
     step = int(started.printed(1)[-1].split()[1])
     started.wait_for_step(step + 3)
-    started.processes[0].terminate()
-    assert set(started.ends()) <= set(process.SAVED)
+    assert_stops(started, 1)
 
 
 def listening(pid):
