@@ -312,7 +312,8 @@ def test_a_missing_peer_is_an_error_after_the_timeout(
     given |= {"vocabulary": vocabulary, "connect_timeout": 1, "workdir": "alone"}
     start = time.monotonic()
     with flagsaver.flagsaver():
-        given |= {"steps": 5, "tls": "off", "devices_per_cluster": 0}
+        given |= {"steps": 5, "tls": "off"}
+        given |= {"devices_per_cluster": 0, "batch_size": 8}  # all that are here
         configured.parse(config, **runs.flags() | given)
         assert process_lib.guarded(pretrain_m3.main) == process_lib.ENDED_BY_PEER
     last = capsys.readouterr().err.splitlines()[-1]

@@ -46,6 +46,25 @@ def log_of(workdir):
     return np.array(source)
 
 
+def opened(agreed, width):
+    """Both sides' ends of the channels of probes, and of no others."""
+    rows = channels.table(agreed, 60, width)
+    rows = [row for row in rows if row.name in {name for name, *_ in channels.PROBE}]
+    return [
+        channels.ControlEnds(
+            *(
+                end.sender(row.name, row.spec, row.codec)
+                if row.sender == role
+                else end.receiver(row.name, row.spec, row.codec, check=row.check)
+                for row in rows
+            )
+        )
+        for role, end in zip(
+            ("source", "target"), loopback.ends(seconds=20.0), strict=True
+        )
+    ]
+
+
 def probed(folder, seconds, pool, position=None):
     """What both sides write of probes alone, of which each takes so many seconds.
 
@@ -53,12 +72,7 @@ def probed(folder, seconds, pool, position=None):
     """
     agreed, width = agreed_of(), 16
     sides = control.Control(agreed, width, folder), control.Control(agreed, width)
-    ends = [
-        channels.open_ends(agreed, carrier, role, 60, width).control
-        for role, carrier in zip(
-            ("source", "target"), loopback.ends(seconds=20.0), strict=True
-        )
-    ]
+    ends = opened(agreed, width)
     passes = [control.Passed({"w": np.float32([3, 4])}, 0.01, seconds)] * 2
     for each in sides:
         each.resume(position)
