@@ -133,6 +133,8 @@ def context(run: Run) -> context_lib.Context:
             log_every=local.log_every,
             allow_nonfinite=local.allow_nonfinite,
             trace=local.trace,
+            tracker=local.tracker,
+            metrics_port=local.metrics_port,
         )
     )
 

@@ -12,6 +12,7 @@ from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.runtime import connect
 from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import cluster as cluster_lib
 
 
@@ -55,7 +56,25 @@ class Place:
         0,
         "Devices of each cluster; 0 for all there are. On CPU that many are simulated.",
     )
-    log_every: int = fields.of_run(10, "Steps between progress lines.", lower=1)
+    log_every: int = fields.of_run(
+        10, "Steps between records of metrics, and progress lines.", lower=1
+    )
+    log_format: str = fields.of_run(
+        "text",
+        "Form of the lines on standard output: for people, of which few are written"
+        " into a pipe or a file, or a JSON object for each record.",
+        choices=process.LOG_FORMATS,
+    )
+    tracker: tuple[str, ...] = fields.of_run(
+        (),
+        "Places that get the metrics, beside the run's folder: wandb, trackio, mlflow"
+        " (each an extra of the package), or module:name of your own.",
+    )
+    metrics_port: str = fields.of_run(
+        "",
+        "Port, or HOST:PORT, where Prometheus reads the metrics: without a host on this"
+        " machine alone, and at the next port that is free if it is in use.",
+    )
     trace: bool = fields.of_run(
         False,
         "Record what every process does and when, and what is on the line: trace.json"
@@ -213,6 +232,8 @@ def context(
             log_every=local.log_every,
             allow_nonfinite=local.allow_nonfinite,
             trace=local.trace,
+            tracker=local.tracker,
+            metrics_port=local.metrics_port,
             emulated_seconds=emulated_seconds,
             connection=local.connection(),
         )

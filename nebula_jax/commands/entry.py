@@ -9,7 +9,7 @@ from absl import app, flags, logging
 
 from nebula_jax import installed
 from nebula_jax.commands import command_line
-from nebula_jax.runtime.life import process
+from nebula_jax.runtime.life import phases, process, programs
 
 
 def run(
@@ -26,6 +26,8 @@ def run(
     # What is imported stays: neither a collection nor Python's end looks through it
     # again, which took a quarter of a short run's CPU time.
     gc.freeze()
+    phases.imported()
+    programs.keep()
     for name, value in (defaults or {}).items():
         try:
             flags.FLAGS.set_default(name, value)
@@ -49,6 +51,8 @@ def run(
         try:
             rest = command_line.parse(argv)
             command_line.check_known()
+            if "log_format" in flags.FLAGS:
+                process.log_as(str(flags.FLAGS["log_format"].value))
             return rest
         except (flags.Error, UnicodeDecodeError) as error:
             text = str(error).removeprefix("ERROR:: ")  # absl's

@@ -111,6 +111,8 @@ def _train(
             log_every=given.log_every,
             allow_nonfinite=given.allow_nonfinite,
             trace=given.trace,
+            tracker=given.tracker,
+            metrics_port=given.metrics_port,
             agreed=agreed,
             **fields.common(given, connect.Settings),
         ) as run,

@@ -168,6 +168,15 @@ class Link:
         """The bytes on the line, as this side and as the kernel counts them."""
         return self._driver.connection.traffic
 
+    @property
+    def round_trip(self) -> float:
+        """The seconds to the next machine and back, as the kernel measures them.
+
+        In a federation that is the organization's own switch. An emulated line's delay
+        is not among them; 0 without a connection.
+        """
+        return self._driver.connection.round_trip
+
     def sender(
         self,
         name: str,

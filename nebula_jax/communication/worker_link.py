@@ -27,7 +27,7 @@ class WorkerLink:
     def __init__(self, peer: frames.Hello, trace: trace_lib.Trace) -> None:
         """Makes a link to the root's peer, in the process of this trace."""
         self.peer, self.trace = peer, trace
-        self.waited = 0.0
+        self.waited = self.round_trip = 0.0
         self.ledger: dict[str, list[int]] = {}
         self.outages: dict[str, float] = {}
         self.traffic: dict[str, int] = {}

@@ -131,10 +131,15 @@ class Connections:
             yield peers
 
     def _connected(
-        self, settings: connect.Settings, clusters: Sequence[str], **more: Any
+        self,
+        settings: connect.Settings,
+        clusters: Sequence[str],
+        hub: str = "",
+        **more: Any,
     ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
-        hello, work = self._hello(), self.context.work
-        return all_clusters.connected(settings, hello, clusters, work=work, **more)
+        self.context.show_waiting(clusters, hub)
+        more |= {"hub": hub, "work": self.context.work}
+        return all_clusters.connected(settings, self._hello(), clusters, **more)
 
     def _settings(self, peer: str) -> connect.Settings:
         return dataclasses.replace(self.context.settings.connection, peer=peer)

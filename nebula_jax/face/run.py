@@ -24,6 +24,7 @@ from nebula_jax.face import values as values_lib
 from nebula_jax.runtime import connect, local_steps
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.security import names as names_lib
+from nebula_jax.training import metrics as metrics_lib
 
 
 class Run(connections.Connections):
@@ -50,6 +51,9 @@ class Run(connections.Connections):
       checkpoint_every, log_every: steps.
       allow_nonfinite: steps that may be skipped because of NaN or Inf.
       trace: True to record what the process does and when.
+      tracker: what takes the metrics beside the run's folder: `wandb`, `trackio`,
+        `mlflow`, `module:name`, or objects with `write(step, values)` and `close()`.
+      metrics_port: [HOST:]PORT where Prometheus reads them.
       agreed: what else has to be equal in all clusters, JSON values by name.
       connection: listen, peer, tls, wan, federation, job, and timeouts, as
         of `connect.Settings`. `peer` may name the clusters: `back=HOST:PORT`.
@@ -75,6 +79,8 @@ class Run(connections.Connections):
         log_every: int = 10,
         allow_nonfinite: int = 0,
         trace: bool = False,
+        tracker: Sequence[str | metrics_lib.Tracker] = (),
+        metrics_port: str = "",
         agreed: Mapping[str, Any] | None = None,
         **connection: Any,
     ) -> None:
@@ -100,6 +106,8 @@ class Run(connections.Connections):
             log_every=log_every,
             allow_nonfinite=allow_nonfinite,
             trace=trace,
+            tracker=tracker,
+            metrics_port=metrics_port,
             connection=connect.Settings(peer=addresses.get("", ""), **connection),
         )
         compared = {"clusters": ",".join(clusters), "codec": codec, "seed": seed}

@@ -30,16 +30,17 @@ from typing import Any
 import jax
 
 from nebula_jax import trace as trace_lib
-from nebula_jax.communication import bridge, ranks
+from nebula_jax.communication import bridge, ranks, wan
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import WorkerLink
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import all_clusters
-from nebula_jax.runtime.life import process
+from nebula_jax.runtime.life import phases, process
 from nebula_jax.runtime.ranks import cluster
-from nebula_jax.runtime.records import checkpoints, progress, run_folder
+from nebula_jax.runtime.records import checkpoints, progress, run_folder, trackers
+from nebula_jax.training import metrics
 
 Links = Sequence[all_clusters.AnyLink]
 
@@ -64,6 +65,10 @@ class Settings:
     """Steps that may be skipped because a loss or gradient is not finite."""
     trace: bool = False
     """True to record what the process does and when."""
+    tracker: Sequence[str | metrics.Tracker] = ()
+    """What takes the metrics beside the cluster's files; see `trackers.opened`."""
+    metrics_port: str = ""
+    """[HOST:]PORT where Prometheus reads the metrics; empty for none."""
     emulated_seconds: float = 0.0
     """Seconds of each call of `emulate_compute`, to stand for a slower device."""
     connection: connect.Settings = dataclasses.field(default_factory=connect.Settings)
@@ -80,10 +85,14 @@ class Context:
         """Catches signals from now on.
 
         Raises:
-          errors.SettingsError: if the launcher's descriptors cannot be used.
+          errors.SettingsError: if the launcher's descriptors cannot be used, or there
+            is no such tracker.
         """
         self._settings = settings
+        trackers.check(settings.tracker, settings.metrics_port)
         self._interrupt = process.Interrupt().install()
+        name, rank = settings.cluster, ranks.rank()
+        self.phases = phases.Phases(f"{name}/{rank}" if rank else name)
         self.trace = trace_lib.Trace(settings.trace)
         self.work = activity.Work(settings.connection.stuck_timeout, trace=self.trace)
         # The other processes of this cluster see how far this one is.
@@ -128,6 +137,9 @@ class Context:
             work=self.work,
             before_save=self._settle_steps,
             after_save=connect.recorder(settings.connection, name).saved,
+            before_restore=lambda step: self.phases.enter(
+                "restoring" if step else "initializing"
+            ),
         )
 
     def _settle_steps(self) -> None:
@@ -145,6 +157,7 @@ class Context:
         may_return: bool = False,
     ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
         """Connects to the other clusters; see `all_clusters.connected`."""
+        self.show_waiting(clusters, hub)
         return all_clusters.connected(
             self._settings.connection,
             hello,
@@ -154,6 +167,13 @@ class Context:
             work=self.work,
             may_return=may_return,
         )
+
+    def show_waiting(self, clusters: Sequence[str], hub: str = "") -> None:
+        """Shows that this cluster waits for others; for arguments see `connected`."""
+        own = self._settings.cluster
+        others = [hub] if hub not in ("", own) else clusters
+        names = [each for each in others if each != own]
+        self.phases.enter(f"waiting for {', '.join(names)}")
 
     def welcome(
         self,
@@ -191,6 +211,7 @@ class Context:
           steps: of the whole run, where the settings do not have them yet; 0 for a run
             that ends by time.
         """
+        self.phases.enter("compiling")
         settings, self.step = self._settings, start
         self._steps = settings.steps if steps is None else steps
         self.record = progress.Progress(
@@ -202,8 +223,16 @@ class Context:
             links,
             self.work,
             allow_nonfinite=settings.allow_nonfinite,
+            phases=self.phases,
+            delay=sum(each.delay for each in wan.from_string(settings.connection.wan)),
+            trackers=self._trackers,
         )
         self._settle = self.record.settle
+
+    def _trackers(self) -> trackers.Trackers:
+        settings = self._settings
+        about = trackers.About(settings.workdir, settings.cluster, self.folder)
+        return trackers.opened(settings.tracker, settings.metrics_port, about)
 
     def stop_when(self, end: Callable[[], object | None]) -> None:
         """Ends the run early once `end` returns a reason, such as text that ran out."""

@@ -7,7 +7,7 @@ import os
 import pathlib
 import time
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from tensorboardX import event_file_writer, summary
 from tensorboardX.proto import event_pb2
@@ -17,6 +17,8 @@ from nebula_jax import errors, files, strict_json
 FILE = "metrics.jsonl"
 ASIDE = "metrics.aside.jsonl"
 """Lines that a run which went on took out of FILE: damaged, or of later steps."""
+NEWEST_BYTES = 1 << 17
+"""Bytes at the end of FILE in which the newest record of steps is looked for."""
 
 
 class MetricsLog:
@@ -68,16 +70,13 @@ class MetricsLog:
             log(f"{self._path}: {damaged} damaged lines are set aside in {ASIDE}")
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        """Adds the values of a step: numbers, or dicts of numbers by language."""
+        """Adds the values of a step; see `Tracker`."""
         record = {"step": step, "time": time.time(), **values}
         with self._writing():
             with self._path.open("a") as stream:
                 stream.write(strict_json.dumps(record) + "\n")
-            for name, value in values.items():
-                parts = value.items() if isinstance(value, Mapping) else [("", value)]
-                for language, number in parts:
-                    tag = f"{name}/{language}" if language else name
-                    self._event(step, summary=summary.scalar(tag, number))
+            for tag, number in flat(values).items():
+                self._event(step, summary=summary.scalar(tag, number))
             self._events.flush()
 
     @contextlib.contextmanager
@@ -97,6 +96,29 @@ class MetricsLog:
         self._events.close()
 
 
+class Tracker(Protocol):
+    """A place that takes a cluster's metrics as they come, such as `MetricsLog`."""
+
+    def write(self, step: int, values: Mapping[str, Any]) -> None:
+        """Takes the values of a step: numbers, or dicts of numbers by name."""
+
+    def close(self) -> None:
+        """Ends: no more values come."""
+
+
+def flat(values: Mapping[str, Any]) -> dict[str, float]:
+    """Returns numbers by name, those of a dict as `name/key`.
+
+    >>> flat({"loss": 1.0, "held_out_auc": {"en": 0.5}})
+    {'loss': 1.0, 'held_out_auc/en': 0.5}
+    """
+    found: dict[str, float] = {}
+    for name, value in values.items():
+        parts = value.items() if isinstance(value, Mapping) else [("", value)]
+        found |= {f"{name}/{key}" if key else name: each for key, each in parts}
+    return found
+
+
 def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     """Reads the records of a cluster's metrics.jsonl; damaged ones are left out.
 
@@ -104,6 +126,22 @@ def read(folder: pathlib.Path) -> list[dict[str, Any]]:
     """
     found = _lines(folder / FILE)
     return [_with_nan(record) for _, record in found if record is not None]
+
+
+def newest(folder: pathlib.Path) -> dict[str, Any]:
+    """Reads the newest record of steps from the end of metrics.jsonl; {} if none."""
+    path = folder / FILE
+    if not path.is_file():
+        return {}
+    with path.open("rb") as stream:
+        stream.seek(max(0, path.stat().st_size - NEWEST_BYTES))
+        last = stream.read()
+    for line in reversed(last.split(b"\n")):
+        with contextlib.suppress(ValueError):  # the first may be a part of one
+            record = json.loads(line)
+            if isinstance(record, dict) and "steps_per_second" in record:
+                return _with_nan(record)
+    return {}
 
 
 def _lines(path: pathlib.Path) -> list[tuple[bytes, dict[str, Any] | None]]:
@@ -131,19 +169,48 @@ def _with_nan(record: dict[str, Any]) -> dict[str, Any]:
 
 def progress_line(cluster: str, steps: int, record: Mapping[str, Any]) -> str:
     """Formats a record as one line for the screen; 0 `steps` if not known."""
-    parts = [f"{cluster:<13} step {record['step']:>6}{f'/{steps}' if steps else ''}"]
-    if "loss" in record:  # a part of a cut model may have none
-        parts.append(f"loss {record['loss']:8.4f}")
-    if record["tokens_per_second"]:
-        parts.append(f"{record['tokens_per_second']:>7,.0f} tokens/s")
-    else:
-        parts.append(f"{record['steps_per_second']:>6.2f} steps/s")
-    parts.append(f"sent {in_bytes(record['bytes_sent']):>8}")
-    parts.append(f"waited {record['waiting_share']:4.0%}")
-    if steps > record["step"]:
-        left = (steps - record["step"]) / record["steps_per_second"]
-        parts.append(f"left {in_time(left)}")
+    step = record["step"]
+    parts = [f"{cluster:<13} step {step:>6}"]
+    if steps:
+        parts[0] += f"/{steps} {step / steps:4.0%}"
+    if record.get("seconds_left"):
+        parts.append(f"left {in_time(record['seconds_left'])}")
+    parts += [f"{name} {record[name]:8.4f}" for name in losses(record)]
+    parts.append(f"{speed(record):>16}")
+    if record["bytes_sent"] or record["bytes_received"]:
+        sent, received = record["sent_mbit"], record["received_mbit"]
+        parts.append(f"sends {sent:.1f}, gets {received:.1f} Mbit/s")
+    if trips := record.get("round_trip"):
+        parts.append(f"round trip {1000 * max(trips.values()):.0f} ms")
+    parts.append(f"waited {record['waiting_share']:4.0%}{waited_for(record)}")
     return "  ".join(parts)
+
+
+def speed(record: Mapping[str, Any]) -> str:
+    """Formats tokens a second, or steps where no tokens are counted."""
+    if record["tokens_per_second"]:
+        return f"{record['tokens_per_second']:,.0f} tokens/s"
+    return f"{record['steps_per_second']:.2f} steps/s"
+
+
+def losses(record: Mapping[str, Any]) -> list[str]:
+    """Returns the names of a record's losses, the sum of all first.
+
+    >>> losses({"step": 1, "rtd_loss": 0.2, "loss": 9.0, "auc": 0.5})
+    ['loss', 'rtd_loss']
+    """
+    # A part of a cut model may have none.
+    return sorted(
+        (name for name in record if name == "loss" or name.endswith("_loss")),
+        key=lambda name: name != "loss",
+    )
+
+
+def waited_for(record: Mapping[str, Any]) -> str:
+    """Returns ` for NAME`, the peer that was waited for the longest; empty if none."""
+    shares = record.get("waiting_for") or {"": 0.0}
+    name = max(shares, key=shares.__getitem__)
+    return f" for {name}" if shares[name] >= 0.01 else ""
 
 
 def in_time(seconds: float) -> str:

@@ -247,7 +247,6 @@ def start(run: Run, workdir: pathlib.Path) -> None:
     """Runs the real command to its end; a failure shows the last lines of its log."""
     arguments = [*run.arguments, f"--workdir={workdir}"]
     command = [sys.executable, "-m", run.module, *arguments]
-    cache = {"JAX_COMPILATION_CACHE_DIR": str(workdir.parent.resolve() / "compiled")}
     log = workdir / "log.txt"
     # An exception in `subprocess.run` ends the run.
     with process.sigterm_as_exit(), log.open("w") as stream:
@@ -256,7 +255,6 @@ def start(run: Run, workdir: pathlib.Path) -> None:
             stdin=subprocess.DEVNULL,
             stdout=stream,
             stderr=subprocess.STDOUT,
-            env=cache | os.environ,
         ).returncode
     if status:
         last = "\n  ".join(log.read_text(errors="replace").splitlines()[-LOG_LINES:])

@@ -134,15 +134,64 @@ def test_numbers_that_are_not_finite_are_null_and_read_as_nan(tmp_path):
     assert np.isnan([record["loss"], record["auc"]["en"]]).all()
 
 
-def test_a_line_of_progress_has_the_loss_if_there_is_one_and_the_time_left():
-    record = {"step": 20, "tokens_per_second": 0.0, "steps_per_second": 2.0}
-    record |= {"bytes_sent": 12_000, "waiting_share": 0.25}
-    assert metrics.progress_line("source", 100, record) == (
-        "source        step     20/100    2.00 steps/s  sent  12.0 kB  waited  25%"
-        "  left 40 s"
+RECORD = {
+    "step": 40,
+    "loss": 9.5,
+    "rtd_loss": 0.21,
+    "clm_loss": 7.0,
+    "accuracy": 0.5,
+    "tokens_per_second": 1943.4,
+    "steps_per_second": 2.0,
+    "seconds_left": 40.0,
+    "bytes_sent": 1000,
+    "bytes_received": 10,
+    "sent_mbit": 12.34,
+    "received_mbit": 0.04,
+    "waiting_share": 0.41,
+    "waiting_for": {"generator:0": 0.1, "generator:1": 0.31},
+    "round_trip": {"generator:0": 0.0302, "generator:1": 0.0101},
+}
+
+
+def test_a_line_says_where_a_run_is_and_what_holds_it_up():
+    line = metrics.progress_line("discriminator", 120, RECORD)
+    for words in (
+        "discriminator step     40/120  33%",
+        "left 40 s",
+        "loss   9.5000  rtd_loss   0.2100  clm_loss   7.0000",
+        "1,943 tokens/s",
+        "sends 12.3, gets 0.0 Mbit/s",
+        "round trip 30 ms",
+        "waited  41% for generator:1",
+    ):
+        assert words in line
+    assert "accuracy" not in line
+
+
+def test_a_line_leaves_out_what_is_not_known():
+    alone = {
+        name: 0
+        for name in (
+            "tokens_per_second",
+            "bytes_sent",
+            "bytes_received",
+            "waiting_share",
+        )
+    }
+    line = metrics.progress_line(
+        "whole", 0, {"step": 3, "steps_per_second": 2.5} | alone
     )
-    record |= {"loss": 2.5, "tokens_per_second": 1234.0}
-    assert metrics.progress_line("g:0", 20, record) == (
-        "g:0           step     20/20  loss   2.5000    1,234 tokens/s  sent  12.0 kB"
-        "  waited  25%"
-    )
+    assert " ".join(line.split()) == "whole step 3 2.50 steps/s waited 0%"
+
+
+def test_the_newest_record_of_steps_is_found_at_the_end(tmp_path, monkeypatch):
+    assert metrics.newest(tmp_path) == {}
+    log = opened(tmp_path, 0)
+    for step in (10, 20):
+        log.write(step, {"steps_per_second": 1.0, "loss": float("nan")})
+    log.write(20, {"held_out_auc": {"en": 0.5}})
+    log.close()
+    monkeypatch.setattr(metrics, "NEWEST_BYTES", 200)  # begins within a line
+    found = metrics.newest(tmp_path)
+    assert (found["step"], found["steps_per_second"]) == (20, 1.0)
+    assert np.isnan(found["loss"])

@@ -90,6 +90,12 @@ class Connection:
             return self._traffic.report(None, 0)
         return self._traffic.report(io.socket, io.tls_bytes)
 
+    @property
+    def round_trip(self) -> float:
+        """The seconds of a round trip; 0 without a connection."""
+        io = self.io
+        return 0.0 if io is None else ledger.round_trip(io.socket)
+
     def send(self, message: frames.Message, is_small: bool) -> None:
         """Queues a message; writes it if it is small and nothing is before it.
 

@@ -12,7 +12,7 @@ from nebula_jax.communication.wire import frames
 SENT, RECEIVED = "sent", "received"
 DAMAGED = "damaged frames"
 # Of struct tcp_info in linux/tcp.h.
-_RECEIVED_AT, _SENT_AT, _INFO_BYTES = 128, 200, 256
+_RTT_AT, _RECEIVED_AT, _SENT_AT, _INFO_BYTES = 68, 128, 200, 256
 RECORD_BYTES, RECORD_HEAD_BYTES = 1 << 14, 22  # of TLS 1.3: at most, and around them
 
 
@@ -70,6 +70,15 @@ def counted(sock: socket.socket) -> tuple[int, int]:
     except (AttributeError, OSError, struct.error):
         return 0, 0
     return sent - resent, received
+
+
+def round_trip(sock: socket.socket) -> float:
+    """Returns the seconds of a round trip, smoothed by the kernel; 0 if not known."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+        return struct.unpack_from("I", info, _RTT_AT)[0] / 1e6  # microseconds there
+    except (AttributeError, OSError, struct.error):
+        return 0.0
 
 
 def tls_bytes(count: int) -> int:

@@ -18,11 +18,11 @@ import stat
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from types import FrameType
 from typing import Any, NoReturn
 
-from nebula_jax import errors, printable
+from nebula_jax import errors, printable, strict_json
 from nebula_jax.communication.wire import session
 from nebula_jax.runtime.life import memory
 
@@ -32,10 +32,15 @@ SAVED = (0, STOPPED_BY_PEER, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 """The statuses of a process that ended as it should."""
 
 LIFELINE_FD = "NEBULA_LIFELINE_FD"  # set by the launcher: closes when it is gone
+PROGRESS_MARK = "\x1e"  # in front of a progress line, for the launcher
 
+
+LOG_FORMATS = ("text", "json")
 
 _unread: set[str] = set()
 """Standard streams of which something was lost that was for people."""
+_log_format = [LOG_FORMATS[0]]
+"""The format of this process's progress lines."""
 
 
 @contextlib.contextmanager
@@ -57,10 +62,48 @@ def message(text: str) -> None:
         print(printable.lines(text), file=sys.stderr, flush=True)
 
 
-def progress(line: str) -> None:
-    """Prints a line of a run's progress on standard output."""
+def log_as(log_format: str) -> None:
+    """Prints progress from now on as `text`, or as a `json` object a line."""
+    _log_format[:] = [log_format]
+
+
+def is_json() -> bool:
+    """Returns True if what this process prints is read by a program."""
+    return _log_format == ["json"]
+
+
+def progress(line: str, record: Mapping[str, Any] | None = None) -> None:
+    """Prints a line of a run's progress on standard output; see `formatted`."""
+    print_line(formatted(line, record))
+
+
+def formatted(line: str, record: Mapping[str, Any] | None = None) -> str:
+    """Returns a line of progress in this process's format.
+
+    Args:
+      line: for people.
+      record: what the line says, as JSON values; by default the line as `text`.
+    """
+    if is_json():
+        line = strict_json.dumps({"text": line} if record is None else record)
+    # The launcher leaves out some of these, and nothing else that a process prints.
+    return PROGRESS_MARK + line if LIFELINE_FD in os.environ else line
+
+
+def print_line(line: str) -> None:
+    """Prints a line on standard output as it is."""
     with for_people():
         print(line, flush=True)
+
+
+def age() -> float:
+    """Returns the seconds since this process started; 0 where the system hides it."""
+    try:
+        fields = pathlib.Path("/proc/self/stat").read_text().rpartition(")")[2].split()
+        started = int(fields[19]) / os.sysconf("SC_CLK_TCK")  # 22nd of proc(5)
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - started
+    except (AttributeError, OSError, ValueError, IndexError):
+        return 0.0
 
 
 def replace_unencodable() -> None:

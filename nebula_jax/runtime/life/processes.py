@@ -29,10 +29,9 @@ from nebula_jax.runtime.life import screen as screen_lib
 GRACE_SECONDS = 8.0  # for the others to end by themselves once one has failed
 KILLED_GRACE_SECONDS = 1.0  # once one was killed: they would wait for it to come back
 POLL_SECONDS = 0.1
+GPU_SHARE = 0.9  # of a GPU's memory, for all processes together
 REFUSED = 2  # settings that cannot work, of a cluster: see `process`
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-PROGRAMS = "compiled_programs"
-"""The folder, in a run's, where JAX keeps compiled programs for the next start."""
 
 
 class Command(NamedTuple):
@@ -94,11 +93,12 @@ class Processes:
 
     def _start(self, lifeline: int) -> None:
         """Starts every cluster."""
-        environment = os.environ | {process.LIFELINE_FD: str(lifeline)}
+        # Of a GPU's memory each process takes three quarters, unless it is told less.
+        share = f"{GPU_SHARE / len(self._commands):.3f}"
+        environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": share} | os.environ
+        environment |= {process.LIFELINE_FD: str(lifeline)}
         if self._most_restarts:  # else what comes after a restart compiles for long
-            programs = self._workdir.absolute() / PROGRAMS
             environment = {
-                "JAX_COMPILATION_CACHE_DIR": str(programs),
                 "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
                 "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
             } | environment
@@ -129,7 +129,7 @@ class Processes:
 
     def _relay(self, name: str) -> None:
         started = self._processes[name]
-        for kind, stream in (("progress", started.stdout), ("message", started.stderr)):
+        for kind, stream in (("output", started.stdout), ("message", started.stderr)):
             reader = threading.Thread(
                 target=self._read, args=(name, kind, stream), daemon=True
             )
@@ -138,8 +138,10 @@ class Processes:
 
     def _read(self, name: str, kind: str, stream: IO[str]) -> None:
         for line in stream:
+            is_progress = line.startswith(process.PROGRESS_MARK)
+            line = line.removeprefix(process.PROGRESS_MARK)
             shown = printable.line(line.rstrip("\n"), printable.LINE_LIMIT)
-            self._lines.put((name, kind, shown))
+            self._lines.put((name, "progress" if is_progress else kind, shown))
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
@@ -255,9 +257,12 @@ class Processes:
             try:
                 name, kind, line = self._lines.get_nowait()
             except queue.Empty:
+                screen.tick()
                 return
             if kind == "progress":
                 screen.progress(name, line)
+            elif kind == "output":
+                screen.output(line)
             else:
                 screen.message(name, line)
 

@@ -46,6 +46,7 @@ class Checkpoints:
         work: activity.Work | None = None,
         before_save: Callable[[], None] = _nothing,
         after_save: Callable[[int, str], None] | None = None,
+        before_restore: Callable[[int], None] = lambda step: None,
     ) -> None:
         """Reads the folder's checkpoints; damaged ones are reported and not used.
 
@@ -59,6 +60,7 @@ class Checkpoints:
             not be saved.
           after_save: called in the root with the step and the digest of its manifest,
             once a state is on the disk.
+          before_restore: called with the step before its state is read or made.
 
         Raises:
           checkpoint.CheckpointError: if the folder holds a run with other settings, or
@@ -72,6 +74,7 @@ class Checkpoints:
         self._keep = to_keep(window, every)
         self._start = 0
         self._before_save, self._after_save = before_save, after_save
+        self._before_restore = before_restore
         self._saved: checkpoint_files.Folder | None = None
         if ranks.is_root():
             check_same_run(workdir, cluster, settings, fingerprints)
@@ -140,6 +143,7 @@ class Checkpoints:
             raise checkpoint.CheckpointError(
                 f"the run is to go on after step {step}; {self._cluster} has {have}"
             )
+        self._before_restore(step)
         self._start = step
         if self._saved:
             self._saved.go_on_from(step)

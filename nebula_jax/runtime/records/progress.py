@@ -14,7 +14,8 @@ from nebula_jax.communication import ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
 from nebula_jax.communication.worker_link import WorkerLink
-from nebula_jax.runtime.life import process, restarts
+from nebula_jax.runtime.life import phases as phases_lib
+from nebula_jax.runtime.life import process, restarts, screen
 from nebula_jax.runtime.records import report, run_folder, traces
 from nebula_jax.training import metrics
 
@@ -52,6 +53,15 @@ def traffic(links: Sequence[Link | WorkerLink]) -> Traffic:
         sum(link.bytes_moved("received") for link in links),
         sum(link.waited for link in links),
     )
+
+
+def waited(links: Sequence[Link | WorkerLink]) -> dict[str, float]:
+    """Returns the seconds so far in which each peer was waited for."""
+    found: dict[str, float] = {}
+    for link in links:  # of a peer that has rejoined there are several
+        name = link.peer.cluster
+        found[name] = found.get(name, 0.0) + link.waited
+    return found
 
 
 class NonfiniteError(errors.NebulaError):
@@ -119,6 +129,9 @@ class Progress:
         links: Sequence[Link | WorkerLink] = (),
         work: activity.Work | None = None,
         allow_nonfinite: int = 0,
+        phases: phases_lib.Phases | None = None,
+        delay: float = 0.0,
+        trackers: Callable[[], metrics.Tracker] | None = None,
     ) -> None:
         """Begins after step `start`, from now on.
 
@@ -128,13 +141,17 @@ class Progress:
           links: to the other clusters, whose traffic is reported.
           work: of this process, which counts the steps.
           allow_nonfinite: steps of the run that may be skipped (`Skips`).
+          phases: of this process, which end with its first step.
+          delay: seconds of an emulated line, both ways, which no kernel measures.
+          trackers: opens what takes the metrics beside the cluster's own files.
         """
         self._cluster, self._folder = cluster, run_folder.of_cluster(workdir, cluster)
         self._start, self._steps, self._log_every = start, steps, log_every
         self._log: metrics.MetricsLog | None = None
         if ranks.is_root():  # the metrics are the same in all processes of a cluster
             self._log = metrics.MetricsLog(self._folder, start, process.message)
-        self._links = links
+        self._links, self._phases, self._delay = links, phases, delay
+        self._lines = screen.own_lines()
         # The root's count: it has set aside what came after the checkpoint.
         before = metrics.read(self._folder) if ranks.is_root() else ()
         skipped = max((each.get(SKIPPED, 0) for each in before), default=0)
@@ -146,8 +163,10 @@ class Progress:
         )
         self._pending: list[Mapping[str, jax.Array]] = []
         self._unsettled: list[tuple[int, Mapping[str, jax.Array]]] = []
+        self._trackers = trackers() if trackers and self._log else None
         self._begin = self._since = time.monotonic()
         self._before = self._at_begin = traffic(links)
+        self._waited = waited(links)
         self._tokens = 0
         self._work = work or activity.Work()
         self._work.begin()
@@ -178,6 +197,8 @@ class Progress:
     def _record(self, step: int, values: Mapping[str, jax.Array]) -> None:
         if not self._has_stepped:
             self._has_stepped = True
+            if self._phases:
+                self._phases.end()
             if self._log:
                 restarts.record_first_step(self._folder, step, time.time())
         self.settle()
@@ -211,19 +232,47 @@ class Progress:
         } | {
             "tokens_per_second": tokens / seconds,
             "steps_per_second": len(pending) / seconds,
-            "bytes_sent": moved.sent,
-            "bytes_received": moved.received,
-            "waiting_share": (moved.waited - self._before.waited) / seconds,
+            **self._crossed(moved, seconds),
         }
+        if self._steps:
+            left = (self._steps - step) / record["steps_per_second"]
+            record |= {"steps_left": self._steps - step, "seconds_left": left}
         self._since, self._before = now, moved
         self._write(step, record)
         if self._log:
-            line = {"step": step} | record
-            process.progress(metrics.progress_line(self._cluster, self._steps, line))
+            record = {"step": step} | record
+            line = metrics.progress_line(self._cluster, self._steps, record)
+            about = {"cluster": self._cluster} | record
+            self._lines.add(self._cluster, process.formatted(line, about))
+
+    def _crossed(self, moved: Traffic, seconds: float) -> dict[str, Any]:
+        """Returns what crossed in the last `seconds`, and who was waited for."""
+        before, found = self._before, waited(self._links)
+        record: dict[str, Any] = {
+            "bytes_sent": moved.sent,
+            "bytes_received": moved.received,
+            "sent_mbit": (moved.sent - before.sent) * 8e-6 / seconds,
+            "received_mbit": (moved.received - before.received) * 8e-6 / seconds,
+            "waiting_share": (moved.waited - before.waited) / seconds,
+        }
+        shares = {
+            name: (now - self._waited.get(name, 0.0)) / seconds
+            for name, now in found.items()
+        }
+        trips = {
+            each.peer.cluster: each.round_trip + self._delay
+            for each in self._links
+            if each.round_trip
+        }
+        self._waited = found
+        by_peer = {"waiting_for": shares, "round_trip": trips}
+        return record | {name: each for name, each in by_peer.items() if each}
 
     def _write(self, step: int, values: Mapping[str, Any]) -> None:
         if self._log:
             self._log.write(step, values)
+        if self._trackers:
+            self._trackers.write(step, values)
 
     def evaluation(self, step: int, figures: Mapping[str, Mapping[str, float]]) -> None:
         """Records figures on held-out text: language or split -> name -> number."""
@@ -260,8 +309,9 @@ class Progress:
             more = {**more, "time": traces.time(self._trace, self._links)}
             if last != self._start:  # else that of the steps is there already
                 traces.write(self._trace, self._folder, self._cluster)
-        if self._log:
-            self._log.close()
+        self._lines.flush()
+        for each in filter(None, (self._log, self._trackers)):
+            each.close()
         if last == self._start or not self._log:
             return
         moved = traffic(self._links)
@@ -276,6 +326,7 @@ class Progress:
             "bytes_received": moved.received,
             "waited_seconds": moved.waited - self._at_begin.waited,
             SKIPPED: self._skips.count,
+            "until_first_step": self._phases.seconds if self._phases else {},
             **_organizations(self._links),
             **more,
         }

@@ -39,6 +39,14 @@ def test_what_is_no_tcp_connection_has_no_count():
         assert ledger.counted(one) == (0, 0)
 
 
+def test_the_kernel_measures_a_round_trip(pair):
+    cross(*pair, 1000)
+    assert 0 < ledger.round_trip(pair[0]) < 1.0
+    one, other = socket.socketpair()
+    with one, other:
+        assert ledger.round_trip(one) == 0.0
+
+
 @pytest.mark.parametrize(
     ("count", "added"), [(0, 0), (1, 22), (16384, 22), (16385, 44)]
 )

@@ -1,5 +1,6 @@
 import errno
 import io
+import json
 import os
 import pathlib
 import signal
@@ -160,6 +161,28 @@ def test_progress_and_messages_have_a_stream_each(capsys):
     process.progress("step 7")
     process.message("going on")
     assert capsys.readouterr() == ("step 7\n", "going on\n")
+
+
+def test_for_a_program_each_line_is_an_object(monkeypatch, capsys):
+    monkeypatch.setattr(process, "_log_format", ["text"])
+    assert not process.is_json()
+    process.log_as("json")
+    process.progress("step 7", {"step": 7, "loss": float("nan")})
+    process.progress("report: a.json")
+    assert [json.loads(line) for line in capsys.readouterr().out.splitlines()] == [
+        {"step": 7, "loss": None},
+        {"text": "report: a.json"},
+    ]
+
+
+def test_a_process_knows_its_age():
+    code = "import time; time.sleep(0.3); from nebula_jax.runtime.life import process;"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{code} print(process.age())"],
+        capture_output=True,
+        text=True,
+    )
+    assert 0.3 <= float(done.stdout) < 60.0
 
 
 def test_what_a_person_waits_for_is_timed(capsys):

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from nebula_jax import trace as trace_lib
-from nebula_jax.communication.wire import activity
+from nebula_jax.communication.wire import activity, frames
+from nebula_jax.runtime.life import phases, process
 from nebula_jax.runtime.records import progress
 from nebula_jax.training import metrics
 
@@ -14,9 +15,10 @@ from nebula_jax.training import metrics
 class Link:
     """A link that has moved so many bytes, and waited so many seconds."""
 
-    def __init__(self, sent, received, waited):
+    def __init__(self, sent, received, waited, peer="d", round_trip=0.0):
         self._moved = {"sent": sent, "received": received}
-        self.waited = waited
+        self.waited, self.round_trip = waited, round_trip
+        self.peer = frames.Hello(peer, "1", {})
 
     def bytes_moved(self, direction):
         return self._moved[direction]
@@ -44,7 +46,11 @@ def test_means_are_logged_and_tokens_added_up(tmp_path, capsys):
     summary = json.loads((tmp_path / "g-0" / "summary.json").read_text())
     assert (summary["first_step"], summary["last_step"]) == (1, 5)
     assert (summary["tokens"], summary["pairs"]) == (50, 3)
-    assert len(capsys.readouterr().out.splitlines()) == 3
+    first, last = (
+        capsys.readouterr().out.splitlines()
+    )  # none between: it is no terminal
+    assert "step      2/5" in first
+    assert "step      5/5 100%" in last
 
 
 def test_a_run_goes_on_if_nobody_can_read_its_progress(tmp_path, monkeypatch):
@@ -95,6 +101,71 @@ def test_traffic_is_of_all_links_together(tmp_path):
     assert (summary["first_step"], summary["last_step"]) == (5, 6)
     assert (summary["bytes_sent"], summary["bytes_received"]) == (11, 22)
     assert summary["waited_seconds"] == pytest.approx(3.0)
+
+
+def test_a_record_says_who_was_waited_for_and_how_far_away_the_peers_are(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr(process, "_log_format", ["json"])
+    links = [Link(0, 0, 5.0, "a", 0.002), Link(0, 0, 0.0, "b")]
+    links.append(Link(0, 0, 0.0, "a"))  # it has rejoined
+    record = progress.Progress(tmp_path, "d", 0, 4, 2, links, delay=0.03)
+    links[0].waited += 1.0
+    links[2].waited += 2.0
+    links[1].waited += 0.5
+    links[1]._moved["sent"] += 1_000_000
+    take(record, 2)
+    found = metrics.read(tmp_path / "d")[-1]
+    assert found["round_trip"] == {"a": pytest.approx(0.032)}
+    waits = found["waiting_for"]
+    assert waits["a"] / waits["b"] == pytest.approx(6.0)
+    assert found["waiting_share"] == pytest.approx(waits["a"] + waits["b"])
+    rate = 8.0 / (0.5 / waits["b"])  # Mbit in so many seconds
+    assert found["sent_mbit"] == pytest.approx(rate)
+    assert found["received_mbit"] == 0.0
+    assert found["steps_left"] == 2
+    assert found["seconds_left"] == pytest.approx(2 / found["steps_per_second"])
+    (shown,) = map(json.loads, capsys.readouterr().out.splitlines())
+    assert shown == {"cluster": "d"} | {
+        name: value for name, value in found.items() if name != "time"
+    }
+
+
+def test_phases_end_with_the_first_step_and_are_in_the_summary(tmp_path):
+    until = phases.Phases("d")
+    until.enter("compiling")
+    record = progress.Progress(tmp_path, "d", 0, 2, 1, phases=until)
+    take(record, 2)
+    record.finish(2, {})
+    summary = json.loads((tmp_path / "d" / "summary.json").read_text())
+    assert {"preparing", "compiling"} <= summary["until_first_step"].keys()
+
+
+class Kept:
+    """A tracker that keeps what it is given."""
+
+    def __init__(self):
+        self.written, self.is_closed = [], False
+
+    def write(self, step, values):
+        self.written.append((step, dict(values)))
+
+    def close(self):
+        self.is_closed = True
+
+
+def test_a_tracker_gets_what_the_files_get(tmp_path):
+    kept = Kept()
+    record = progress.Progress(tmp_path, "d", 0, 2, 1, trackers=lambda: kept)
+    take(record, 2)
+    record.evaluation(2, {"en": {"auc": 0.5}})
+    record.finish(2, {})
+    found = [
+        (each["step"], {k: v for k, v in each.items() if k not in ("step", "time")})
+        for each in metrics.read(tmp_path / "d")
+    ]
+    assert kept.written == found
+    assert kept.is_closed
 
 
 def test_steps_are_counted_for_the_peers(tmp_path):

@@ -1,0 +1,64 @@
+"""The phases of a process until its first step, and the seconds that each took.
+
+phases = Phases("generator:0")            # its imports are done
+phases.enter("waiting for discriminator")
+phases.enter("compiling")
+phases.end()                              # the first step is done
+phases.seconds                            # {"importing": 3.1, "preparing": ...}
+"""
+
+import time
+from collections.abc import Callable
+
+from nebula_jax.runtime.life import process
+
+_command: dict[str, float] = {}
+"""Of a command: the seconds of its `importing`, and when it was over, `since`."""
+
+
+def imported() -> None:
+    """Records that a command has imported what it needs, and begins its work."""
+    _command.update(importing=process.age(), since=time.monotonic())
+
+
+class Phases:
+    """The phases of this process; each is a progress line as it begins."""
+
+    def __init__(
+        self, cluster: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """Begins with `preparing`: of a command, since its imports were done.
+
+        `cluster` is the name by which this process is shown.
+        """
+        self.seconds: dict[str, float] = {}
+        """Name of a phase -> seconds, of those that are over."""
+        self._cluster, self._clock = cluster, clock
+        self._name, self._since = "preparing", _command.get("since", clock())
+        if _command:
+            self.seconds["importing"] = _command["importing"]
+        self._show()
+
+    def enter(self, name: str) -> None:
+        """Ends the present phase, and begins the next one."""
+        self._end_present()
+        self._name = name
+        self._show()
+
+    def end(self) -> None:
+        """Ends the last phase: the first step is done, and the process trains."""
+        self._end_present()
+        self._name = "training"
+        self._show()
+
+    def _end_present(self) -> None:
+        now = self._clock()
+        took = self.seconds.get(self._name, 0.0) + now - self._since
+        self.seconds[self._name], self._since = took, now
+
+    def _show(self) -> None:
+        so_far = round(sum(self.seconds.values()), 3)
+        process.progress(
+            f"{self._cluster:<13} {self._name}",
+            {"cluster": self._cluster, "phase": self._name, "seconds": so_far},
+        )

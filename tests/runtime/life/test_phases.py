@@ -1,0 +1,71 @@
+import json
+
+import pytest
+
+from nebula_jax.runtime.life import phases, process
+
+
+class Clock:
+    """A clock that a test moves."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def __call__(self):
+        return self.now
+
+
+@pytest.fixture
+def clock():
+    return Clock()
+
+
+def begun(clock, monkeypatch, importing=None):
+    """The phases of a process, of a command whose imports took so long."""
+    of_command = {} if importing is None else {"importing": importing, "since": 98.0}
+    monkeypatch.setattr(phases, "_command", of_command)
+    return phases.Phases("generator:0", clock)
+
+
+def test_each_phase_has_its_seconds(clock, monkeypatch, capsys):
+    made = begun(clock, monkeypatch)
+    for name, seconds in (("waiting for d", 2.0), ("restoring", 0.5)):
+        made.enter(name)
+        clock.now += seconds
+    made.enter("compiling")
+    clock.now += 20.0
+    made.end()
+    clock.now += 1000.0
+    assert made.seconds == {
+        "preparing": 0.0,
+        "waiting for d": 2.0,
+        "restoring": 0.5,
+        "compiling": 20.0,
+    }
+    shown = [line.split(maxsplit=1)[1] for line in capsys.readouterr().out.splitlines()]
+    assert shown == [*made.seconds, "training"]
+
+
+def test_a_phase_that_comes_again_adds_up(clock, monkeypatch):
+    made = begun(clock, monkeypatch)
+    for name in ("initializing", "waiting for d", "initializing"):
+        made.enter(name)
+        clock.now += 1.0
+    made.end()
+    assert made.seconds["initializing"] == 2.0
+
+
+def test_a_command_has_imported_before_and_prepared_since(clock, monkeypatch):
+    made = begun(clock, monkeypatch, importing=3.0)
+    made.enter("compiling")
+    assert made.seconds == {"importing": 3.0, "preparing": 2.0}
+
+
+def test_for_a_program_a_phase_is_an_object(clock, monkeypatch, capsys):
+    monkeypatch.setattr(process, "_log_format", ["json"])
+    made = begun(clock, monkeypatch, importing=3.0)
+    made.enter("compiling")
+    first, second = map(json.loads, capsys.readouterr().out.splitlines())
+    about = {"cluster": "generator:0"}
+    assert first == about | {"phase": "preparing", "seconds": 3.0}
+    assert second == about | {"phase": "compiling", "seconds": 5.0}
