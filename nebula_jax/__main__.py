@@ -2,6 +2,7 @@
 
     nebula experiments.pretrain_m3 --flagfile=m3_quickstart.flags
     nebula scripts.plan --help
+    nebula top runs/m3_quickstart                  # of a run: top, compare
     nebula switch --help                           # the commands of a federation
 
 The first argument is a module as after `python -m`, or a command of a federation
@@ -15,6 +16,8 @@ import sys
 from nebula_jax import installed
 
 FOLDERS = ("experiments", "scripts")
+OF_RUNS = ("top", "compare")
+"""Commands of `scripts` that need no folder before their name."""
 
 
 def main() -> int | None:
@@ -22,6 +25,9 @@ def main() -> int | None:
     arguments = sys.argv[1:]
     folder = (arguments or [""])[0].partition(".")[0]
     module = "scripts.nebula"
+    if folder in OF_RUNS:
+        arguments[0] = f"scripts.{arguments[0]}"
+        folder = "scripts"
     if folder in FOLDERS:
         module = arguments.pop(0)
         if not (installed.FOLDER / f"{module.replace('.', '/')}.py").is_file():

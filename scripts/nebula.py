@@ -42,7 +42,8 @@ def parser() -> argparse.ArgumentParser:
         prog="nebula",
         description="A federation of labs that train together over their switches.",
         epilog="Every command has --federation=FOLDER, by default ./federation."
-        " `nebula experiments.pretrain_m3 ...` runs a module as `python -m` does.",
+        " `nebula experiments.pretrain_m3 ...` runs a module as `python -m` does;"
+        " `nebula top RUN` shows a run, `nebula compare RUN RUN` several.",
     )
     arguments.add_federation(made, pathlib.Path(arguments.DEFAULT_FOLDER))
     places = {"": made.add_subparsers(required=True, metavar="COMMAND")}

@@ -7,6 +7,7 @@ B rows of a micro-batch, L length, P pairs of a language.
 """
 
 import functools
+import os
 import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -17,10 +18,13 @@ from jax.sharding import Mesh
 
 from experiments.m3 import config, models
 from experiments.pretraining import text
+from nebula_jax.communication import ranks
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.evaluation import rtd, translations
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import page
 from nebula_jax.training import m3, m3_predictions
 
 
@@ -48,7 +52,10 @@ class Probes:
             functools.partial(m3_predictions.gradient_norms, made.config),
             out_shardings=everywhere,
         )
-        self._pairs = _pairs(run, vocabulary)
+        # Where other organizations have sent the text, none of it is written to disk.
+        is_here = process.LIFELINE_FD in os.environ or run.local.cluster == "whole"
+        self._keeps_samples = is_here and not run.local.federation
+        self._pairs, self._piece = _pairs(run, vocabulary), vocabulary.piece
 
     def evaluate(
         self,
@@ -73,6 +80,12 @@ class Probes:
                 found.setdefault(language, []).append(jax.device_get(each))
             figures = self._measure(params, tokens)
         reports = {language: rtd.report(each) for language, each in found.items()}
+        if self._keeps_samples and ranks.is_root():
+            samples = [
+                f"{language}: {rtd.sample(batches[0], 0, self._piece)}"
+                for language, batches in found.items()
+            ]
+            page.write_samples(context.folder, samples)
         context.record.evaluation(step, reports)
         context.record.probe(step, figures)
 

@@ -184,6 +184,7 @@ def curves(
             "AUC",
             auc,
             {"": 0.5},
+            has_mean=True,
         ),
         run_report.Panel("Translations in the discriminator's encoder", "", probed),
     ]

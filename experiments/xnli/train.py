@@ -15,8 +15,8 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import page, run_folder
 from nebula_jax.runtime.records import report as run_report
-from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import partition
 
 
@@ -181,12 +181,14 @@ def _test(
             scores, command = report.evaluate(parts, found), time.monotonic() - begin
             summary = report.summary(run, text, scores, position, cluster, command)
             run_report.write(path, summary)
+            report.write_page(folder, cluster)
     params = ranks.to_root(selection.params)
     if ranks.is_root():
         models.export(run, models.Trained(params, text.keep, selection.step))
         summary = run_report.read_summary(folder)
         report.show(report.markdown(summary), summary["test"]["warnings"])
-        process.progress(f"report: {path}, {folder / 'predictions'}")
+        predictions = folder / "predictions"
+        process.progress(f"report: {path}, {folder / page.NAME}, {predictions}")
 
 
 def _commits(position: Mapping[str, Any] | None) -> list[str]:

@@ -8,7 +8,7 @@ replaced and would make the task look easier.
 N tokens.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -31,6 +31,32 @@ def auc(scores: np.ndarray, replaced: np.ndarray) -> float:
     ranks = (np.cumsum(count) - (count - 1) / 2)[place]
     wins = ranks[replaced].sum() - positive * (positive + 1) / 2
     return float(wins / (positive * negative))
+
+
+def sample(
+    prediction: m3_predictions.Predictions, row: int, piece: Callable[[int], str]
+) -> str:
+    """Writes a row as text: `a {dog→cat} sat`; `{dog→cat!}` where the fake was found.
+
+    Args:
+      prediction: as numpy arrays.
+      row: of the batch.
+      piece: id -> piece, with `▁` for a space.
+    """
+    originals = iter(prediction.originals[row])
+    written = []
+    for place, token in enumerate(prediction.input_ids[row]):
+        text = piece(int(token))
+        if prediction.masked_at[row, place]:
+            original = piece(int(next(originals)))
+            if prediction.replaced[row, place]:
+                found = "!" if prediction.replaced_score[row, place] > 0 else ""
+                space = "▁" if original.startswith("▁") else ""
+                fake = f"{original.lstrip('▁')}→{text.lstrip('▁')}{found}"
+                text = f"{space}{{{fake}}}"
+        if prediction.text[row, place]:
+            written.append(text)
+    return "".join(written).replace("▁", " ").strip()
 
 
 def report(predictions: Sequence[m3_predictions.Predictions]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nebula_jax.runtime.life import restarts
+from nebula_jax.runtime.records import page
 from nebula_jax.runtime.records import report as records_lib
 from nebula_jax.training import metrics
 
@@ -39,7 +40,7 @@ def report(
     figures: Callable[..., Mapping[str, Any]] = lambda *_: {},
     markdown: Callable[..., str] = table,
 ) -> None:
-    """Writes summary.json and the curves unless they are up to date; prints a table.
+    """Writes summary.json, curves and page unless up to date; prints a table.
 
     Args:
       workdir: of the run.
@@ -61,7 +62,8 @@ def report(
     ]
     if is_other or records_lib.is_stale(path, clusters.values()):
         records = {name: metrics.read(each) for name, each in clusters.items()}
-        if panels := curves(found, records):
+        panels = [*curves(found, records), *page.line_panels(records)]
+        if panels:
             records_lib.draw(panels, picture)
         summary = {
             **records_lib.provenance(records_lib.wall_seconds(seconds, there)),
@@ -74,5 +76,14 @@ def report(
         }
         summary |= figures(found, records, summary, workdir)
         records_lib.write(path, summary)
+        written = records_lib.read_summary(workdir)
+        page.of_run(
+            workdir / page.NAME,
+            written,
+            written["clusters"],
+            markdown(written),
+            panels,
+            [line for each in clusters.values() for line in page.samples(each)],
+        )
     records_lib.show(markdown(records_lib.read_summary(workdir)))
-    records_lib.print_paths(path, picture)
+    records_lib.print_paths(path, picture, workdir / page.NAME)

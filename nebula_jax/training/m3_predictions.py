@@ -26,6 +26,8 @@ class Predictions(NamedTuple):
     sampled_correct: [] int32, masked positions whose original the generator sampled.
     masked: [] int32, masked positions.
     originals: [B, M] int32, the original tokens there; 0 in empty slots.
+    input_ids: [B, L] int32, the text with its fakes.
+    masked_at: [B, L] bool, the masked positions.
     """
 
     replaced_score: jax.Array
@@ -35,6 +37,8 @@ class Predictions(NamedTuple):
     sampled_correct: jax.Array
     masked: jax.Array
     originals: jax.Array
+    input_ids: jax.Array
+    masked_at: jax.Array
 
 
 def corrupt(
@@ -61,6 +65,8 @@ def predict(config: m3.Config, params: Any, tokens: m3.Tokens) -> Predictions:
         sampled_correct=jnp.sum((sampled == tokens.originals) & filled),
         masked=jnp.sum(filled),
         originals=tokens.originals,
+        input_ids=tokens.input_ids,
+        masked_at=tokens.masked,
     )
 
 

@@ -33,6 +33,8 @@ def test_a_report_counts_text_only_and_adds_batches():
         sampled_correct=0,
         masked=2,
         originals=np.asarray([[7, 9, 0, 0]]),
+        input_ids=np.asarray([[1, 8, 9, 2]]),
+        masked_at=np.asarray([[False, True, True, False]]),
     )
     two = one._replace(
         clm_correct=0, sampled_correct=1, originals=np.asarray([[9, 5, 0, 0]])
@@ -46,3 +48,19 @@ def test_a_report_counts_text_only_and_adds_batches():
         "unigram_accuracy": 0.5,  # always 9
         "tokens": 4,
     }
+
+
+def test_a_sample_shows_where_fakes_are_and_which_were_found():
+    pieces = ["[PAD]", "[CLS]", "▁the", "▁dog", "▁cat", "▁s", "at", "it", "[SEP]"]
+    one = m3_predictions.Predictions(
+        replaced_score=np.asarray([[9.0, -1.0, 2.0, -1.0, -2.0, 9.0, 9.0]]),
+        replaced=np.asarray([[False, False, True, False, True, False, False]]),
+        text=np.asarray([[False, True, True, True, True, False, False]]),
+        clm_correct=1,
+        sampled_correct=0,
+        masked=3,
+        originals=np.asarray([[3, 5, 6, 0]]),
+        input_ids=np.asarray([[1, 2, 4, 5, 7, 8, 0]]),
+        masked_at=np.asarray([[False, False, True, True, True, False, False]]),
+    )
+    assert rtd.sample(one, 0, pieces.__getitem__) == "the {dog→cat!} s{at→it}"

@@ -37,6 +37,13 @@ def undisturbed(runs):
     return output
 
 
+def test_a_run_leaves_a_page(runs, undisturbed):
+    text = (runs.folder / "undisturbed" / "report.html").read_text("utf-8")
+    for words in ("<svg", "English dev", "--learning_rate", "until the first step"):
+        assert words in text
+    assert "report.html" in undisturbed
+
+
 @pytest.mark.slow  # of M3, ABNet and BERT it is in every run of the tests
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undisturbed):
     """A disk that fails, a process that stands still and is killed."""

@@ -81,6 +81,11 @@ def test_a_run_leaves_all_that_was_promised(split):
     languages = summary["held_out"][-1]["languages"]
     assert set(languages) == {"en", "de", "sw"}
     assert not (folder / "tls").exists()  # keys do not outlive the run
+    page = (folder / "report.html").read_text("utf-8")
+    for words in ("RTD AUC", "<svg", "sent tokens", "60mbit,2ms", "--max_length", "→"):
+        assert words in page
+    samples = (folder / "discriminator" / "samples.txt").read_text("utf-8").splitlines()
+    assert {line.partition(":")[0] for line in samples} == set(languages)
     for word in ("step", "loss", "tokens/s", "sent", "waited", "RTD AUC", "formula"):
         assert word in output
 

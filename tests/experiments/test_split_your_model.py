@@ -27,12 +27,31 @@ def whole(loss, parts, optimizer, steps, batches):
     return [each.params for each in states]
 
 
+def assert_told(output, folder):
+    """A program is told phases, records and files, and nothing else."""
+    found = [json.loads(line) for line in output.splitlines() if line[:1] == "{"]
+    assert not [line for line in output.splitlines() if line.startswith("|")]
+    for cluster, other in (("front", "back"), ("back", "front")):
+        own = [each for each in found if each.get("cluster") == cluster]
+        phases = [each["phase"] for each in own if "phase" in each]
+        assert phases[0] == "preparing"
+        assert {f"waiting for {other}", "initializing"} <= set(phases)
+        assert phases[-2:] == ["compiling", "training"]
+        assert [each["step"] for each in own if "step" in each] == [3, 6]
+    assert found[-1]["report"][0] == "runs/split_your_model/summary.json"
+    assert "Bytes that crossed" in (folder / "report.html").read_text("utf-8")
+    summary = json.loads((folder / "summary.json").read_text())
+    for each in summary["clusters"]:
+        assert each["last_step"] == 6
+        assert each["until_first_step"]["compiling"] > 0
+
+
 def test_a_decoder_in_two_clusters_is_the_uncut_one(tmp_path):
     example = split_your_model
-    output = ended(start(tmp_path, "split_your_model", steps=6, log_every=3, trace=1))
-    assert "| back | 6 |" in output
-    assert "report: runs/split_your_model/summary.json" in output
+    flags = {"steps": 6, "log_every": 3, "trace": 1, "log_format": "json"}
+    output = ended(start(tmp_path, "split_your_model", **flags))
     folder = tmp_path / "runs" / "split_your_model"
+    assert_told(output, folder)
     assert (folder / "losses.png").read_bytes().startswith(b"\x89PNG")
     lanes = json.loads((folder / "trace.json").read_text())["traceEvents"]
     assert {"front", "back"} <= {

@@ -46,6 +46,8 @@ class Vocabulary(NamedTuple):
     rows: np.ndarray | None = None
     """[V] int32, each piece's id in the pretrained model's own, untrimmed tokenizer (of
     an untrimmed table: its row); None for a vocabulary that was trained here."""
+    piece: Callable[[int], str] = str
+    """Returns a piece as it is written, with `▁` for a space before it."""
 
 
 def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2) -> int:
@@ -134,7 +136,13 @@ def load(path: pathlib.Path) -> Vocabulary:
             f"{path} begins with {' '.join(pieces)}; expected {' '.join(PIECES)}"
         )
     digest = hashlib.sha256(content).hexdigest()
-    return Vocabulary(path, processor.encode, processor.get_piece_size(), digest)
+    return Vocabulary(
+        path,
+        processor.encode,
+        processor.get_piece_size(),
+        digest,
+        piece=processor.id_to_piece,
+    )
 
 
 def _from_tokenizer(folder: pathlib.Path) -> Vocabulary:
@@ -149,4 +157,11 @@ def _from_tokenizer(folder: pathlib.Path) -> Vocabulary:
         return new_ids[np.asarray(tokenizer.encode(text), np.int64)].tolist()
 
     rows = tokenizer.old_ids[order].astype(np.int32)
-    return Vocabulary(folder, encode, tokenizer.size, tokenizer.digest, rows)
+    return Vocabulary(
+        folder,
+        encode,
+        tokenizer.size,
+        tokenizer.digest,
+        rows,
+        piece=lambda number: tokenizer.piece(int(order[number])),
+    )

@@ -2,16 +2,31 @@
 
 import contextlib
 import fcntl
+import json
 import pathlib
 from collections.abc import Iterator
 
 from nebula_jax import errors
 from nebula_jax.security import names
+from nebula_jax.training import metrics
 
 
 def of_cluster(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
     """Returns a cluster's folder: `generator:0` -> <workdir>/generator-0."""
     return workdir / names.label(cluster)
+
+
+def clusters(workdir: pathlib.Path) -> dict[str, pathlib.Path]:
+    """Returns name -> folder of the clusters that have metrics in a run's folder.
+
+    A name is known once the cluster has ended; until then it is the folder's.
+    """
+    found = {}
+    for path in sorted(workdir.glob(f"*/{metrics.FILE}")):
+        about = path.with_name("summary.json")
+        ended = json.loads(about.read_text("utf-8")) if about.is_file() else {}
+        found[ended.get("cluster", path.parent.name)] = path.parent
+    return found
 
 
 @contextlib.contextmanager

@@ -24,6 +24,7 @@ def test_a_vocabulary_encodes_and_decodes_text(path):
     assert min(ids) >= vocabularies.NUM_SPECIAL
     assert max(ids) < loaded.size <= 120
     assert processor(path).decode(ids) == LINES[42]
+    assert "".join(map(loaded.piece, ids)).replace("▁", " ").strip() == LINES[42]
 
 
 def test_control_pieces_come_first_and_are_never_text(path):

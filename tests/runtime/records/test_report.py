@@ -243,3 +243,27 @@ def test_a_run_without_matplotlib_ends_and_says_that_it_drew_nothing(
     assert told.err.startswith("no curves were drawn: ")
     assert "nebula_jax[plots]" in told.err
     assert told.out == f"report: {summary}\n"
+
+
+def test_many_curves_are_named_at_their_ends_and_no_name_is_over_another():
+    names = [f"l{n}" for n in range(15)]
+    curves = {name: [(1, 0.5), (2, 0.8 + n / 1000)] for n, name in enumerate(names)}
+    panel = report.Panel("AUC", "", curves, {"": 0.5}, has_mean=True)
+    (axes,) = report.drawn([panel]).axes
+    shown = {each.get_text(): each.xyann[1] for each in axes.texts}
+    assert set(shown) == {*names, "mean"}
+    places = sorted(shown.values())
+    assert places[0] >= 0.0
+    assert places[-1] <= 1.0
+    assert min(np.diff(places)) >= report.LABEL_HEIGHT - 1e-9
+    assert sorted(names, key=shown.get) == names  # as the lines end
+    mean = next(line for line in axes.lines if line.get_label() == "mean")
+    np.testing.assert_allclose(mean.get_ydata(), [0.5, 0.807])
+    assert axes.get_legend() is None
+
+
+def test_few_curves_have_a_legend():
+    panel = report.Panel("Loss", "nats", {"a": [(1, 2.0)], "b": [], "c": [(1, 1.0)]})
+    (axes,) = report.drawn([panel]).axes
+    assert [each.get_text() for each in axes.get_legend().texts] == ["a", "c"]
+    assert not axes.texts

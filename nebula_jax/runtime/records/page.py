@@ -1,0 +1,202 @@
+"""A run as a page: one HTML file, which needs no other and no network.
+
+Curves, the line between clusters, the ledger of bytes and seconds, settings, commit,
+and whatever Markdown the run's report has: samples of its text, for one.
+"""
+
+import html
+import io
+import pathlib
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import markdown_it
+
+from nebula_jax import files, installed
+from nebula_jax.runtime.records import report
+from nebula_jax.training import metrics
+
+NAME = "report.html"
+SAMPLES = "samples.txt"
+"""The file of a cluster's folder whose lines are shown as they are."""
+STYLE = """
+:root { color-scheme: light dark }
+body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem;
+  padding: 0 1rem }
+table { border-collapse: collapse; display: block; margin: 1rem 0; overflow-x: auto }
+td, th { border-bottom: 1px solid #8884; padding: .2rem .7rem; text-align: left;
+  font-variant-numeric: tabular-nums }
+pre { background: #8882; overflow-x: auto; padding: .6rem; white-space: pre-wrap }
+svg { background: white; height: auto; max-width: 100% }
+summary { cursor: pointer; font-weight: 600 }
+"""
+
+
+def of_run(
+    path: pathlib.Path,
+    summary: Mapping[str, Any],
+    clusters: Sequence[Mapping[str, Any]],
+    markdown: str,
+    panels: Sequence[report.Panel],
+    samples: Sequence[str] = (),
+) -> None:
+    """Writes the page of a run.
+
+    Args:
+      path: of the file.
+      summary: of the run, with its `flags`.
+      clusters: their summaries.
+      markdown: of the run's report.
+      panels: its curves, those of the line among them.
+      samples: lines of text that the run has made.
+    """
+    flags = summary.get("flags", {})
+    settings = [[f"--{name}", _shown(value)] for name, value in flags.items()]
+    write(
+        path,
+        path.parent.name,
+        {
+            "": markdown,
+            "Curves": curves(panels),
+            "Samples": "\n".join(f"    {line}" for line in samples),
+            "The line": _lines(flags.get("wan", ""), clusters),
+            "Bytes that crossed": ledger(clusters),
+            "Seconds": seconds(clusters),
+            "Settings": report.table(["flag", "value"], settings, "ll")
+            if settings
+            else "",
+        },
+    )
+
+
+def samples(folder: pathlib.Path) -> list[str]:
+    """Reads the samples of text that a cluster has left in its folder, if any."""
+    path = folder / SAMPLES
+    return path.read_text("utf-8").splitlines() if path.is_file() else []
+
+
+def write_samples(folder: pathlib.Path, lines: Sequence[str]) -> None:
+    """Replaces the samples of text in a cluster's folder."""
+    with files.writing(folder / SAMPLES) as partial:
+        partial.write_text("".join(f"{line}\n" for line in lines), "utf-8")
+
+
+def write(path: pathlib.Path, title: str, sections: Mapping[str, str]) -> None:
+    """Writes a page.
+
+    Args:
+      title: plain text.
+      sections: heading -> Markdown, or SVG; empty ones are left out.
+    """
+    parts = [
+        f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}"
+        f"</title><meta name=viewport content='width=device-width'>"
+        f"<style>{STYLE}</style><h1>{html.escape(title)}</h1>"
+    ]
+    # HTML in the Markdown, such as in a run's text, is shown as it is written.
+    markdown = markdown_it.MarkdownIt("js-default", {"linkify": False})
+    for heading, text in sections.items():
+        if text:
+            body = text if text.startswith("<svg") else markdown.render(text)
+            parts.append(f"<h2>{html.escape(heading)}</h2>{body}" if heading else body)
+    with files.writing(path) as partial:
+        partial.write_text("\n".join(parts) + "\n", "utf-8")
+
+
+def curves(panels: Sequence[report.Panel]) -> str:
+    """Returns panels as SVG; a sentence without what draws them."""
+    if not panels:
+        return ""
+    try:
+        figure = report.drawn(panels)
+    except installed.MissingExtra as error:
+        return f"No curves: {error}"
+    import matplotlib
+
+    stream = io.StringIO()
+    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "nebula"}):
+        figure.savefig(stream, format="svg", metadata={"Date": None})
+    drawn = stream.getvalue()
+    return drawn[drawn.index("<svg") :]
+
+
+def line_panels(
+    records: Mapping[str, Sequence[Mapping[str, Any]]],
+) -> list[report.Panel]:
+    """Returns the curves of the line: rates and waiting of each cluster.
+
+    Args:
+      records: cluster -> its metrics; those of a run without a line have no curve.
+    """
+    found = [
+        ("Sent", "Mbit/s", "sent_mbit"),
+        ("Waited for others", "share of the time", "waiting_share"),
+    ]
+    panels = []
+    for title, unit, name in found:
+        of_each = {
+            cluster: [
+                (each["step"], each[name]) for each in of_cluster if each.get(name)
+            ]
+            for cluster, of_cluster in records.items()
+        }
+        if any(of_each.values()):
+            panels.append(report.Panel(title, unit, of_each))
+    return panels
+
+
+def ledgers(cluster: Mapping[str, Any]) -> dict[str, Mapping[str, Sequence[int]]]:
+    """Returns peer -> ledger of a cluster's summary; an empty name for the only one."""
+    found = cluster.get("ledgers") or cluster.get("ledger") or {}
+    is_one = any(isinstance(each, Sequence) for each in found.values())
+    return {"": found} if is_one else dict(found)
+
+
+def ledger(clusters: Iterable[Mapping[str, Any]]) -> str:
+    """Renders what each cluster sent and received, by kind."""
+    rows = [
+        [each["cluster"], peer, kind, f"{count:,}", metrics.in_bytes(size)]
+        for each in clusters
+        for peer, entries in ledgers(each).items()
+        for kind, (count, size) in entries.items()
+    ]
+    header = ["cluster", "peer", "what", "frames", "bytes"]
+    return report.table(header, rows, "lllrr") if rows else ""
+
+
+def seconds(clusters: Iterable[Mapping[str, Any]]) -> str:
+    """Renders where the seconds of each cluster went."""
+    rows = []
+    for each in clusters:
+        until = each.get("until_first_step", {})
+        rows += [
+            [each["cluster"], f"until the first step: {name}", f"{value:.1f} s"]
+            for name, value in until.items()
+        ]
+        rows.append([each["cluster"], "training", f"{each['seconds']:.1f} s"])
+        waited = f"{each['waited_seconds']:.1f} s"
+        rows.append([each["cluster"], "of these, waiting for others", waited])
+    return report.table(["cluster", "what", "time"], rows, "llr") if rows else ""
+
+
+def _lines(wan: str, clusters: Iterable[Mapping[str, Any]]) -> str:
+    """Renders the lines between clusters: emulated or not, and what held them up."""
+    text = f"Emulated: `{wan}`." if wan else ""
+    rows = [
+        [
+            each["cluster"],
+            f"{8e-6 * each['bytes_sent'] / each['seconds']:.2f}",
+            f"{8e-6 * each['bytes_received'] / each['seconds']:.2f}",
+            f"{each['waited_seconds'] / each['seconds']:.0%}",
+        ]
+        for each in clusters
+        if each["bytes_sent"] or each["bytes_received"]
+    ]
+    header = ["cluster", "sends, Mbit/s", "gets, Mbit/s", "waited"]
+    return report.join(text, report.table(header, rows)) if rows else ""
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, list | tuple):
+        return ",".join(map(str, value))
+    return str(value)
