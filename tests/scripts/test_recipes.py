@@ -5,14 +5,19 @@ import pathlib
 import re
 import shlex
 import subprocess
+import tomllib
+import types
 
 import configured
+import numpy as np
 import pytest
 import yaml
 
 from experiments.m3 import config
 from nebula_jax.runtime.ranks import run_secret
+from nebula_jax.runtime.records import progress
 from nebula_jax.security import names
+from nebula_jax.training import metrics
 from scripts import nebula
 
 SCRIPTS = pathlib.Path(__file__).parents[2] / "scripts"
@@ -191,3 +196,83 @@ def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     assert spec["template"]["spec"]["subdomain"] in names
     assert json.dumps(job)  # nothing that YAML alone can express
     assert shlex.join(words)
+
+
+CONTAINERS = SCRIPTS / "containers"
+COMPOSE = yaml.safe_load((CONTAINERS / "compose.yaml").read_text())["services"]
+
+
+def commands_of(service):
+    """The commands of `nebula` in a service's script, as words."""
+    (script,) = service["command"]
+    lines = [line.partition("nebula ")[2] for line in script.splitlines()]
+    return [shlex.split(line) for line in lines if line]
+
+
+@pytest.mark.parametrize("name", ["discriminator", "generator"])
+def test_a_composed_cluster_shapes_its_line_and_its_flags_are_legal(name):
+    service = COMPOSE[name]
+    script = service["command"][0]
+    assert "tc qdisc replace dev eth0 root netem rate 60mbit delay 15ms" in script
+    assert service["cap_add"] == ["NET_ADMIN"]
+    subprocess.run(["sh", "-n", "-c", script], check=True)
+    ((module, flagfile, *flags),) = commands_of(service)
+    assert module == "experiments.pretrain_m3"
+    path = SCRIPTS.parent / "experiments" / "flags" / flagfile.partition("=")[2]
+    run = configured.run(config, f"--flagfile={path}", *flags)
+    assert run.local.cluster.partition(":")[0] == name
+    assert run.local.tls == f"/shared/credentials/{names.label(run.local.cluster)}"
+    prepared = COMPOSE["prepare"]["command"][0]
+    assert run.local.cluster in prepared
+    assert str(run.local.vocabulary) in prepared
+    assert run.local.metrics_port == "0.0.0.0:9400"
+    if name == "generator":
+        assert run.local.peer == "discriminator:7070"
+        assert configured.run(
+            config, *commands_of(COMPOSE["discriminator"])[0][2:]
+        ).local.listen.endswith(":7070")
+
+
+def test_what_is_composed_is_there():
+    for service in COMPOSE.values():
+        assert set(service.get("depends_on", ())) <= set(COMPOSE)
+        for volume in service.get("volumes", ()):
+            source = volume.partition(":")[0]
+            assert not source.startswith(".") or (CONTAINERS / source).is_file()
+        if build := service.get("build"):
+            assert (CONTAINERS / build["context"]).resolve() == SCRIPTS.parent
+            assert (SCRIPTS.parent / build["dockerfile"]).is_file()
+    scraped = yaml.safe_load((CONTAINERS / "prometheus.yaml").read_text())
+    (job,) = scraped["scrape_configs"]
+    (targets,) = [each["targets"] for each in job["static_configs"]]
+    assert {each.partition(":")[0] for each in targets} <= set(COMPOSE)
+
+
+def test_an_image_has_the_files_and_extras_that_it_names():
+    text = (CONTAINERS / "Containerfile").read_text()
+    for line in re.findall(r"^COPY (.+) \S+$", text, re.MULTILINE):
+        assert all((SCRIPTS.parent / each).exists() for each in line.split())
+    project = tomllib.loads((SCRIPTS.parent / "pyproject.toml").read_text())["project"]
+    named = ",".join(re.findall(r"EXTRAS=([\w,]+)", text)).split(",")
+    assert set(named) <= set(project["optional-dependencies"])
+
+
+def test_the_dashboard_shows_metrics_that_clusters_have(tmp_path):
+    board = json.loads((CONTAINERS / "grafana" / "nebula.json").read_text())
+    shown = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"nebula_(\w+)", target["expr"])
+    }
+    peer = types.SimpleNamespace(cluster="d")
+    link = types.SimpleNamespace(
+        peer=peer, waited=0.0, round_trip=0.01, bytes_moved=lambda direction: 1
+    )
+    record = progress.Progress(tmp_path, "g", 0, 2, 1, links=[link])
+    record.step(1, {"loss": np.float32(1.0), "tokens": np.int32(3)})
+    record.finish(1, {})
+    assert shown <= metrics.read(tmp_path / "g")[0].keys()
+    sources = yaml.safe_load((CONTAINERS / "grafana" / "sources.yaml").read_text())
+    (source,) = sources["datasources"]
+    assert {panel["datasource"]["uid"] for panel in board["panels"]} == {source["uid"]}
