@@ -2,6 +2,7 @@
 
 import argparse
 import pathlib
+import signal
 import time
 from collections.abc import Sequence
 
@@ -83,8 +84,12 @@ def serve(given: argparse.Namespace) -> int:
     """Serves data to those with a grant, until stopped."""
     from nebula_jax.runtime.served import data_service
 
-    _grants(given).provider(given.name)  # refused here, before anything begins
-    return data_service.serve(arguments.folder(given), given.name, process.message)
+    service = data_service.DataService(arguments.folder(given), given.name)
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, lambda *_: service.stop())
+    service.run()
+    process.message(f"{given.name} is not served any more")
+    return 0
 
 
 @arguments.command(

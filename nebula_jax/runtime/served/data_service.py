@@ -11,7 +11,6 @@ the reader's session with the reason.
 import contextlib
 import itertools
 import queue
-import signal
 import socket
 import threading
 import time
@@ -316,22 +315,3 @@ def _checked(wanted: np.ndarray, total: int) -> list[int]:
             f"requested rows {rows.min()} to {rows.max()}; there are 0 to {total - 1}"
         )
     return [int(row) for row in rows]
-
-
-def serve(
-    folder: site_folder.Folder,
-    handle: str,
-    log: Callable[[str], None] = process.message,
-) -> int:
-    """Serves a handle until SIGTERM or SIGINT; returns the exit status.
-
-    For the arguments and errors see `DataService`.
-    """
-    service = DataService(folder, handle, log)
-    with contextlib.ExitStack() as stack:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            before = signal.signal(number, lambda *_: service.stop())
-            stack.callback(signal.signal, number, before)
-        service.run()
-    log(f"{handle} is not served any more")
-    return 0

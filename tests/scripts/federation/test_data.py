@@ -1,6 +1,7 @@
 """The commands about data, on the folder of a lab with a small corpus."""
 
 import datetime
+import signal
 from unittest import mock
 
 import nebula_command
@@ -164,7 +165,15 @@ def test_what_was_offered_can_be_served_from_where_it_was_packed(lab, corpus):
 
 def test_serving_is_begun(lab, corpus):
     offer(lab, corpus)
-    with mock.patch.object(data_service, "serve", return_value=0) as serve:
+    with (
+        mock.patch.object(data_service, "DataService") as made,
+        mock.patch("signal.signal") as caught,
+    ):
         lab("data", "serve", "corpus-es")
-    (call,) = serve.call_args_list
+    (call,) = made.call_args_list
     assert (call.args[0].path, call.args[1]) == (lab.path, "corpus-es")
+    made.return_value.run.assert_called_once_with()
+    for number, stop in (each.args for each in caught.call_args_list):
+        assert number in (signal.SIGINT, signal.SIGTERM)
+        stop(number, None)
+    assert made.return_value.stop.call_count == 2
