@@ -323,6 +323,8 @@ def test_an_expired_certificate_is_renewed_within_its_grace(labs):
     assert refused("another invitation", at, late, renew, renewal_of(labs.t)) == (
         "expired"
     )
+    # Nobody could invite the authority's own lab: all labs would join anew.
+    assert at(now + 300 * DAY, renew, renewal_of(labs.s))[1] == "lab-s"
 
 
 def test_what_a_lab_had_before_it_was_revoked_renews_nothing(labs):
