@@ -249,12 +249,9 @@ def _request(
             secure.sendall(json_lines.encode(fields))
             answer = json_lines.read(secure)
     except ssl.SSLCertVerificationError as error:
-        clock = ""
-        if between_labs.reason_of(error) in ("expired", "not_yet_valid"):
-            clock = f"; here it is {site_folder.utc_now():%Y-%m-%d %H:%M} UTC: is it?"
         raise Unreachable(
             f"{address}: not the switch of {lab}, which issues certificates:"
-            f" {error.verify_message}{clock}"
+            f" {between_labs.in_words(error)}"
         ) from None
     except (OSError, EOFError) as error:
         reason = tls.in_words(error)

@@ -17,7 +17,6 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints, pending_connections
 from nebula_jax.communication.wire import greeting
 from nebula_jax.federation import joining, line, state, streams
-from nebula_jax.security import tls
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs, credentials
 
@@ -154,7 +153,7 @@ async def _checked(
 def refused(made: state.State, host: str, error: BaseException) -> None:
     """Notes the refusal of a host, or of a lab, that an error is."""
     reason = between_labs.reason_of(error)
-    text = f"refused a connection from {host}: {reason}: {tls.in_words(error)}"
+    text = f"refused a connection from {host}: {reason}: {between_labs.in_words(error)}"
     made.note(STRANGERS, text, "refusal", host, reason=reason)
 
 

@@ -1,6 +1,7 @@
 """The requests of trainers and commands of a lab to their switch."""
 
 import asyncio
+import datetime
 import re
 import secrets
 import time
@@ -69,7 +70,7 @@ async def serve(
     made = _Request(switch, fields, account, asker)
     match json_lines.field(fields, "op", str):
         case "dial":
-            await made.dial()
+            await made.dial(kept)
         case "serve":
             await made.serve()
         case "record":
@@ -136,7 +137,7 @@ class _Request(NamedTuple):
             }
         )
 
-    async def dial(self) -> None:
+    async def dial(self, kept: upkeep.Upkeep) -> None:
         """Carries a stream to a trainer of whichever lab has it, to its end."""
         switch, account, job = self.switch, self.account, self.job()
         connector, listener = self.cluster("from"), self.cluster("to")
@@ -162,8 +163,9 @@ class _Request(NamedTuple):
                 if each in switch.gone:
                     raise inner.Lost(switch.gone[each])
                 reasons.append(
-                    f"no line to {each}: one of both switches needs --listen, and the"
-                    " other its address as --peer"
+                    f"it is not at {each}, which is this lab"
+                    if each == switch.lab
+                    else f"no line to {each}: {_away(kept, each)}"
                 )
                 continue
             there = about(each)
@@ -176,7 +178,8 @@ class _Request(NamedTuple):
             self.answer(lab=each)
             await switch.carry(there, account.name, self.asker, end, is_listener=False)
             return
-        if not switch.lines and switch.gone:  # which none of them comes back from
+        # Another lab than those that were revoked may come back.
+        if not lab and switch.gone and switch.members <= switch.gone.keys():
             raise inner.Lost("; ".join(switch.gone.values()))
         if switch.is_revoked:
             raise inner.Lost("; ".join(switch.no_line.values()))
@@ -245,6 +248,18 @@ class _Request(NamedTuple):
             kept.cosigning.send()
 
 
+def _away(kept: upkeep.Upkeep, lab: str) -> str:
+    """Returns what there may be to do about a lab without a line, in words."""
+    since = kept.listed.revoked.get(lab) if kept.listed else None
+    if since is not None:
+        day = datetime.datetime.fromtimestamp(since, datetime.UTC)
+        return f"it was revoked on {day:%Y-%m-%d}; has it joined again?"
+    return (
+        "is its switch running? one of both needs --listen, the other that address as"
+        " --peer"
+    )
+
+
 def status(switch: State, kept: upkeep.Upkeep) -> list[Check]:
     """Returns what `nebula status` shows: lines, trainers and jobs."""
     now, streams_now = time.time(), list(switch.in_flight.values())
@@ -257,15 +272,17 @@ def status(switch: State, kept: upkeep.Upkeep) -> list[Check]:
             f" {printable.size(each.bytes_received)} received"
         )
         found.append(Check(f"line to {lab}", FINE, text))
-    no_lines = switch.no_line | switch.gone
-    for where, why in no_lines.items():
+        if abs(each.clock_ahead) > checkup.MOST_CLOCK_SECONDS:
+            found.append(checkup.clocks(each.clock_ahead, f"{lab}'s"))
+    for where, why in (switch.no_line | switch.gone).items():
         found.append(Check(f"line to {where}", WRONG, f"none: {why}"))
-    if not switch.lines and not no_lines:
-        state = UNCLEAR if switch.is_issuer else WRONG  # perhaps nobody was invited yet
-        text = (
-            "none to another lab: is its switch running? nebula doctor --peer HOST:PORT"
-        )
-        found.append(Check("lines", state, text))
+    state = UNCLEAR if switch.lines else WRONG
+    for lab in sorted(switch.members - switch.lines.keys() - switch.gone.keys()):
+        text = f"none at present: {_away(kept, lab)}"
+        found.append(Check(f"line to {lab}", state, text))
+    if len(found) == 1:
+        text = "none at present: nebula invite brings another lab"
+        found.append(Check("lines", UNCLEAR, text))
     for (job, cluster), served in sorted(switch.served.items()):
         users = [
             about.connector

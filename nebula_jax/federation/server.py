@@ -161,13 +161,14 @@ class Switch:
             try:
                 connection = await outside.dial(self.state.folder, address)
             except (errors.NebulaError, OSError, EOFError) as error:
-                reason = f"no line to {where}: {error}"
+                why = between_labs.in_words(error)
+                reason = f"no line to {where}: {why}"
                 if reason != logged:  # the same reason again is no news
                     about = {"event": between_labs.reason_of(error)}
                     text = f"{reason}; trying again"
                     self.state.note(where, text, "fault", self.state.lab, **about)
                     logged = reason
-                self.state.no_line[where] = str(error)
+                self.state.no_line[where] = why
                 pause = _longer(pause)
             else:
                 began, logged = time.monotonic(), ""
@@ -310,12 +311,14 @@ class Switch:
                 raise inner.Absent(f"{made.lab} has opened very many streams")
             trainer = await requests.connect(served)
         except (errors.NebulaError, OSError) as error:
-            made.send(
-                op="refused",
-                stream=stream.number,
-                why=str(error),
-                absent=isinstance(error, inner.Absent | OSError),
-            )
+            is_absent = isinstance(error, inner.Absent | OSError)
+            if not is_absent:  # who is absent is asked for again and again
+                text = f"refused a stream of {made.lab}: {error}"
+                job = about.job if requests.is_job(about.job) else None
+                what = {"reason": type(error).__name__, "job": job}
+                self.state.note(made.lab, text, "refusal", made.lab, **what)
+            why, number = str(error), stream.number
+            made.send(op="refused", stream=number, why=why, absent=is_absent)
             stream.close(at_once=True)
             return
         made.send(op="opened", stream=stream.number, why="")

@@ -87,8 +87,8 @@ class Upkeep:
         self.state.audit.close()
 
     def beat(self) -> Mapping[str, Any]:
-        """Returns the fields of a heartbeat: the epoch of revocation."""
-        return {"revocations": self.number}
+        """Returns the fields of a heartbeat: the epoch of revocation, and the time."""
+        return {"revocations": self.number, "time": time.time()}
 
     def receive(self, made: line.Line, op: str, fields: Mapping[str, Any]) -> None:
         """Takes a control message of another switch.
@@ -99,6 +99,8 @@ class Upkeep:
         match op:
             case "beat":
                 theirs = json_lines.field(fields, "revocations", int)
+                there = json_lines.field(fields, "time", float)
+                made.clock_ahead = time.time() - there
                 if theirs < self.number:
                     self._push(made)
             case "list":

@@ -88,11 +88,7 @@ def _clock(what: str) -> list[Check]:
         ahead = joining.clock_ahead(what)
     except (errors.NebulaError, OSError):
         return []  # the handshake shows what is wrong
-    span = checkup.duration(abs(ahead))
-    text = f"this machine's is {span} {'ahead of' if ahead > 0 else 'behind'} that one"
-    if abs(ahead) <= checkup.MOST_CLOCK_SECONDS:
-        return [Check("clocks", FINE, text)]
-    return [Check("clocks", WRONG, f"{text}: set the wrong one by a time server (NTP)")]
+    return [checkup.clocks(ahead, "that one")]
 
 
 def _why(error: Exception, is_connected: bool) -> str:

@@ -9,8 +9,9 @@ import two_labs
 
 from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
-from nebula_jax.federation import requests, server, state, streams
+from nebula_jax.federation import inner, requests, server, state, streams
 from nebula_jax.security import accounts, policy
+from nebula_jax.security.audit import entries as audit_entries
 
 ABOUT = streams.About(
     "0" * 16, "m3", "ana@lab-s", "generator:0", "discriminator", "lab-s"
@@ -93,6 +94,43 @@ def test_a_request_that_an_account_may_not_make_is_refused(
         asyncio.run(served)
 
 
+def test_a_lab_that_was_revoked_ends_no_run_with_another_whose_line_broke(
+    switch, monkeypatch
+):
+    found, writer = switch.state, types.SimpleNamespace(get_extra_info=lambda _: None)
+    monkeypatch.setattr(found, "lines", {})
+    monkeypatch.setattr(found, "gone", {"lab-t": "the certificate was revoked"})
+
+    def dial(**fields):
+        who, asker = account("bob"), (None, writer)
+        asyncio.run(requests.serve(found, switch.upkeep, who, DIAL | fields, asker))
+
+    monkeypatch.setattr(found, "members", {"lab-t", "lab-u"})
+    for fields in ({"lab": "lab-u"}, {"job": "named", "lab": ""}):
+        with pytest.raises(inner.Absent, match="at no lab at present"):
+            dial(**fields)
+    with pytest.raises(inner.Lost, match="was revoked"):
+        dial(lab="lab-t")
+    monkeypatch.setattr(found, "members", {"lab-t"})  # which alone there was
+    with pytest.raises(inner.Lost, match="was revoked"):
+        dial(lab="")
+
+
+def test_who_finds_nobody_is_told_which_lines_there_are(switch, monkeypatch):
+    """No switch relays: a trainer may be at a lab to which this one has no line."""
+
+    async def absent(*_):
+        raise inner.Absent("it is not here")
+
+    monkeypatch.setattr(switch.state, "open", absent)
+    writer = types.SimpleNamespace(get_extra_info=lambda _: ("127.0.0.1", 2))
+    fields = DIAL | {"job": "named", "lab": ""}
+    asked = requests.serve(switch.state, None, account("bob"), fields, (None, writer))
+    words = "has lines to lab-t, lab-u alone, and none relays"
+    with pytest.raises(inner.Absent, match=words):
+        asyncio.run(asked)
+
+
 def test_an_entry_is_on_the_disk_before_its_trainer_is_told(switch, monkeypatch):
     """A run goes on, and a command makes its change, once the entry is there."""
     done, log = [], switch.state.audit
@@ -121,11 +159,15 @@ def test_a_stream_of_another_lab_that_may_not_be_is_refused(switch, about, words
     told, ends = [], []
     line = types.SimpleNamespace(lab="lab-s", send=lambda **what: told.append(what))
     stream = types.SimpleNamespace(number=1, close=lambda *why, at_once: ends.append(1))
+    before = list(audit_entries.read(switch.state.folder.audit))
     asyncio.run(switch._answer(line, stream, about))
     ((answer),) = told
     assert answer["op"] == "refused"
     assert words in answer["why"]
     assert ends
+    entries = list(audit_entries.read(switch.state.folder.audit))[len(before) :]
+    found = [(each.kind, each.who) for each in entries]
+    assert found == ([] if answer["absent"] else [("refusal", "lab-s")])
 
 
 def test_a_lab_opens_so_many_streams_and_then_one_in_a_while(switch, monkeypatch):

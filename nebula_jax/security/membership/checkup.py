@@ -118,6 +118,19 @@ def audit_log(found: site_folder.Folder) -> Found:
     return WRONG, f"{findings[0]}; see nebula audit verify"
 
 
+def clocks(ahead: float, other: str) -> Check:
+    """Compares this machine's clock with another's, by the seconds it is ahead of it.
+
+    >>> clocks(-7.0, "that one").text
+    "this machine's is 7 s behind that one"
+    """
+    way = "ahead of" if ahead > 0 else "behind"
+    text = f"this machine's is {duration(abs(ahead))} {way} {other}"
+    if abs(ahead) <= MOST_CLOCK_SECONDS:
+        return Check("clocks", FINE, text)
+    return Check("clocks", WRONG, f"{text}: set the wrong one by a time server (NTP)")
+
+
 def duration(span: datetime.timedelta | float) -> str:
     """Returns a span of time, or of seconds, in words.
 

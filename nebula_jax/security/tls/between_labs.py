@@ -191,6 +191,14 @@ def reason_of(error: BaseException) -> str:
     return "failed"
 
 
+def in_words(error: BaseException) -> str:
+    """Returns why a connection came to nothing; of a period, with this clock's time."""
+    text = tls.in_words(error)
+    if reason_of(error) in ("expired", "not_yet_valid"):
+        text += f"; here it is {site_folder.utc_now():%Y-%m-%d %H:%M} UTC: is it?"
+    return text
+
+
 def _context(side: int, folder: site_folder.Folder, role: str) -> ssl.SSLContext:
     own = member.load(folder, role)
     revocation.RevocationList(folder, role).check()

@@ -2,15 +2,12 @@
 
 import socket
 import threading
-import time
-import types
 
 import nebula_command
 import pytest
 import two_labs
 
-from nebula_jax.federation import joining
-from nebula_jax.security.tls import between_labs
+from nebula_jax.federation import inner, joining
 from scripts.federation import doctor
 
 
@@ -73,23 +70,57 @@ def test_two_labs_that_are_connected_are_in_order(labs):
 @pytest.mark.parametrize("hours", [25, -25])
 def test_a_clock_that_is_a_day_off_is_named(labs, monkeypatch, hours):
     """Every certificate would be too old, or too new, for no reason of its own."""
-    clock = types.SimpleNamespace(time=lambda: time.time() + 3600 * hours)
-    monkeypatch.setattr(doctor.joining, "clock_ahead", clock_by(clock))
+    answer, line = joining.answer, labs.t.switch.state.lines["lab-s"]
+    beat = line._beat
+
+    def answered(*given):  # the authority
+        found = dict(answer(*given))
+        if "time" in found:
+            found["time"] -= 3600 * hours
+        return found
+
+    def beating():  # a switch, once a second
+        return beat() | {"time": beat()["time"] + 3600 * hours}
+
+    monkeypatch.setattr(joining, "answer", answered)
+    monkeypatch.setattr(line, "_beat", beating)
+    there, here = ("ahead of", "behind")[:: 1 if hours > 0 else -1]
     found = examined(labs.t)
-    way = "ahead of" if hours > 0 else "behind"
-    assert f"wrong  clocks: this machine's is 1.0 d {way} that one" in found.out
+    assert f"wrong  clocks: this machine's is 1.0 d {there} that one" in found.out
     assert found.status == 1
+    words = f"wrong  clocks: this machine's is 1.0 d {here} lab-t's: set the wrong one"
+    two_labs.wait_until(lambda: words in examined(labs.s).out)
 
 
-def clock_by(clock):
-    """The comparison with a clock that is not the switch's."""
+def test_a_line_that_is_not_there_is_named_with_the_reason(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        two_labs.wait_until((labs.s.folder.audit / "peers" / "lab-t.json").exists)
+        labs.t.stop()
+        two_labs.wait_until(lambda: not labs.s.switch.state.lines)
+        found = examined(labs.s)
+        assert "wrong  line to lab-t: none at present: is its switch run" in found.out
+        labs.t.restart(labs.s)
+        s = labs.s.folder.path
+        assert not nebula_command.run("revoke", "lab-t", "--federation", s).status
+        told = labs.t.switch.state.no_line
+        two_labs.wait_until(lambda: "revoked" in "".join(told.values()))
+        for lab, words in ((labs.s, "of lab-t was"), (labs.t, "of this lab was")):
+            assert f": none: the certificate {words} revoked" in examined(lab).out
+        labs.s.stop()
+        labs.s.__init__(labs.s.folder, listens=True)
+        assert "wrong  line to lab-t: none at present: it was revoked on 20" in (
+            examined(labs.s).out
+        )
 
-    def ahead(address):
-        context = between_labs.unverified_context()
-        answer = joining._request(address, {"op": "authority"}, context, None)
-        return clock.time() - answer["time"]
 
-    return ahead
+def test_who_waits_for_a_lab_without_a_line_is_shown_with_the_reason(labs):
+    about = {"job": "m3", "from": "generator:0", "to": "discriminator", "lab": "lab-u"}
+    with pytest.raises(inner.Absent):
+        inner.request(labs.t.folder, 20.0, "dial", **about)
+    path = labs.t.folder.path
+    found = nebula_command.run("status", "--federation", path).out
+    words = "generator:0 of job m3: waits for discriminator: no line to lab-u: is its"
+    assert f"{words} switch running? one of both needs --listen, the other" in found
 
 
 def test_no_token_is_printed(labs):

@@ -728,10 +728,18 @@ def test_no_flipped_bit_of_a_certificate_raises_anything_else(pki):
     assert reasons >= {"malformed", "wrong_name", "wrong_usage"}
 
 
-def unknown_to_us():
+def unverified(code):
     error = ssl.SSLCertVerificationError(1, "certificate verify failed")
-    error.verify_code = 99
+    error.verify_code = code
     return error
+
+
+@pytest.mark.parametrize(("code", "asks"), [(9, True), (10, True), (18, False)])
+def test_of_a_period_the_words_have_this_machines_time(code, asks):
+    """A clock that is wrong makes each certificate too old, or too new."""
+    words = between_labs.in_words(unverified(code))
+    assert "certificate verify failed" in words
+    assert (f"; here it is {site_folder.utc_now():%Y-%m-%d}" in words) == asks
 
 
 @pytest.mark.parametrize(
@@ -748,7 +756,7 @@ def unknown_to_us():
         (errors.SettingsError("a setting"), "own_folder"),
         (OSError(24, "Too many open files"), "failed"),
         (ValueError("check_hostname requires server_hostname"), "failed"),
-        (unknown_to_us(), "certificate_99"),
+        (unverified(99), "certificate_99"),
     ],
 )
 def test_every_error_has_a_reason_of_one_word(error, reason):
