@@ -13,7 +13,7 @@ from nebula_jax.federation import inner, joining, line, meter, streams
 from nebula_jax.security import accounts, audit, policy, store
 from nebula_jax.security.audit import entries
 from nebula_jax.security.audit import log as audit_log
-from nebula_jax.security.membership import site_folder
+from nebula_jax.security.membership import member, site_folder
 
 NOTED_BURST = 20  # entries of one cause that need not wait
 NOTED_SECONDS = 60.0  # between the others: 80 MB a year, which nothing prunes
@@ -99,9 +99,8 @@ class State:
         self.rules = policy.load(folder.path / policy.FILE)
         self.audit = audit_log.Log(folder.audit, self.lab)
         """Open last: whoever has it open is the only switch of its lab."""
-        seen = audit.paths(folder.audit).peers.glob("*.json")
-        self.members = {each.name.partition(".")[0] for each in seen}
-        """Labs that were ever connected, by what was witnessed of their logs."""
+        self.members = _known(folder, self.is_issuer)
+        """Other labs of the federation, as far as this one knows."""
         self._noted: dict[str, pending_connections.RejectedLog] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
@@ -209,8 +208,9 @@ class State:
         if len(others) > 1 and not self.rules.names_lab(job, cluster):
             raise inner.Refused(
                 f"{cluster or 'the others'} of job {job} could be at any of"
-                f" {', '.join(others)}: give peer=NAME of the one, or the labs of the"
-                " job in policy.json"
+                f" {', '.join(others)}: give peer=NAME of the one ({self.lab} if all"
+                " are here; of data, handle:HANDLE@NAME), or the labs of the job in"
+                " policy.json"
             )
 
     def why_barred(self, account: str) -> str:
@@ -327,3 +327,15 @@ class State:
                 what = {"stream": about.name, "job": job, "peer": about.lab}
                 what |= {"direction": direction, "kind": entries.without_secret(kind)}
                 self.record("stream", about.account, frames=count, bytes=nbytes, **what)
+
+
+def _known(folder: site_folder.Folder, is_issuer: bool) -> set[str]:
+    """Returns the labs whose logs this one has witnessed, and the authority's.
+
+    Who answers at the address of that, before it was ever met, may be a third lab.
+    """
+    seen = audit.paths(folder.audit).peers.glob("*.json")
+    known = {each.name.partition(".")[0] for each in seen}
+    if not is_issuer:
+        known.add(member.issuing_lab(member.pinned_authority(folder)))
+    return known

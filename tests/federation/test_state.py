@@ -347,6 +347,22 @@ def test_streams_wait_for_the_answer_of_their_own_line(switch):
     asyncio.run(opened())
 
 
+def test_who_joins_knows_the_authoritys_lab_before_it_has_met_it(tmp_path):
+    """Whoever answers at that lab's address may be a third one, which gets nothing."""
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    try:
+        folder = two_labs.join(tmp_path / "t", first, s.address)
+    finally:
+        s.stop()
+    made = state.State(folder, print)
+    made.check_named("m3")
+    made.lines["lab-u"] = None
+    with pytest.raises(inner.Refused, match="any of lab-s, lab-u: give peer=NAME"):
+        made.check_named("m3")
+    made.audit.close()
+
+
 NOTED = ("lab-t", "refused a connection", "refusal", "lab-t")
 
 
