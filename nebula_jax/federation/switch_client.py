@@ -19,7 +19,7 @@ from nebula_jax import errors, printable
 from nebula_jax.communication import bridge
 from nebula_jax.communication.wire import greeting, json_lines, sealing, states
 from nebula_jax.federation import inner, trainer_keys
-from nebula_jax.security import incarnations, names, policy, seal
+from nebula_jax.security import incarnations, names, policy, private_files, seal
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs
 
@@ -117,6 +117,7 @@ class Trainer:
         self.on_gone: Callable[[str, str], None] = lambda owner, why: None
         """Is called with the DNS name of peers that do not come back, and why."""
         self._met: set[str] = set()
+        private_files.keep_out_of_core_dumps()
         trainer_keys.prepare(folder)
         self._numbers = incarnations.Incarnations(folder.epochs, job, cluster)
         self._admitting = threading.Lock()  # of several links, each with a thread

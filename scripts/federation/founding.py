@@ -68,7 +68,12 @@ def invite(given: argparse.Namespace) -> int:
 
 @arguments.command(
     "join",
-    arguments.option("address", metavar="HOST:PORT", help="of the switch to join at"),
+    arguments.option(
+        "address",
+        nargs="?",
+        metavar="HOST:PORT",
+        help="of the switch to join at (default: the invitation's)",
+    ),
     arguments.option("--name", required=True, help="name of this lab, such as lab-t"),
 )
 def join(given: argparse.Namespace) -> int:
@@ -83,11 +88,12 @@ def join(given: argparse.Namespace) -> int:
         raise arguments.InputError(
             f"the invitation is for {invitation.lab}, not for {given.name}"
         )
-    invitation = dataclasses.replace(invitation, address=given.address)
+    address = given.address or invitation.address
+    invitation = dataclasses.replace(invitation, address=address)
     joining.join(folder, invitation)
-    _begin(folder, given.name, "joined", authority=given.address)
+    _begin(folder, given.name, "joined", authority=address)
     print(f"{folder.path}: {given.name} has joined the federation.")
-    print(f"next: {arguments.again(given, f'switch --peer {given.address}')}")
+    print(f"next: {arguments.again(given, f'switch --peer {address}')}")
     print(
         "      for each further lab with which this one trains: one of both switches"
         " has --listen, the other that address as one more --peer"

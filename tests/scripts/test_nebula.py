@@ -1,6 +1,7 @@
 """The command `nebula`: its help, its secrets, and the commands that found a lab."""
 
 import argparse
+import pathlib
 import re
 import stat
 import subprocess
@@ -9,9 +10,10 @@ import sys
 import nebula_command
 import pytest
 
-from nebula_jax.security.membership import invitations, revocation
+from nebula_jax.security.membership import authority, invitations, revocation
 from scripts import nebula
 
+ROOT = pathlib.Path(__file__).parents[2]
 SECRET = re.compile(r"password|token|secret|invitation|key")
 COMMANDS = [
     *("init", "invite", "join", "revoke", "switch", "status", "rotate"),
@@ -113,6 +115,7 @@ def test_init_makes_a_folder_for_this_user_alone(tmp_path):
         "audit/key.pem",
     ):
         assert stat.S_IMODE((path / name).stat().st_mode) == 0o600, name
+    assert (path / ".gitignore").read_text() == "*\n"  # wherever the folder is
     again = nebula_command.run("init", "--name", "lab-x", "--federation", path)
     assert again.status == 1
     assert again.err.count("\n") == 1
@@ -124,6 +127,19 @@ def test_an_invitation_is_written_for_this_user_alone(lab, tmp_path):
     assert not found.out
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert invitations.parse(path.read_text()).lab == "lab-t"
+
+
+def test_git_takes_no_key_that_the_guides_have_made_in_a_checkout():
+    ignored = (ROOT / ".gitignore").read_text().split()
+    assert {"/federation*/", "/credentials/", "invitation", "cluster.key"} <= {*ignored}
+
+
+def test_who_invites_a_member_is_told_that_it_is_replaced_and_invites_not_itself(lab):
+    authority.LocalAuthority(lab.folder).admit("lab-t")
+    assert "lab-t is a member: who uses this takes its place" in (
+        lab("invite", "lab-t").err
+    )
+    assert "lab-s is this lab, and has the authority" in lab.fails("invite", "lab-s")
 
 
 def test_init_refuses_a_name_that_no_lab_has(tmp_path):
@@ -145,7 +161,7 @@ def test_an_invitation_is_all_that_invite_prints(lab):
 
 def test_join_takes_the_invitation_from_standard_input(lab, tmp_path):
     text = lab("invite", "lab-t", "--address", "127.0.0.1:1").out
-    join = ("join", "127.0.0.1:1", "--federation", tmp_path / "t", "--name")
+    join = ["join", "127.0.0.1:1", "--federation", tmp_path / "t", "--name"]
     found = nebula_command.run(*join, "lab-u", stdin=text)
     assert (found.status, found.err) == (
         *(2, "error: the invitation is for lab-t, not for lab-u\n"),
@@ -154,6 +170,9 @@ def test_join_takes_the_invitation_from_standard_input(lab, tmp_path):
     assert found.status == 1
     assert "no switch answers there" in found.err
     assert text.strip() not in found.err
+    del join[1]  # the invitation has the address too
+    found = nebula_command.run(*join, "lab-t", stdin=text)
+    assert "127.0.0.1:1: no switch answers there" in found.err
     for wrong in ("", "x" * 9000, text.strip() + "x" * 2000):
         assert "invitation" in nebula_command.run(*join, "lab-t", stdin=wrong).err
 
