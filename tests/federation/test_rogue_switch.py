@@ -28,6 +28,7 @@ from lab_exchange import (
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints
+from nebula_jax.communication.wire import frames
 from nebula_jax.federation import inner, issuer, line
 from nebula_jax.security import policy, private_files, seal
 from nebula_jax.security.audit import entries as audit_entries
@@ -143,6 +144,30 @@ def test_it_reads_nothing_of_what_it_carries(labs, monkeypatch):
     assert seal.MAGIC in carried  # it counts frames
     for step in range(1, 6):
         assert values(step).tobytes()[:16] not in carried
+
+
+def test_it_changes_no_number_of_what_it_carries(labs, monkeypatch):
+    """It alters a sealed frame, and puts in one that it has made up."""
+    tensor = frames.Tensor(0, 1, 0, [values(666).tobytes()])
+    parts = frames.encode(tensor, 1, 0, seal.Seal(bytes(32)))
+    made_up = b"".join(map(bytes, parts))
+    changes = {
+        4: lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+        9: lambda data: made_up + data,
+    }
+    seen, send = [], line.Stream.send
+
+    async def wicked(self, data):
+        if seal.MAGIC in data:
+            seen.append(len(data))
+            data = changes.get(len(seen), bytes)(data)
+        await send(self, data)
+
+    monkeypatch.setattr(line.Stream, "send", wicked)
+    for number, (one, other) in enumerate(pairs(labs)):
+        seen.clear()
+        exchange_between(one, other, 10, job=f"changed-{number}")
+        assert len(seen) > 9
 
 
 def request(at, op, **fields):

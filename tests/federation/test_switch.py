@@ -5,6 +5,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import datetime
+import fcntl
 import functools
 import json
 import os
@@ -624,6 +625,30 @@ def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeyp
     made.state.audit.close()
 
 
+def test_lines_of_a_lab_that_come_and_go_are_a_few_entries(tmp_path, monkeypatch):
+    """Whoever has a certificate could else make the log grow for ever."""
+    made = server.Switch(two_labs.found(tmp_path), print)
+
+    async def met(line_):
+        return None
+
+    async def run_line():
+        return "the other switch closed the line"
+
+    about = {"is_dialer": False, "serial": 1, "bytes_sent": 0, "bytes_received": 0}
+    line_ = types.SimpleNamespace(lab="lab-t", run=run_line, **about)
+    monkeypatch.setattr(made.upkeep, "met", met)
+
+    async def come_and_go():
+        for _ in range(300):
+            await made._run_line(line_)
+
+    asyncio.run(come_and_go())
+    kinds = [each.kind for each in audit_entries.read(made.state.folder.audit)]
+    assert 1 < kinds.count("session") < 40
+    made.state.audit.close()
+
+
 FEW = 4  # outside connections at a time
 
 
@@ -714,7 +739,7 @@ def test_a_switch_whose_upkeep_fails_ends(tmp_path):
 
 
 OPENED = {"is_watched": False, "in_loop": []}
-"""Files that were opened by a thread while it ran an event loop."""
+"""Files that were opened, and waits for a disk or a lock, in an event loop's thread."""
 
 
 @sys.addaudithook
@@ -723,11 +748,24 @@ def watch(event, given):
         OPENED["in_loop"].append(given[0])
 
 
-def test_the_event_loop_waits_for_no_file(tmp_path):
+def watched(call):
+    """A call of the system that waits for what the descriptor in its arguments is."""
+
+    def noted(descriptor, *given):
+        if OPENED["is_watched"] and asyncio._get_running_loop():
+            OPENED["in_loop"].append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        return call(descriptor, *given)
+
+    return noted
+
+
+def test_the_event_loop_waits_for_no_file(tmp_path, monkeypatch):
     """A disk or a lock that hangs would hold up every stream of the lab.
 
     What appends to the log has it open.
     """
+    for module, name in ((os, "fsync"), (os, "fdatasync"), (fcntl, "flock")):
+        monkeypatch.setattr(module, name, watched(getattr(module, name)))
     with two_labs.two_labs(tmp_path) as labs:
         OPENED["is_watched"] = True
         try:
