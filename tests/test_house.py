@@ -28,7 +28,7 @@ ROWS = (
 """The packages of the library, from the lowest on; a room within one may lie higher."""
 FLAG_MADE = re.compile(r"DEFINE_|fields\.(setting|to_begin_with|of_\w+|for_experts)$")
 FLAG_RE = re.compile(r"(?<![\w-])--(?:\[?no\]?)?([a-z]\w+)")
-OTHERS_FLAGS = {"ntasks"}  # of `srun`
+OTHERS_FLAGS = {"ntasks", "rows", "until"}  # of `srun`, and of `nebula grant`
 READERS = ("configuration",)
 """Modules of `experiments` that `main` calls to read flags."""
 PLACEHOLDERS = {"flag", "name"}

@@ -2,7 +2,8 @@
 
 Inside TLS, both sides send an offer (see `security.seal`), and both end TLS. What
 follows on the same connection are sealed frames, of which those who carry them can read
-the heads, and change nothing. So a switch counts and checks what passes.
+the heads, and change nothing. So a switch counts and checks what passes, by kind: TLS
+to the end, through switches that see records alone, would leave them bytes to count.
 """
 
 import selectors
