@@ -7,10 +7,13 @@ from there on they are passed. `arguments` turns them back into flags, for a pro
 the run or for its `run.flags`.
 """
 
+import contextlib
+import copy
 import dataclasses
+import os
 import pathlib
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from absl import flags
@@ -195,18 +198,68 @@ def parse_run(folder: str, module: str) -> pathlib.Path:
     Raises:
       errors.SettingsError: if it is no such run.
     """
+    path = _run_flags(folder, module)
+    command = [sys.argv[0], f"--flagfile={path}", *sys.argv[1:], f"--workdir={folder}"]
+    with _of_this_version(path, module):
+        command_line.parse(command)
+    return pathlib.Path(folder)
+
+
+def flags_of_run(folder: str | os.PathLike[str], module: str) -> flags.FlagValues:
+    """Returns the flags of an earlier run; those of this process stay as they are.
+
+    For a notebook, which has none. Paths are relative to where the run was started.
+
+    Args:
+      folder: of the run.
+      module: of `experiments`, whose run it is to be.
+
+    Raises:
+      errors.SettingsError: if it is no such run.
+    """
+    path = _run_flags(os.fspath(folder), module)
+    found = copy.deepcopy(flags.FLAGS)
+    with _of_this_version(path, module):
+        found([module, f"--flagfile={path}", f"--workdir={os.fspath(folder)}"])
+    return found
+
+
+def _run_flags(folder: str, module: str) -> pathlib.Path:
+    """Returns the flags of a run, or of the cluster of it that is there."""
     if not folder:
         raise errors.SettingsError(f"--run is missing: the folder of a run of {module}")
-    path = pathlib.Path(folder) / "run.flags"
-    if not path.is_file():
-        raise errors.SettingsError(f"--run={folder}: no run of {module} is there")
-    command = [sys.argv[0], f"--flagfile={path}", *sys.argv[1:], f"--workdir={folder}"]
+    at = pathlib.Path(folder)
+    for path in (at / "run.flags", *sorted(at.glob("*/run.flags"))):
+        if path.is_file():
+            return path
+    raise errors.SettingsError(f"--run={folder}: no run of {module} is there")
+
+
+@contextlib.contextmanager
+def _of_this_version(path: pathlib.Path, module: str) -> Iterator[None]:
+    """Names the file whose flags are not those of a module."""
     try:
-        command_line.parse(command)
+        yield
     except flags.Error as error:
         reason = " ".join(str(error).split())
         raise errors.SettingsError(
             f"{path} is of no run of {module} in nebula_jax {nebula_jax.__version__}:"
             f" {reason}"
         ) from None
-    return pathlib.Path(folder)
+
+
+def is_evaluation(command: Any, module: str) -> bool:
+    """Returns True if a run is evaluated only, whose flags are then parsed.
+
+    Args:
+      command: `shared_flags.Command`.
+      module: of `experiments`, whose run it is to be.
+
+    Raises:
+      errors.SettingsError: if it is no such run, or --run stands alone.
+    """
+    if command.eval_only:
+        parse_run(command.run, module)
+    elif command.run:
+        raise errors.SettingsError("--eval_only and --run=FOLDER go together")
+    return command.eval_only

@@ -15,27 +15,22 @@ prints the same table for the pairs of any folder in that format. The loop is in
 
 from experiments import cluster_process, configuration, shared_flags
 from experiments.xnli import config, evaluate, train
-from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.runtime.ranks import devices
 
 
 def main() -> int:
     """Trains and tests, or only tests."""
-    command = fields.read(config.Command)
-    if not command.eval_only:
-        if command.run:
-            raise errors.SettingsError("--eval_only and --run=FOLDER go together")
-        run = config.from_flags()
-        config.check(run)
-        devices.simulate(run.local.layout(), run.local.num_processes or 1)
-        settings = configuration.settings(run.agreed)
-        return cluster_process.run(run, settings, run.local.workdir, train.train)
-    configuration.parse_run(command.run, "finetune_xnli")
+    command = fields.read(shared_flags.Command)
+    is_evaluation = configuration.is_evaluation(command, "finetune_xnli")
     run = config.from_flags()
     config.check(run)
-    devices.simulate(run.local.layout())
-    return evaluate.evaluate(run)
+    if is_evaluation:
+        devices.simulate(run.local.layout())
+        return evaluate.evaluate(run)
+    devices.simulate(run.local.layout(), run.local.num_processes or 1)
+    settings = configuration.settings(run.agreed)
+    return cluster_process.run(run, settings, run.local.workdir, train.train)
 
 
 if __name__ == "__main__":

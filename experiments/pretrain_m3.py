@@ -9,18 +9,30 @@ clusters each runs its own part of the same flagfile:
     ... --cluster=generator:0 --peer=d.example:7070 --vocabulary=shared.model
 
 with the languages of each generator written out (--generators="en de|hi ur").
-`--cluster=whole` is the same computation uncut, in one process: the reference. The
+`--cluster=whole` is the same computation uncut, in one process: the reference.
+
+    python -m experiments.pretrain_m3 --eval_only --run=RUN --data_dir=FOLDER
+
+evaluates what all clusters of a run have saved, on any folder's held-out text. The
 loops are in `m3/generator`, `m3/discriminator` and `m3/whole`.
 """
 
 import functools
 
-from experiments import cluster_process, here, shared_flags
-from experiments.m3 import config, data, discriminator, generator, report, whole
+from experiments import cluster_process, configuration, here, shared_flags
+from experiments.m3 import (
+    config,
+    data,
+    discriminator,
+    evaluate,
+    generator,
+    report,
+    whole,
+)
 from experiments.pretraining import prepare
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax import errors
-from nebula_jax.commands import command_line
+from nebula_jax.commands import command_line, fields
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import run_folder
@@ -49,7 +61,12 @@ EXPERIMENT = here.Experiment(
 
 
 def main() -> int:
-    """Runs the part that --cluster names."""
+    """Runs the part that --cluster names, or evaluates a run."""
+    command = fields.read(shared_flags.Command)
+    if configuration.is_evaluation(command, "pretrain_m3"):
+        run = config.from_flags()
+        devices.simulate(run.local.layout())
+        return evaluate.evaluate(run)
     run = config.from_flags()
     cluster = run.local.cluster
     kind, _, number = cluster.partition(":")

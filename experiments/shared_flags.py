@@ -11,7 +11,10 @@ from nebula_jax.commands.entry import run as run
 class Shared(cluster_flags.Clusters):
     """The flags that classes of several experiments name, or that no run keeps."""
 
-    run: str = fields.to_begin_with("", "Folder of an earlier run, whose flags hold.")
+    run: str = fields.of_run("", "Folder of an earlier run, whose flags hold.")
+    eval_only: bool = fields.of_run(
+        False, "Test what --run trained, on --data_dir; train nothing."
+    )
     out: str = fields.of_run("", "File or folder to write.")
     languages: tuple[str, ...] = fields.of_data(
         ("all",),
@@ -64,3 +67,11 @@ class Shared(cluster_flags.Clusters):
 
 
 fields.define(Shared)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Command:
+    """The settings that no run keeps: they choose what a command does."""
+
+    run: str
+    eval_only: bool

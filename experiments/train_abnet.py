@@ -9,8 +9,12 @@ of the same flagfile, with its own side of the text (scripts/split_parallel.py):
     ... --cluster=target --listen=0.0.0.0:7070 --side_dir=sides/target
     ... --cluster=source --peer=t.example:7070 --side_dir=sides/source
 
-`--cluster=whole` is the same computation in one process: the reference. The loops are
-in `abnet/source`, `abnet/target` and `abnet/whole`; what crosses is in
+`--cluster=whole` is the same computation in one process: the reference.
+
+    python -m experiments.train_abnet --eval_only --run=RUN --data_dir=FOLDER
+
+translates the dev and test pairs of any text folder with what a run trained. The loops
+are in `abnet/source`, `abnet/target` and `abnet/whole`; what crosses is in
 `abnet/channels`.
 """
 
@@ -26,8 +30,10 @@ from experiments.abnet import (
     source,
     target,
     target_model,
+    translator,
     whole,
 )
+from nebula_jax.commands import fields
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.ranks import devices
@@ -35,8 +41,13 @@ from nebula_jax.runtime.records import checkpoints, run_folder
 
 
 def main() -> int:
-    """Runs the part that --cluster names."""
+    """Runs the part that --cluster names, or tests a run."""
+    command = fields.read(shared_flags.Command)
+    is_evaluation = configuration.is_evaluation(command, "train_abnet")
     run = config.from_flags()
+    if is_evaluation:
+        config.check_beams(run.agreed)
+        return translator.evaluate(run)
     cluster, layout = run.local.cluster, run.local.layout()
     all_clusters.check_place(run.local.connection(), cluster, config.CLUSTERS)
     config.check(run)

@@ -6,8 +6,9 @@ import pathlib
 from collections.abc import Callable
 from typing import NamedTuple
 
-from experiments import configuration
-from experiments import shared_flags as _defines_flags  # noqa: F401
+from absl import flags
+
+from experiments import configuration, shared_flags
 from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.communication import codecs, selector
@@ -237,12 +238,12 @@ class Local(configuration.Local):
 
 Run = configuration.Run[Agreed, Local]
 
-FLAGS = fields.define(Agreed, Local)
+FLAGS = fields.define(Agreed, Local, shared_flags.Command)
 
 
-def from_flags() -> Run:
-    """Returns the flags as values; for `main`."""
-    return Run(fields.read(Agreed), fields.read(Local))
+def from_flags(given: flags.FlagValues = flags.FLAGS) -> Run:
+    """Returns the flags as values, by default this process's; for `main`."""
+    return Run(fields.read(Agreed, given), fields.read(Local, given))
 
 
 def languages(pair: str) -> tuple[str, str]:

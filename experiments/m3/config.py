@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Any
 
-from experiments import configuration
+from experiments import configuration, shared_flags
 from experiments.pretraining import config as pretraining_config
 from experiments.pretraining import hot_start
 from experiments.pretraining import vocabulary as shared_vocabulary
@@ -124,7 +124,7 @@ class Local(pretraining_config.Local):
 
 Run = configuration.Run[Agreed, Local]
 
-FLAGS = fields.define(Agreed, Local)
+FLAGS = fields.define(Agreed, Local, shared_flags.Command)
 
 
 def from_flags() -> Run:

@@ -78,7 +78,7 @@ class Probes:
         with context.evaluating():
             for language, each in predictions:
                 found.setdefault(language, []).append(jax.device_get(each))
-            figures = self._measure(params, tokens)
+            figures = self.measure(params, tokens)
         reports = {language: rtd.report(each) for language, each in found.items()}
         if self._keeps_samples and ranks.is_root():
             samples = [
@@ -89,7 +89,7 @@ class Probes:
         context.record.evaluation(step, reports)
         context.record.probe(step, figures)
 
-    def _measure(
+    def measure(
         self, params: Any, tokens: Sequence[m3.Tokens]
     ) -> dict[str, float | dict[str, float]]:
         """Returns the figures of the probes: numbers, or language -> number."""

@@ -109,10 +109,7 @@ def predictor(config: m3.Config, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
       predictions of each batch.
     """
 
-    @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(mesh))
-    def predict(generator: Any, discriminator: Any, rng: Any, batch: Any) -> Any:
-        corrupted = m3_predictions.corrupt(config, generator, rng, batch)
-        return m3_predictions.predict(config, discriminator, corrupted)
+    predict = prediction(config, mesh)
 
     def of_all(states: Sequence[Any], texts: Sequence[text_lib.Text]) -> Any:
         for text, state in zip(texts, states[1:], strict=True):
@@ -122,6 +119,17 @@ def predictor(config: m3.Config, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
                 yield language, found
 
     return of_all
+
+
+def prediction(config: m3.Config, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
+    """Compiles (generator, discriminator, key, [B, L] int32) -> predictions."""
+
+    @functools.partial(jax.jit, out_shardings=mesh_lib.replicated(mesh))
+    def predict(generator: Any, discriminator: Any, rng: Any, batch: Any) -> Any:
+        corrupted = m3_predictions.corrupt(config, generator, rng, batch)
+        return m3_predictions.predict(config, discriminator, corrupted)
+
+    return predict
 
 
 def together(

@@ -5,8 +5,7 @@ from typing import Any
 
 import optax
 
-from experiments import configuration
-from experiments import shared_flags as _defines_flags  # noqa: F401
+from experiments import configuration, shared_flags
 from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.data import text_folder
@@ -101,19 +100,9 @@ class Local(configuration.Place):
     )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Command:
-    """The settings that no run keeps: they choose what this command does."""
-
-    run: str
-    eval_only: bool = fields.to_begin_with(
-        False, "Test what --run trained, on --data_dir; train nothing."
-    )
-
-
 Run = configuration.Run[Agreed, Local]
 
-FLAGS = fields.define(Agreed, Local, Command)
+FLAGS = fields.define(Agreed, Local, shared_flags.Command)
 
 
 def from_flags() -> Run:

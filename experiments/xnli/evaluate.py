@@ -16,9 +16,7 @@ from nebula_jax.models import classifier
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import report as run_report
-
-EVALUATED = "evaluated"
-"""Folder in a run's own for the predictions of later tests."""
+from nebula_jax.runtime.records import run_folder
 
 
 def probabilities(
@@ -99,7 +97,7 @@ def evaluate(run: config.Run) -> int:
     found = tested(run, models.predictor(run, shape, mesh), params, text)
 
     # Not among the files of the training, which has predictions and a summary too.
-    out = run.local.workdir / EVALUATED / f"{split}-{text.digest}"
+    out = run.local.workdir / run_folder.EVALUATED / f"{split}-{text.digest}"
     parts = tested_parts(run, text)
     report.write_predictions(out, split, parts, found)
     results = report.as_json(report.evaluate(parts, found))

@@ -111,14 +111,17 @@ def names(*classes: type) -> list[str]:
     return [each.name for cls in classes for each in dataclasses.fields(cls)]
 
 
-def read(cls: type[Values]) -> Values:
+def read(cls: type[Values], given: flags.FlagValues = flags.FLAGS) -> Values:
     """Returns a dataclass filled from the flags of its fields' names.
+
+    Args:
+      given: the flags; this process's by default.
 
     Raises:
       errors.SettingsError: if a list of numbers has anything else.
     """
     found: Sequence[Any] = dataclasses.fields(cls)  # type: ignore[arg-type]
-    return cls(**{each.name: _value(each) for each in found})
+    return cls(**{each.name: _value(each, given) for each in found})
 
 
 def common(values: Any, cls: type) -> dict[str, Any]:
@@ -149,9 +152,9 @@ def _define(field: dataclasses.Field[Any], made: Setting) -> None:
         flags.DEFINE_string(field.name, made.default, about)
 
 
-def _value(field: dataclasses.Field) -> Any:
+def _value(field: dataclasses.Field, given: flags.FlagValues) -> Any:
     """Returns the value of a field's flag in the field's type."""
-    value: Any = flags.FLAGS[field.name].value
+    value: Any = given[field.name].value
     if field.name == "workdir":
         return command_line.workdir(value)
     if field.type is pathlib.Path:

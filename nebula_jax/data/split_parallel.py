@@ -95,6 +95,41 @@ def split(
     return out / "source", out / "target"
 
 
+def pairs_to_test(
+    data_dir: pathlib.Path | str,
+    languages: tuple[str, str],
+    max_words: int | None = None,
+) -> dict[str, list[tuple[str, str]]]:
+    """Reads the pairs that a model is tested on, as `split` would give them.
+
+    Args:
+      data_dir: a text folder, which may lack training text, or `package:django`.
+      languages: (source, target).
+      max_words: as for `split`.
+
+    Returns:
+      dev, test, flores, as far as there are any: pairs of sentences.
+
+    Raises:
+      CorpusError: at malformed text, or if there are none.
+    """
+    with _text_folder(data_dir) as folder:
+        paths = _paths(folder, languages, needed=())
+        paths.pop("train", None)
+        if max_words is not None:
+            paths.pop(FLORES, None)
+        if not paths:  # names what is missing
+            text_folder.parallel_path(folder, "-".join(languages), "test")
+        found = {split: _read(path, languages, split) for split, path in paths.items()}
+    found = _short(found, max_words)
+    found |= _halves(found)
+    return {
+        split: [(pair.source, pair.target) for pair in pairs]
+        for split, pairs in found.items()
+        if pairs
+    }
+
+
 def _made_from(data_dir: pathlib.Path | str, languages: tuple[str, str]) -> list:
     """Returns JSON values that differ from those of any other text."""
     if str(data_dir) != DJANGO:

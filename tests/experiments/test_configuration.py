@@ -2,12 +2,14 @@ from unittest import mock
 
 import configured
 import pytest
+from absl import flags
 from absl.testing import flagsaver
 
 from experiments import configuration
+from experiments.abnet import config as abnet_config
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
-from nebula_jax import disk
+from nebula_jax import disk, errors
 from nebula_jax.training import checkpoint
 
 
@@ -22,6 +24,21 @@ def test_run_flags_alone_repeat_a_run(tmp_path, monkeypatch):
     with flagsaver.flagsaver():
         configuration.parse_run(str(tmp_path), "finetune_xnli")
         assert xnli_config.from_flags() == run.with_agreed(seed=4)
+
+
+def test_the_flags_of_a_run_are_read_beside_those_of_this_process(tmp_path):
+    """As in a notebook, which has none; of one cluster's folder where that is all."""
+    run = configured.run(abnet_config, workdir=tmp_path, seed=3)
+    configuration.write_run_flags(tmp_path / "source", run)
+    before = flags.FLAGS["seed"].value
+    found = abnet_config.from_flags(configuration.flags_of_run(tmp_path, "train_abnet"))
+    assert found == run
+    assert flags.FLAGS["seed"].value == before
+    with pytest.raises(errors.SettingsError, match="no run of train_abnet is there"):
+        configuration.flags_of_run(tmp_path / "nowhere", "train_abnet")
+    (tmp_path / "source" / "run.flags").write_text("--no_such_flag=1\n")
+    with pytest.raises(errors.SettingsError, match="is of no run of train_abnet in"):
+        configuration.flags_of_run(tmp_path, "train_abnet")
 
 
 def test_run_flags_that_cannot_be_written_are_as_they_were(tmp_path, monkeypatch):

@@ -133,6 +133,33 @@ def test_run_flags_repeat_the_run_and_a_finished_run_is_not_repeated(runs, whole
     assert "RTD AUC" in output
 
 
+def evaluated(folder):
+    """The newest report of --eval_only."""
+    found = (folder / "evaluated").glob("*/summary.json")
+    return json.loads(max(found, key=lambda path: path.stat().st_mtime_ns).read_text())
+
+
+def test_eval_only_finds_the_runs_own_figures_on_its_own_text(runs, split):
+    folder = split[0]
+    output = runs.finished("--eval_only", run="split")
+    found = evaluated(folder)
+    assert found["step"] == 5
+    last = [
+        r for r in metrics.read(folder / "discriminator") if "held_out_rtd_auc" in r
+    ]
+    for language, figures in found["languages"].items():
+        for name in ("rtd_auc", "clm_accuracy", "sampled_mlm_accuracy"):
+            own = last[-1][f"held_out_{name}"][language]
+            assert figures[name] == pytest.approx(own, abs=1e-3)
+    assert list(found["languages"]) == ["en", "de", "sw"]
+    assert "| mean of 3 |" in output
+    # Of another folder the languages that it has, masked as in the run.
+    runs.write_part("swahili", ["sw"])
+    output = runs.finished("--eval_only", run="split", data_dir="swahili")
+    assert evaluated(folder)["languages"] == {"sw": found["languages"]["sw"]}
+    assert "swahili has no held-out text in de" in output
+
+
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, split):
     """A disk that fails, a process that stands still, a kill, a line that is cut.
 

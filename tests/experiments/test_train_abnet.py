@@ -3,6 +3,7 @@
 import gzip
 import io
 import json
+import shutil
 import subprocess
 import sys
 
@@ -16,6 +17,8 @@ from absl.testing import flagsaver
 from flax import traverse_util
 
 from experiments import translate as translate_command
+from experiments.abnet import translator
+from nebula_jax import errors
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import parallel_side
 from nebula_jax.evaluation import bleu, sentence_scores
@@ -324,6 +327,39 @@ def test_a_run_translates_line_by_line(runs, split):
     assert lines[1] == lines[5] == ""
     assert "1 of 5 sentences were cut: line-4" in done.stderr
     assert "line-3, line-5\n" in done.stderr  # which have no character that is known
+
+
+def test_a_notebook_translates_without_flags(runs, split, monkeypatch):
+    """And leaves those of its process as they are."""
+    monkeypatch.chdir(runs.folder)
+    before = flags.FLAGS.is_parsed()
+    found = translator.Translator("split").translate(["la casa tiene 3 puertas", ""])
+    done = translate(runs, "la casa tiene 3 puertas\n\n", "--run=split")
+    assert "".join(f"{line}\n" for line in found) == done.stdout
+    assert flags.FLAGS.is_parsed() == before
+    with pytest.raises(errors.SettingsError, match="no run of train_abnet is there"):
+        translator.Translator(runs.folder / "text")
+    # As it is at one of two labs.
+    for name in ("source", "target"):
+        shutil.copytree(runs.folder / "split" / name, runs.folder / "joined" / name)
+        if name == "source":
+            with pytest.raises(errors.NebulaError, match=r"source has 5; target has n"):
+                translator.Translator("joined")
+    assert translator.Translator("joined").step == STEPS
+
+
+def test_eval_only_finds_the_runs_own_bleu_on_its_own_text(runs, split):
+    output = runs.finished("--eval_only", run="split", **SHALLOW)
+    (path,) = (split[0] / "evaluated").glob("es-en-*/summary.json")
+    found = json.loads(path.read_text())
+    own = metrics.read(split[0] / "target")[-1]["held_out_bleu"]
+    assert found["step"] == STEPS
+    assert {name: each["bleu"] for name, each in found["tests"].items()} == {
+        name: pytest.approx(own[name], abs=1e-6) for name in ("dev", "test")
+    }
+    lines = split[0] / "target" / "translations" / f"test-{STEPS:08d}.txt"
+    assert (path.parent / "test.txt").read_text() == lines.read_text()
+    assert "| test | " in output
 
 
 @pytest.fixture

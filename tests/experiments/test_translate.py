@@ -2,7 +2,7 @@
 
 import pytest
 
-from experiments import translate
+from experiments.abnet import translator
 from nebula_jax import errors
 from nebula_jax.training import checkpoint, checkpoint_files
 
@@ -33,11 +33,11 @@ def saved(tmp_path, monkeypatch):
 def test_the_newest_step_is_taken_of_one_process_or_of_clusters(saved, capsys):
     folder = saved(whole=[2], source=[2, 4, 6], target=[2, 4])
     sides = ["source's source 4", "target's target 4"]
-    assert translate.trained_params(folder) == sides
+    assert translator.trained_params(folder) == (4, sides)
     assert "step 4 of source and target" in capsys.readouterr().err
 
 
 def test_a_folder_without_checkpoints_says_so(saved):
     folder = saved(source=[2], target=[])
     with pytest.raises(errors.NebulaError, match=r"sides .source has 2; target has n"):
-        translate.trained_params(folder)
+        translator.trained_params(folder)

@@ -20,7 +20,6 @@ from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import checkpoint, checkpoint_files
 
-
 def _nothing() -> None:
     """Returns no data position; or finds nothing against saving."""
 
@@ -79,7 +78,7 @@ class Checkpoints:
         if ranks.is_root():
             check_same_run(workdir, cluster, settings, fingerprints)
             self._saved = checkpoint_files.Folder(
-                _folder(workdir, cluster),
+                folder_of(workdir, cluster),
                 lambda about: difference(about, cluster, settings, fingerprints or {}),
                 process.message,
             )
@@ -218,7 +217,8 @@ class Checkpoints:
                 self._steps = [*self._steps, step]
 
 
-def _folder(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
+def folder_of(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
+    """Returns the folder of a cluster's checkpoints."""
     return run_folder.of_cluster(workdir, cluster) / "checkpoints"
 
 
@@ -238,7 +238,7 @@ def check_same_run(
       checkpoint.CheckpointError: if it does, names the first difference; or if it holds
         checkpoints, none with metadata.
     """
-    about = checkpoint_files.newest_about(_folder(workdir, cluster))
+    about = checkpoint_files.newest_about(folder_of(workdir, cluster))
     found = about and difference(about, cluster, settings, fingerprints or {})
     if found:
         raise checkpoint.CheckpointError(
@@ -270,6 +270,30 @@ def difference(
         if here.get(name) != saved.get(name):
             return f"{name}={saved.get(name)}, this one has {here.get(name)}"
     return ""
+
+
+def newest_in_all(workdir: pathlib.Path, clusters: Sequence[str]) -> int:
+    """Returns the newest step of which all clusters have an undamaged checkpoint.
+
+    For a reader of a run's folder; nothing in it changes.
+
+    Raises:
+      checkpoint.CheckpointError: if there is none; says what each has.
+    """
+    saved = {
+        name: checkpoint_files.verified_steps(folder_of(workdir, name), process.message)
+        for name in clusters
+    }
+    common = set.intersection(*map(set, saved.values()))
+    if not common:
+        have = "; ".join(
+            f"{name} has {', '.join(map(str, steps)) or 'none'}"
+            for name, steps in saved.items()
+        )
+        raise checkpoint.CheckpointError(
+            f"{workdir}: no step is saved in all clusters ({have})"
+        )
+    return max(common)
 
 
 def newest_of_all(
