@@ -16,6 +16,11 @@ class Shared(cluster_flags.Clusters):
         False, "Test what --run trained, on --data_dir; train nothing."
     )
     out: str = fields.of_run("", "File or folder to write.")
+    init_from: str = fields.of_model(
+        "",
+        "Folder of a finished run whose parameters this one begins with, heads too."
+        " Optimizer and steps begin anew; data, rate and batch may differ.",
+    )
     languages: tuple[str, ...] = fields.of_data(
         ("all",),
         "Languages, such as en,sw: with finetune_xnli those to test in; with"

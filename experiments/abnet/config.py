@@ -180,6 +180,7 @@ class Local(configuration.Local):
         "Pretrained model of the target cluster, PLM-T: a name of"
         " scripts/prepare_pretrained.py, a checkpoint folder, or hf:ORG/NAME@COMMIT.",
     )
+    init_from: str
     source_layers: int = fields.of_model(
         0, "First layers of PLM-S that are used; 0 for all."
     )

@@ -31,8 +31,9 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import checkpoints
 from nebula_jax.training import abnet as abnet_training
-from nebula_jax.training import cut, optimizers, partition
+from nebula_jax.training import checkpoint_files, cut, optimizers, partition
 from nebula_jax.training import state as train_state
 
 SOURCE, TARGET = SIDES = (0, 1)  # streams of randomness that follow from the seed
@@ -184,6 +185,7 @@ def half(
             trained, optimizer, jax.random.fold_in(key, STATE_RNG + side)
         ),
     )
+    fresh = _begun(run, side, plm, fresh)
     apply = mesh_lib.jit_step(
         lambda state, grads, metrics: state.apply_gradients(grads, optimizer, metrics),
         mesh,
@@ -196,6 +198,48 @@ def half(
     rng = (lambda state: dropout) if side == SOURCE else train_state.TrainState.key
     placed = place_frozen(mesh, frozen, own)
     return Half(task, mesh, fresh, placed, program, apply, rng)
+
+
+def earlier(run: config.Run, side: int) -> tuple[str, int]:
+    """Returns the cluster of --init_from that trained a side last, and the step.
+
+    Raises:
+      errors.SettingsError: if none has.
+    """
+    workdir = pathlib.Path(run.local.init_from)
+    newest = [
+        (max(steps), name)
+        for name in (ROLES[side], "whole")
+        for folder in [checkpoints.folder_of(workdir, name)]
+        if (steps := checkpoint_files.verified_steps(folder, process.message))
+    ]
+    if not newest:
+        raise errors.SettingsError(
+            f"--init_from={workdir}: no checkpoint of {ROLES[side]} is there"
+        )
+    step, name = max(newest)
+    return name, step
+
+
+def _begun(
+    run: config.Run, side: int, plm: Plm, fresh: mesh_lib.ShardedInit
+) -> mesh_lib.ShardedInit:
+    """Returns a side's first state; with --init_from what that run trained of it."""
+    if not run.local.init_from:
+        return fresh
+    workdir, (name, step) = pathlib.Path(run.local.init_from), earlier(run, side)
+    known = checkpoint_files.about(checkpoints.folder_of(workdir, name), step)
+    digest = known["fingerprints"].get("source_model")
+    if side == SOURCE and digest != plm.digest:
+        raise errors.SettingsError(
+            f"--init_from={workdir} has another --source_model than this run"
+        )
+
+    def params_of(saved: Any) -> Any:
+        own = saved[side] if name == "whole" else saved
+        return own["state"]["params"]
+
+    return checkpoints.begun_with(fresh, workdir, name, step, params_of)
 
 
 def _check_rank(agreed: config.Agreed, source: transformer.Config) -> None:

@@ -102,6 +102,7 @@ def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:
         "model": dataclasses.asdict(plm.model.config),
         "examples": example_alignment.fingerprint(text.ids, data.id_key(run)),
         "fingerprints": fingerprints,
+        "begins_at": models.earlier(run, side)[1] if run.local.init_from else 0,
     }
     hello = frames.Hello(
         run.local.cluster,
@@ -110,8 +111,21 @@ def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:
         tuple(saved.steps),
         details,
     )
-    check = functools.partial(data.check_same_examples, run, text)
+    check = functools.partial(_check, run, text, details["begins_at"])
     return Side(plm, text, saved, hello, check)
+
+
+def _check(
+    run: config.Run, text: data.Text, begins_at: int, peer: frames.Hello
+) -> None:
+    """Raises bridge.Mismatch unless the peer has the other halves of what is here."""
+    data.check_same_examples(run, text, peer)
+    if peer.details.get("begins_at") != begins_at:
+        theirs = printable.line(peer.details.get("begins_at"), FINGERPRINT_LENGTH)
+        raise bridge.Mismatch(
+            f"{run.local.cluster} begins with step {begins_at} of --init_from (0:"
+            f" without it), {peer.cluster} with {theirs}"
+        )
 
 
 def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:

@@ -7,13 +7,14 @@ import dataclasses
 import hmac
 import json
 import pathlib
+import shutil
 from typing import Any
 
 import jax
 
 from experiments import configuration
 from experiments.abnet import config, data, models
-from nebula_jax import files
+from nebula_jax import errors, files
 from nebula_jax.data import length_buckets, parallel_side, tokenizers
 from nebula_jax.models import mixed_precision, pretrained
 from nebula_jax.models.pretrained import trimming
@@ -40,11 +41,16 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
     what is left, and it could not learn to predict others. If it has no MLM head, one
     is trained on that text (--mlm_head_steps).
 
+    With --init_from it is that run's.
+
     Raises:
       errors.NebulaError: if the model or the text is not there, or a run has begun here
         with another one.
     """
     agreed, local = run.agreed, run.local
+    if local.init_from:
+        _copy(pathlib.Path(local.init_from), local.workdir)
+        return
     source = models.folder_of(local, local.target_model)
     train_file = parallel_side.path(side_dir, "train")
     whole = models.load(run, source, local.target_layers)
@@ -80,6 +86,23 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
             model = model._replace(params=model.params | {"mlm_head": head})
         pretrained.save(new, model)
         (new / MADE_OF).write_text(made_of)
+
+
+def _copy(earlier: pathlib.Path, workdir: pathlib.Path) -> None:
+    """Copies PLM-T of an earlier run, whose pieces and head the adapters go with.
+
+    Raises:
+      errors.SettingsError: if it is not there.
+    """
+    if (folder(workdir) / MADE_OF).is_file():
+        return
+    if not (folder(earlier) / MADE_OF).is_file():
+        raise errors.SettingsError(
+            f"--init_from={earlier}: the target's model is not there, at"
+            f" {folder(earlier)}"
+        )
+    with files.writing(folder(workdir)) as new:
+        shutil.copytree(folder(earlier), new)
 
 
 def load(run: config.Run) -> models.Plm:

@@ -1,6 +1,8 @@
 """The configuration of an M3 run: its flags, and the values that are passed on."""
 
 import dataclasses
+import functools
+import pathlib
 from typing import Any
 
 from experiments import configuration, shared_flags
@@ -15,6 +17,7 @@ from nebula_jax.models import transformer
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import checkpoints
 from nebula_jax.training import m3
 
 EMULATED = (
@@ -100,6 +103,7 @@ class Local(pretraining_config.Local):
     discriminator_start: str = fields.of_model(
         "", "Encoder that the discriminator begins with, if it is not --hot_start's."
     )
+    init_from: str
     probe_pairs: int = fields.of_run(
         32,
         "Pairs of translations of each language, from the dev text in --data_dir, on"
@@ -194,7 +198,25 @@ def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
     if local.generator_start or local.discriminator_start:
         digest = hot_start.digest(local.of_generator())
         found["--generator_start"] = digest[:16]
+    if local.init_from:  # whose folder may be elsewhere in each cluster
+        found["--init_from"] = f"step {earlier_step(run)}"
     return found
+
+
+def earlier_step(run: Run) -> int:
+    """Returns the newest step of --init_from that this process's clusters have there.
+
+    Raises:
+      errors.NebulaError: if there is none.
+    """
+    cluster = run.local.cluster
+    parts = names(run.agreed) if cluster in ("all", "whole") else [cluster]
+    return _earlier_step(run.local.init_from, tuple(parts))
+
+
+@functools.cache  # digests of all its files
+def _earlier_step(folder: str, parts: tuple[str, ...]) -> int:
+    return checkpoints.newest_in_all(pathlib.Path(folder), parts)
 
 
 def model(

@@ -2,6 +2,7 @@
 
 import pathlib
 
+from experiments import configuration
 from experiments.m3 import config
 from experiments.pretraining import text
 from experiments.pretraining import vocabulary as shared
@@ -67,7 +68,10 @@ def _check_number(groups: list[list[str]], only: int | None) -> None:
 
 
 def shared_vocabulary(run: config.Run) -> pathlib.Path:
-    """Returns --vocabulary, or one made of all of the run's text (once per text)."""
+    """Returns --vocabulary, that of --init_from, or one of the text (once per text)."""
+    if run.local.init_from and not run.local.vocabulary:
+        earlier = configuration.flags_of_run(run.local.init_from, "pretrain_m3")
+        return pathlib.Path(earlier["vocabulary"].value)
     groups = run.agreed.groups()
     mixes, pairs = config.mixes(run.agreed, groups), run.agreed.parallel_pairs
     return shared.shared(run.local.of_discriminator(), groups, mixes, pairs)

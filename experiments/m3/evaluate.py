@@ -37,6 +37,7 @@ def evaluate(run: config.Run) -> int:
       errors.NebulaError: if a cluster's checkpoint is not there, or --data_dir has
         held-out text in none of the run's languages.
     """
+    run = run.with_local(init_from="")  # it has begun
     agreed, vocabulary = run.agreed, shared_vocabulary.given(run.local)
     made = models.load(run, vocabulary)
     step, (discriminator, *generators) = trained(run)

@@ -1,5 +1,6 @@
 """The models that an M3 run begins with.
 
+With --init_from they are those of an earlier run, heads too.
 With --hot_start (section 4.1) generators and discriminator begin with the same encoder:
 a generator with its first layers, the discriminator with all of them. With
 --generator_start and --discriminator_start each side has its own.
@@ -15,13 +16,15 @@ from jax.sharding import Mesh
 
 from experiments.m3 import config
 from experiments.pretraining import hot_start
+from nebula_jax import errors
 from nebula_jax.communication import ranks
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
 from nebula_jax.models.pretrained import trimming
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import RULES
-from nebula_jax.training import m3, m3_steps
+from nebula_jax.runtime.records import checkpoints
+from nebula_jax.training import checkpoint_files, m3, m3_steps
 
 
 class Models(NamedTuple):
@@ -32,14 +35,42 @@ class Models(NamedTuple):
     """`embeddings` and `encoder` to begin with; None for random ones."""
     discriminator: dict[str, Any] | None
     """`embeddings` and `encoder` to begin with; None for random ones."""
+    earlier: pathlib.Path | None = None
+    """Run whose parameters all parts begin with, heads too; None for no such."""
+    step: int = 0
+    """Step of that run."""
+
+    def begun(self, fresh: mesh_lib.ShardedInit, part: str) -> mesh_lib.ShardedInit:
+        """Returns a part's first state, with the parameters of an earlier run's."""
+        if self.earlier is None:
+            return fresh
+        return checkpoints.begun_with(fresh, self.earlier, part, self.step)
 
 
 def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
     """Returns the models that a run's configuration describes.
 
     Raises:
-      NebulaError: if --hot_start cannot be had, or the vocabulary is not of it.
+      NebulaError: if --hot_start or --init_from cannot be had, or the vocabulary is
+        not of it.
     """
+    found = _described(run, vocabulary)
+    if not run.local.init_from:
+        return found
+    earlier, step = pathlib.Path(run.local.init_from), config.earlier_step(run)
+    cluster = run.local.cluster
+    part = "discriminator" if cluster in ("all", "whole") else cluster
+    about = checkpoint_files.about(checkpoints.folder_of(earlier, part), step)
+    if about["settings"].get("vocabulary") != vocabulary.digest[:16]:
+        raise errors.SettingsError(
+            f"--vocabulary={vocabulary.path} is not that of --init_from={earlier},"
+            " whose run.flags names it"
+        )
+    return found._replace(earlier=earlier, step=step)
+
+
+def _described(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
+    """Returns the models that begin with random weights, or with --hot_start."""
     agreed, local = run.agreed, run.local
     with_starts = local.of_generator(), local.of_discriminator()
     if with_starts[0].hot_start:
@@ -80,6 +111,7 @@ def describe(run: config.Run, models: Models) -> dict[str, Any]:
     return {
         "hot_start": local.of_discriminator().hot_start,
         "generator_start": local.of_generator().hot_start,
+        **({"init_from": local.init_from} if local.init_from else {}),
         **{
             name: {"layers": config.layers, "width": config.width}
             for name, config in (
@@ -96,13 +128,15 @@ def generator_init(
     """Returns generator `index` at step 0, planned on the mesh."""
     if models.generator is None:
         # Numbers that differ are arguments: all generators are of one program.
-        return mesh_lib.sharded_init(
+        fresh = mesh_lib.sharded_init(
             mesh, _drawn(models.config), np.uint32(seed), np.int32(index)
         )
-    init = functools.partial(
-        m3.init_generator, models.config, seed, index, models.generator
-    )
-    return mesh_lib.sharded_init_from_arrays(mesh, init)
+    else:
+        init = functools.partial(
+            m3.init_generator, models.config, seed, index, models.generator
+        )
+        fresh = mesh_lib.sharded_init_from_arrays(mesh, init)
+    return models.begun(fresh, f"generator:{index}")
 
 
 @functools.cache
@@ -116,9 +150,9 @@ def discriminator_init(mesh: Mesh, models: Models, seed: int) -> mesh_lib.Sharde
     init = functools.partial(
         m3.init_discriminator, models.config, seed, models.discriminator
     )
-    if models.discriminator is None:
-        return mesh_lib.sharded_init(mesh, init)
-    return mesh_lib.sharded_init_from_arrays(mesh, init)
+    drawn = models.discriminator is None
+    planned = mesh_lib.sharded_init if drawn else mesh_lib.sharded_init_from_arrays
+    return models.begun(planned(mesh, init), "discriminator")
 
 
 def discriminator_step(

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import re
+import shutil
 import time
 
 import configured
@@ -158,6 +159,38 @@ def test_eval_only_finds_the_runs_own_figures_on_its_own_text(runs, split):
     output = runs.finished("--eval_only", run="split", data_dir="swahili")
     assert evaluated(folder)["languages"] == {"sw": found["languages"]["sw"]}
     assert "swahili has no held-out text in de" in output
+
+
+def test_a_finished_run_goes_on_to_more_steps(runs, split):
+    shutil.copytree(split[0], runs.folder / "longer")
+    flags = {"cluster": "whole", "checkpoint_every": 5, "workdir": "longer"}
+    output = runs.finished(steps=7, **flags)
+    assert "going on after step 5, to 7 in place of 5 (steps)" in output
+    assert (
+        json.loads((runs.folder / "longer/summary.json").read_text())["flags"]["steps"]
+        == 7
+    )
+    states = [runs.state("longer", name, 7) for name in CLUSTERS]
+    assert all(int(state["step"]) == 7 for state in states)
+    status, output = runs.run(steps=5, **flags)
+    assert status != 0
+    assert "holds a run with --steps=7, this one has 5" in output
+
+
+def test_a_run_begins_with_the_parameters_of_another(runs, split):
+    """The rate of the first step is 0, so that they are as they were after it."""
+    given = {"init_from": "split", "workdir": "next", "cluster": "whole"}
+    output = runs.finished(steps=1, checkpoint_every=1, seed=9, batch_size=2, **given)
+    assert "beginning with generator:1 of split, step 5" in output
+    for name in CLUSTERS:
+        ours, theirs = (
+            runs.state(folder, name, step)
+            for folder, step in (("next", 1), ("split", 5))
+        )
+        jax.tree.map(np.testing.assert_array_equal, ours["params"], theirs["params"])
+    status, output = runs.run(init_from="nowhere", workdir="next2")
+    assert status == 2
+    assert "--run=nowhere: no run of pretrain_m3 is there" in output
 
 
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, split):

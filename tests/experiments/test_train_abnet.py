@@ -362,6 +362,22 @@ def test_eval_only_finds_the_runs_own_bleu_on_its_own_text(runs, split):
     assert "| test | " in output
 
 
+def test_a_run_begins_with_the_parameters_of_another(runs, split):
+    given = {"init_from": "split", "workdir": "next", "cluster": "whole"}
+    output = runs.finished(steps=1, checkpoint_every=1, seed=9, **given | SHALLOW)
+    assert f"beginning with target of split, step {STEPS}" in output
+    for one, other in zip(
+        runs.sides("next", 1), runs.sides("split", STEPS), strict=True
+    ):
+        ours, theirs = one["state"]["params"], other["state"]["params"]
+        # The first rate is 1e-7.
+        tiny_translations.assert_close(ours, theirs, atol=1e-6)
+    nothing = {"init_from": "text", "workdir": "nothing"}
+    status, output = runs.run(steps=1, **given | SHALLOW | nothing)
+    assert status == 2
+    assert "--init_from=text: the target's model is not there" in output
+
+
 @pytest.fixture
 def translated_here(runs, monkeypatch, capsys):
     """Runs the command in this process: nothing is compiled."""

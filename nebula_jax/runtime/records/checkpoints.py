@@ -5,7 +5,9 @@ all, one after the other, and brings them back to all: a checkpoint does not sho
 many processes wrote it, and any number goes on from it.
 """
 
+import dataclasses
 import json
+import operator
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,6 +21,10 @@ from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import checkpoint, checkpoint_files
+
+STEPS = ("--steps", "steps")
+"""Names of the setting that may grow from one command of a run to the next."""
+
 
 def _nothing() -> None:
     """Returns no data position; or finds nothing against saving."""
@@ -158,8 +164,21 @@ class Checkpoints:
         else:
             restored, position = self._restore_everywhere(step, fresh)
         if self._saved:
-            process.message(f"going on after step {step}")
+            process.message(f"going on after step {step}{self._grown(step)}")
         return restored, position
+
+    def _grown(self, step: int) -> str:
+        """Returns what follows if a checkpoint's run was to have fewer steps; or ""."""
+        assert self._saved is not None
+        saved = self._saved.about(step)["settings"]
+        for name in STEPS:
+            if (now := self._settings.get(name)) != saved.get(name):
+                return (
+                    f", to {now} in place of {saved[name]} (steps): a learning rate"
+                    f" that depends on their number is that of a run of {now} from here"
+                    " on, and one that had fallen to 0 rises again"
+                )
+        return ""
 
     def _restore_everywhere(
         self, step: int, fresh: mesh_lib.ShardedInit
@@ -254,7 +273,8 @@ def difference(
 ) -> str:
     """Returns the first difference of a checkpoint's run from this one; empty if none.
 
-    `fingerprints` are this run's, as far as they are known; others are not compared.
+    More steps than it had are none. `fingerprints` are this run's, as far as they are
+    known; others are not compared.
     """
     before, known = about.get("settings"), about.get("fingerprints")
     if not isinstance(before, dict) or not isinstance(known, dict):
@@ -263,6 +283,9 @@ def difference(
     version = about.get("version", "before 0.3.0")  # earlier ones did not record it
     if version != ours:
         return f"nebula_jax {version}, this one has {ours}"
+    for steps in STEPS:  # of which it may have more now
+        if _is_longer(settings.get(steps), before.get(steps)):
+            before = {**before, steps: settings[steps]}
     here = {"cluster": cluster, **settings, **fingerprints}
     saved = {"cluster": about.get("cluster"), **before}
     saved |= {name: value for name, value in known.items() if name in fingerprints}
@@ -270,6 +293,10 @@ def difference(
         if here.get(name) != saved.get(name):
             return f"{name}={saved.get(name)}, this one has {here.get(name)}"
     return ""
+
+
+def _is_longer(now: Any, before: Any) -> bool:
+    return isinstance(now, int) and isinstance(before, int) and now > before
 
 
 def newest_in_all(workdir: pathlib.Path, clusters: Sequence[str]) -> int:
@@ -294,6 +321,40 @@ def newest_in_all(workdir: pathlib.Path, clusters: Sequence[str]) -> int:
             f"{workdir}: no step is saved in all clusters ({have})"
         )
     return max(common)
+
+
+def begun_with(
+    fresh: mesh_lib.ShardedInit,
+    workdir: pathlib.Path,
+    cluster: str,
+    step: int,
+    params_of: Callable[[Any], Any] = operator.itemgetter("params"),
+) -> mesh_lib.ShardedInit:
+    """Returns a TrainState at step 0 with the parameters of another run.
+
+    They are read when the state is made; that is an error if the model of that run has
+    another shape.
+
+    Args:
+      fresh: the state; its optimizer begins anew.
+      workdir: folder of the other run.
+      cluster: of it.
+      step: of it.
+      params_of: picks them from the checkpoint.
+    """
+
+    def init() -> Any:
+        params = params_of(checkpoint.read(folder_of(workdir, cluster), step))
+        ours = jax.tree.map(lambda leaf: leaf.shape, fresh.shapes.params)
+        if ours != jax.tree.map(lambda leaf: leaf.shape, params):
+            raise checkpoint.CheckpointError(
+                f"init_from={workdir}: {cluster} trained a model of another shape there"
+            )
+        process.message(f"beginning with {cluster} of {workdir}, step {step}")
+        placed = mesh_lib.put(params, fresh.sharding.params)
+        return dataclasses.replace(fresh.init(), params=placed)
+
+    return fresh._replace(init=init)
 
 
 def newest_of_all(

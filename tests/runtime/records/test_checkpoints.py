@@ -97,6 +97,35 @@ def test_a_run_with_other_settings_is_refused(tmp_path):
         checkpoints.Checkpoints(tmp_path, "source", {"--steps": 8}, every=1)
 
 
+@pytest.mark.parametrize("name", ["--steps", "steps"])
+def test_a_run_goes_on_to_more_steps_and_says_what_follows(tmp_path, capsys, name):
+    state = {"a": jnp.ones(3)}
+    first = checkpoints.Checkpoints(tmp_path, "source", {name: 9}, every=1)
+    first.save(9, state)
+    fresh = plan_of(0.0)
+    longer = checkpoints.Checkpoints(tmp_path, "source", {name: 12}, every=1)
+    restored, _ = longer.restore(longer.newest, fresh)
+    words = "going on after step 9, to 12 in place of 9 (steps): a learning rate that"
+    assert words in capsys.readouterr().err
+    longer.save(10, restored)
+    again = checkpoints.Checkpoints(tmp_path, "source", {name: 12}, every=1)
+    again.restore(10, fresh)
+    assert "going on after step 10\n" in capsys.readouterr().err
+    with pytest.raises(checkpoint.CheckpointError, match="steps=12, this one has 9"):
+        checkpoints.Checkpoints(tmp_path, "source", {name: 9}, every=1)
+
+
+def test_a_reader_finds_the_newest_step_of_all_clusters(tmp_path):
+    for name, steps in (("source", (1, 2, 3)), ("target", (1, 2))):
+        for step in steps:
+            opened(tmp_path, name=name).save(step, {"a": jnp.ones(3)})
+    assert checkpoints.newest_in_all(tmp_path, ["source"]) == 3
+    assert checkpoints.newest_in_all(tmp_path, ["source", "target"]) == 2
+    words = r"no step is saved in all clusters \(source has 1, 2, 3; x has none\)"
+    with pytest.raises(checkpoint.CheckpointError, match=words):
+        checkpoints.newest_in_all(tmp_path, ["source", "x"])
+
+
 def test_a_run_of_another_version_is_refused(tmp_path, monkeypatch):
     """Others may compute other numbers; those before 0.3.0 did not record theirs."""
     monkeypatch.setattr(nebula_jax, "__version__", "0.2.0")
