@@ -1,7 +1,9 @@
 """Reproduces Table 5, Fig. 9 and Fig. 10 on two cores, with more codecs.
 
     python -m scripts.table5_compression --scale=tiny --data_dir=../shared/data
+    python -m scripts.table5_compression --scale=quick --data_dir=../shared/data
 
+The second shows in minutes how the table is made, of some rows, and measures nothing.
 Runs `train_abnet` once for each row and seed, one after the other; after a stop, the
 same command goes on. Quality and speed are measured apart, since a run that waits for a
 slow line takes hours: loss and BLEU of held-out pairs with `--cluster=whole`, where the
@@ -159,9 +161,10 @@ def _quality(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 
 def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     """Returns the record of --rows and the baseline; does the runs that are missing."""
-    flagfile = table_runs.flagfile(f"abnet_{table.name}")
-    settings, base = table_runs.settings(flagfile), table.arguments(flagfile)
+    settings, base = abnet_runs.base_of(table)
     rows = compression_rows.rows()
+    if table.scale == abnet_runs.QUICK:
+        rows = [row for row in rows if row.name in compression_rows.QUICK]
     names = config.chosen("rows", [row.name for row in rows])
     return gather(
         runs,
@@ -341,8 +344,9 @@ SWEEP = sweep.Sweep(
     markdown,
     figures=abnet_runs.figures,
     draw=pictures.table5,
-    scales=["tiny"],
+    scales=list(abnet_runs.CUTS),
     seeds=abnet_runs.SEEDS,
+    smallest=abnet_runs.QUICK,
 )
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Holds local steps against an all-reduce at every step: loss, bytes, time, XNLI.
 
     python -m scripts.table_local_steps --data_dir=../shared/data
+    python -m scripts.table_local_steps --scale=quick --data_dir=../shared/data
 
+The second shows in minutes how the table is made, and measures nothing.
 Every row trains the same model on the same batches in the same order; only what the
 clusters exchange differs. Rows of quality run in one process (`--cluster=whole`), which
 several clusters equal to the last bit; the row of time runs two over an emulated line.
@@ -24,9 +26,28 @@ from scripts.tables import runs as table_runs
 BERT, XNLI = "experiments.pretrain_bert", "experiments.finetune_xnli"
 SEEDS = 3
 BATCH = 192  # rows of a step, of all clusters together
-STEPS = 1000
+QUICK = "quick"
 LINE = "60mbit,15ms"
-TIMED, EVERY = 900, 10  # steps of the run over a line, and of each record
+EVERY = 10  # steps of each record of the run over a line
+
+
+class Size(NamedTuple):
+    """The numbers of steps and pairs of a scale."""
+
+    steps: int = 1000
+    timed: int = 900
+    """Of the run over a line."""
+    pairs: int = 40_000
+    """Of the fine-tuning."""
+
+    @property
+    def eval_every(self) -> int:
+        """The steps between evaluations in the fine-tuning, which has two epochs."""
+        return self.pairs // 64
+
+
+SIZES = {"": Size(), QUICK: Size(steps=60, timed=120, pairs=1280)}
+"""Scale -> numbers."""
 
 
 class Row(NamedTuple):
@@ -61,7 +82,8 @@ ROWS = (
 def base(table: config.Table) -> tuple[str, ...]:
     """Returns the flags of all runs."""
     arguments = table.arguments(table_runs.flagfile("bert_xnli15_tiny"))
-    return (*arguments, f"--steps={STEPS}", f"--eval_every={STEPS // 10}")
+    steps = SIZES[table.scale].steps
+    return (*arguments, f"--steps={steps}", f"--eval_every={steps // 10}")
 
 
 def run_of(row: Row, table: config.Table, seed: str) -> table_runs.Run:
@@ -74,7 +96,8 @@ def run_of(row: Row, table: config.Table, seed: str) -> table_runs.Run:
         (
             *base(table),
             *(f"--clusters={row.clusters}", f"--batch_size={BATCH // row.clusters}"),
-            *("--cluster=whole", f"--seed={seed}", f"--checkpoint_every={STEPS}"),
+            *("--cluster=whole", f"--seed={seed}"),
+            f"--checkpoint_every={SIZES[table.scale].steps}",
             *row.arguments,
         ),
         makes=made,
@@ -85,18 +108,19 @@ def fine_tuning_of(
     row: Row, table: config.Table, runs: table_runs.Runs, seed: str
 ) -> table_runs.Run:
     """Describes the run that fine-tunes a row's encoder on English pairs."""
-    before = run_of(row, table, seed)
+    before, size = run_of(row, table, seed), SIZES[table.scale]
     return table_runs.Run(
         f"xnli-{row.key}-seed{seed}",
         XNLI,
         (
             *table.arguments(table_runs.flagfile("xnli_warm")),
             f"--encoder={runs.made(before.name)}",
-            *("--languages=en", "--max_train_pairs=40000", "--epochs=2"),
+            *("--languages=en", f"--max_train_pairs={size.pairs}", "--epochs=2"),
             *("--max_test_pairs=300", "--nofreeze_embeddings", "--layer_decay=1"),
             "--length_buckets=20,28,36,48,64",  # it has 64 positions
             *("--learning_rate=5e-4", "--checkpoint_selection=last"),
-            *("--eval_every=625", "--checkpoint_every=1250", f"--seed={seed}"),
+            f"--eval_every={size.eval_every}",
+            *(f"--checkpoint_every={2 * size.eval_every}", f"--seed={seed}"),
         ),
         after=before,
     )
@@ -104,7 +128,8 @@ def fine_tuning_of(
 
 def time_run(table: config.Table) -> table_runs.Run:
     """Describes the run over an emulated line."""
-    own = (f"--steps={TIMED}", f"--eval_every={TIMED}", f"--checkpoint_every={TIMED}")
+    timed = SIZES[table.scale].timed
+    own = (f"--steps={timed}", f"--eval_every={timed}", f"--checkpoint_every={timed}")
     over = ("--cluster=all", f"--wan={LINE}", f"--log_every={EVERY}")
     return table_runs.Run("time", BERT, (*base(table), *own, *over))
 
@@ -234,7 +259,7 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     rows, timed = gather(runs, table), runs.result(time_run(table))
     return {
         "rows": rows,
-        "steps": STEPS,
+        "steps": SIZES[table.scale].steps,
         "batch": BATCH,
         "line": LINE,
         "adapters": adapters_of(runs.result(adapters_run(table))),
@@ -307,7 +332,15 @@ def _accuracies(row: Mapping[str, Any]) -> str:
     return f"{statistics.mean(found):.1%} ± {spread:.1%}"
 
 
-SWEEP = sweep.Sweep("local_steps", record, markdown, figures=figures, seeds=SEEDS)
+SWEEP = sweep.Sweep(
+    "local_steps",
+    record,
+    markdown,
+    figures=figures,
+    scales=list(SIZES),
+    seeds=SEEDS,
+    smallest=QUICK,
+)
 
 if __name__ == "__main__":
     shared_flags.run(SWEEP.run, names=["scale", *config.FLAGS])

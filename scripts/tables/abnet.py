@@ -9,13 +9,31 @@ from typing import Any
 from experiments.abnet import evaluation
 from nebula_jax.runtime.records import report
 from nebula_jax.training import metrics
+from scripts.tables import config
 from scripts.tables import runs as table_runs
 
 MODULE = "experiments.train_abnet"
 SEEDS = 3  # by default
+QUICK = "quick"
+CUTS: dict[str, tuple[str, ...]] = {
+    "tiny": (),
+    QUICK: (
+        *("--steps=32", "--eval_every=32", "--warmup_steps=8", "--mlm_head_steps=20"),
+        *("--max_pairs=1024", "--held_out_pairs=200", "--bleu_sentences=50"),
+    ),
+}
+"""Scale -> flags in the place of those of abnet_table5_tiny.flags."""
 SHORT_STEPS = 16  # of a run that is timed over a line
 TIMED_STEPS = 10  # the last of them; in the first ones programs are compiled
 RECORDED = ("step", "time", "bytes_sent", "bytes_received")
+
+
+def base_of(table: config.Table) -> tuple[dict[str, str], tuple[str, ...]]:
+    """Returns the settings, and the flags, that all runs of a table begin with."""
+    flagfile, cuts = table_runs.flagfile("abnet_table5_tiny"), CUTS[table.scale]
+    changed = dict(cut.removeprefix("--").split("=", 1) for cut in cuts)
+    settings = table_runs.settings(flagfile) | changed
+    return settings, (*table.arguments(flagfile), *cuts)
 
 
 def run(name: str, arguments: Sequence[str], model: str = "") -> table_runs.Run:

@@ -17,6 +17,8 @@ BY_TOKEN, BY_TOKEN_RANKS = "pack_tokens|int4(row)|fp16|zstd(1)", (208, 192)
 """With one scale for a token, and without a rotation that would make columns alike,
 numbers of the last columns are small, and zstd packs them well. With the first
 rank there are still 25 times fewer bytes each way over a whole run."""
+QUICK = ("baseline", "FP16+INT8", START_ROW, "int4 both ways", "bottleneck of 96")
+"""Rows of the scale that takes minutes."""
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
 

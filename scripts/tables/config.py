@@ -80,6 +80,7 @@ def from_flags(
     scales: Sequence[str] = (),
     seeds: int = 1,
     needs_text: bool = True,
+    smallest: str = "",
 ) -> Table:
     """Returns the flags as values; for `main`.
 
@@ -88,6 +89,8 @@ def from_flags(
       scales: that it has; the first is its default.
       seeds: their default number.
       needs_text: whether its runs need --data_dir.
+      smallest: the scale that shows in minutes how the table is made: of one seed by
+        default, and with its record in --workdir, since it measures nothing.
 
     Raises:
       errors.SettingsError: at what cannot work.
@@ -96,13 +99,15 @@ def from_flags(
     size = scale(given["scale"], scales) if scales else ""
     name = f"{name}_{size}" if size else name
     workdir = pathlib.Path(given["workdir"] or f"runs/{name}")
+    is_smallest = bool(smallest) and size == smallest
+    records = workdir if is_smallest else RESULTS
     return Table(
         name=name,
         scale=size,
-        seeds=seed_list(given["seeds"], seeds),
+        seeds=seed_list(given["seeds"], 1 if is_smallest else seeds),
         workdir=workdir,
         results=pathlib.Path(given["results_dir"] or workdir / "results"),
-        out=pathlib.Path(given["out"] or RESULTS / f"{name}.json"),
+        out=pathlib.Path(given["out"] or records / f"{name}.json"),
         data_dir=data_dir(given["data_dir"]) if needs_text else "",
         prepared_dir=given["prepared_dir"],
         pretrained_dir=given["pretrained_dir"],
@@ -112,7 +117,8 @@ def from_flags(
 def scale(given: str, known: Sequence[str]) -> str:
     """Returns --scale, by default the first that is known; another is an error."""
     if given and given not in known:
-        raise errors.SettingsError(f"--scale={given}: there is {', '.join(known)} here")
+        there = ", ".join(filter(None, known))
+        raise errors.SettingsError(f"--scale={given}: there is {there} here")
     return given or known[0]
 
 

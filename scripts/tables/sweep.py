@@ -67,10 +67,14 @@ class Sweep(NamedTuple):
     seeds: int = 1
     """By default."""
     needs_text: bool = True
+    smallest: str = ""
+    """A scale of minutes; see `config.from_flags`."""
 
     def run(self) -> int:
         """Makes the table as the flags have it; writes, draws and prints it."""
-        table = config.from_flags(self.name, self.scales, self.seeds, self.needs_text)
+        table = config.from_flags(
+            self.name, self.scales, self.seeds, self.needs_text, self.smallest
+        )
         with run_folder.lock(table.workdir):
             runs = table_runs.Runs(
                 table.workdir, self.figures, self.execute, results=table.results

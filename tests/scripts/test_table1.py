@@ -158,6 +158,17 @@ def test_of_twelve_layers_none_is_made_across_clusters(here):
     assert list(rows[2]["against"]) == [row["name"] for row in rows[:2]]
 
 
+def test_the_tiny_scale_has_the_same_rows_in_fewer_steps(here):
+    stub = Stub()
+    rows, same = run_all(stub, seeds=["0"], scale="tiny")
+    assert len(stub.names) == 2 + 3
+    assert (same, [row["name"] for row in rows]) == ({}, [row.name for row in ROWS])
+    for row, steps in zip(ROWS[1:], (40, 20), strict=True):
+        table = tiny_tables.table(scale="tiny", name="table1_tiny")
+        made = table1_xnli.pretraining_run(row, table, "0")
+        assert f"--steps={steps}" in made.arguments
+
+
 def test_an_encoder_that_differs_across_clusters_is_named(here):
     _, same = run_all(Stub(is_cut_free=False), seeds=["0"])
     assert same == {"0": False}
@@ -167,7 +178,7 @@ def test_fine_tuning_is_of_the_pretraining_that_its_encoder_came_from(
     here, monkeypatch
 ):
     run_all(Stub(), seeds=["0"])
-    monkeypatch.setattr(table1_xnli, "STEPS", 7)
+    monkeypatch.setitem(table1_xnli.STEPS, "six", 7)
     with pytest.raises(errors.NebulaError, match="with other flags"):
         run_all(Stub(), seeds=["0"])
     for path in (here / "table/results").glob("[!x]*.json"):

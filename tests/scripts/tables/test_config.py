@@ -1,12 +1,19 @@
 import pathlib
 
 import pytest
+import tiny_tables
 from absl import flags
 from absl.testing import flagsaver
 
 from experiments import shared_flags  # noqa: F401  (defines --out and others)
 from nebula_jax import errors
-from scripts.tables import config
+from scripts import (
+    table1_xnli,
+    table2_bleu,
+    table5_compression,
+    table_local_steps,
+)
+from scripts.tables import abnet, config
 
 
 def test_the_text_is_the_given_folder_else_the_one_beside_the_repository(
@@ -53,3 +60,41 @@ def test_a_table_is_named_after_its_scale():
     assert scaled.seeds == ("3", "4")
     flagfile = pathlib.Path("x.flags")
     assert scaled.arguments(flagfile)[:2] == ("--flagfile=x.flags", "--data_dir=text")
+
+
+def test_the_smallest_scale_has_a_seed_and_leaves_no_record_of_the_repository():
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(data_dir="text", scale="quick", seeds=""):
+        made = config.from_flags("a", ["", "quick"], seeds=3, smallest="quick")
+        assert made.seeds == ("0",)
+        assert made.out == pathlib.Path("runs/a_quick/a_quick.json")
+        with flagsaver.flagsaver(scale=""):
+            made = config.from_flags("a", ["", "quick"], seeds=3, smallest="quick")
+            assert (made.name, len(made.seeds)) == ("a", 3)
+            assert made.out == config.FOLDER / "results" / "a.json"
+        with (
+            flagsaver.flagsaver(scale="huge"),
+            pytest.raises(errors.SettingsError, match="huge: there is quick here"),
+        ):
+            config.from_flags("a", ["", "quick"])
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        table1_xnli.SWEEP,
+        table2_bleu.SWEEP,
+        table5_compression.SWEEP,
+        table_local_steps.SWEEP,
+    ],
+)
+def test_a_table_of_hours_has_a_scale_of_minutes(made):
+    assert made.smallest in made.scales
+    assert made.smallest != made.scales[0]
+
+
+def test_quick_settings_stand_in_the_place_of_the_flagfiles():
+    settings, base = abnet.base_of(tiny_tables.table(scale="quick"))
+    assert settings["steps"] == "32"
+    assert base.index("--steps=32") > 0
+    assert abnet.base_of(tiny_tables.table(scale="tiny"))[0]["steps"] == "160"
