@@ -19,10 +19,10 @@ import struct
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import disk, errors, files, strict_json
+from nebula_jax import disk, errors, strict_json
 from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
-from nebula_jax.security import handshake
+from nebula_jax.security import handshake, private_files
 from nebula_jax.security.membership import site_folder
 
 REQUEST_SECONDS = 5.0
@@ -63,9 +63,7 @@ class Address(NamedTuple):
 
 def write(folder: site_folder.Folder, address: Address) -> None:
     """Writes the address of the running switch, for this user alone."""
-    with files.writing(folder.running_switch) as partial:
-        partial.touch(0o600)
-        partial.write_text(json.dumps(address._asdict()))
+    private_files.write(folder.running_switch, json.dumps(address._asdict()))
 
 
 @contextlib.contextmanager

@@ -33,6 +33,7 @@ from nebula_jax import disk, files
 from nebula_jax.security import audit, private_files
 from nebula_jax.security.audit import AuditError, checkpoint_note, merkle
 from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.tls import certificates
 
 _ADVICE = "`nebula audit verify` names what was changed"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -398,11 +399,7 @@ def _load_key(paths: audit.Paths, lab: str) -> ed25519.Ed25519PrivateKey:
                 f"{paths.key}: is missing: this log can be read and verified, but not"
                 f" continued; move {paths.key.parent} away to begin another"
             )
-        made = ed25519.Ed25519PrivateKey.generate().private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        )
+        made = certificates.pem(ed25519.Ed25519PrivateKey.generate())
         private_files.write(paths.key, made.decode())
     try:
         text = private_files.read(paths.key).encode()
