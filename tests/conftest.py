@@ -73,8 +73,11 @@ def pytest_sessionstart(session):
 
 
 SLOW_SECONDS = 1800
-LONGEST = ("experiments", "simulation", "runtime", "scripts", "parallel", "training")
-"""Folders of tests that take long, the longest first."""
+LONGEST = (
+    *("experiments", "runtime", "parallel", "training", "models", "federation"),
+    *("scripts", "simulation", "communication", "security", "test_installed.py"),
+)
+"""Folders of tests, and a file, that take long, the longest first."""
 
 
 def pytest_collection_modifyitems(items):
