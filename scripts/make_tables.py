@@ -186,21 +186,20 @@ def _page(name: str, results: pathlib.Path) -> pathlib.Path:
     return results / f"{name}.md"
 
 
-def pages(root: pathlib.Path = ROOT) -> dict[pathlib.Path, str]:
+def pages() -> dict[pathlib.Path, str]:
     """Returns page -> its text with every block made anew from the records."""
-    results = root / "experiments" / "results"
-    front = root / "README.md"
-    table = main_results.markdown(results)
+    front = ROOT / "README.md"
+    table = main_results.markdown(RESULTS)
     found = {front: rewrite(front.read_text("utf-8"), "results", table)}
-    choice = root / "nebula_jax" / "communication" / "which_codec.md"
-    table = codec_choice.markdown(results)
+    choice = ROOT / "nebula_jax" / "communication" / "which_codec.md"
+    table = codec_choice.markdown(RESULTS)
     found[choice] = rewrite(choice.read_text("utf-8"), "which_codec", table)
-    for record in sorted(results.glob("*.json")):
+    for record in sorted(RESULTS.glob("*.json")):
         name = record.stem
         if name not in WITHDRAWN and not _is_older(record):
-            page = _page(name, results)
+            page = _page(name, RESULTS)
             text = found.get(page) or page.read_text("utf-8")
-            found[page] = rewrite(text, name, block(name, results))
+            found[page] = rewrite(text, name, block(name, RESULTS))
     return found
 
 

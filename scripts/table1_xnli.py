@@ -106,7 +106,7 @@ def pretraining_run(
         name,
         row.module,
         (*table.arguments(table_runs.flagfile(flagfile)), *own),
-        makes=table_runs.Folder(name, f"{folder}/encoder"),
+        makes=f"{folder}/encoder",
     )
 
 
@@ -127,8 +127,8 @@ def fine_tuning_run(
     )
 
 
-def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
-    """Gathers the table's rows; does the runs that have not been done."""
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs that have not been done."""
     rows, marks = [], {}
     for row in ROWS:
         made: dict[str, Any] = {}
@@ -153,7 +153,15 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
             for other in (AS_IT_COMES, MLM)
             if other.name != row["name"]
         }
-    return rows
+    same = {}
+    if table.scale == "six":
+        first = table.seeds[0]
+        whole, across = (
+            runs.result(pretraining_run(WHOLE, table, first, cluster))["made"]
+            for cluster in ("whole", "all")
+        )
+        same = {first: whole == across != {}}  # {}: no folder was left
+    return {"layers": LAYERS[table.scale], "rows": rows, "across_is_same": same}
 
 
 def _pretraining_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
@@ -176,19 +184,6 @@ def _pretraining_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
             for figure in m3_report.FIGURES
         },
     }
-
-
-def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
-    """Returns the record; does the runs that have not been done."""
-    rows, same = gather(runs, table), {}
-    if table.scale == "six":
-        first = table.seeds[0]
-        whole, across = (
-            runs.result(pretraining_run(WHOLE, table, first, cluster))["made"]
-            for cluster in ("whole", "all")
-        )
-        same = {first: whole == across != {}}  # {}: no folder was left
-    return {"layers": LAYERS[table.scale], "rows": rows, "across_is_same": same}
 
 
 def markdown(record: Mapping[str, Any]) -> str:

@@ -52,32 +52,24 @@ def run_of(base: Sequence[str], method: str, pair: str, seed: str) -> table_runs
     """
     own = f"--pair={pair}", f"--seed={seed}", *FLAGS[method]
     kind = method.lower().replace(",", "").replace(" ", "_")
-    return abnet_runs.run(f"{kind}-{pair}-seed{seed}", (*base, *own))
+    name = f"{kind}-{pair}-seed{seed}"
+    return table_runs.Run(name, abnet_runs.MODULE, (*base, *own))
 
 
-def gather(
-    runs: table_runs.Runs,
-    run: Callable[[str, str, str], table_runs.Run],
-    pairs: Sequence[str],
-    seeds: Sequence[str],
-) -> list[dict[str, Any]]:
-    """Gathers the table's rows; does the runs that have not been done.
-
-    Args:
-      runs: with their figures.
-      run: (method, pair, seed) -> the run.
-      pairs: of the table.
-      seeds: of each row.
-    """
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs that have not been done."""
+    _, base = abnet_runs.base_of(table)
     done = {
-        (method, pair): runs.of_seeds(functools.partial(run, method, pair), seeds)
+        (method, pair): runs.of_seeds(
+            functools.partial(run_of, base, method, pair), table.seeds
+        )
         for method in FLAGS
-        for pair in pairs
+        for pair in PAIRS
     }
     scores = {key: held_out.by_seed(found) for key, found in done.items()}
     rows = []
     for method in FLAGS:
-        results = [each for pair in pairs for each in done[method, pair].values()]
+        results = [each for pair in PAIRS for each in done[method, pair].values()]
         rows.append(
             {
                 "method": method,
@@ -87,7 +79,7 @@ def gather(
                         "bleu": abnet_runs.bleus(done[method, pair].values()),
                         **held_out.compare(scores[method, pair], scores[ABNET, pair]),
                     }
-                    for pair in pairs
+                    for pair in PAIRS
                 ],
                 "seconds": sum(each["summary"]["seconds"] for each in results),
                 "trained_parameters": sum(
@@ -96,13 +88,7 @@ def gather(
                 ),
             }
         )
-    return rows
-
-
-def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
-    """Returns the record; does the runs that have not been done."""
-    _, base = abnet_runs.base_of(table)
-    return {"rows": gather(runs, functools.partial(run_of, base), PAIRS, table.seeds)}
+    return {"rows": rows}
 
 
 def markdown(record: Mapping[str, Any]) -> str:

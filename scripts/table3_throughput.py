@@ -118,8 +118,8 @@ def figures_of(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def gather(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
-    """Gathers the record; does the runs that have not been done."""
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs that have not been done."""
     kinds = [kind for kind in KINDS if kind != "moved"]
     found: dict[str, list[dict[str, Any]]] = {kind: [] for kind in kinds}
     for seed in table.seeds:
@@ -188,7 +188,7 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 SWEEP = sweep.Sweep(
     "table3",
-    gather,
+    record,
     markdown,
     figures=figures_of,
     execute=execute,

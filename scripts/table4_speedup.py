@@ -138,8 +138,13 @@ def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
     }
 
 
-def gather(runs: table_runs.Runs, seconds: Mapping[str, float]) -> dict[str, Any]:
-    """Gathers the record; does the runs that have not been done."""
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; measures and runs what has not been done."""
+    path = table.workdir / "measured.json"
+    if not path.is_file():
+        with process.timed("measuring a step"):
+            report.write(path, measured())
+    seconds = json.loads(path.read_text())
     found = {
         workers: runs.result(run_of(workers, seconds))["summary"] for workers in WORKERS
     }
@@ -147,16 +152,7 @@ def gather(runs: table_runs.Runs, seconds: Mapping[str, float]) -> dict[str, Any
         {"workers": workers, "step_seconds": statistics.median(each["step_seconds"])}
         for workers, each in found.items()
     ]
-    return {"measured": dict(seconds), "micro_batch": [ROWS, LENGTH], "rows": rows}
-
-
-def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
-    """Returns the record; measures and runs what has not been done."""
-    path = table.workdir / "measured.json"
-    if not path.is_file():
-        with process.timed("measuring a step"):
-            report.write(path, measured())
-    return gather(runs, json.loads(path.read_text()))
+    return {"measured": seconds, "micro_batch": [ROWS, LENGTH], "rows": rows}
 
 
 def markdown(record: Mapping[str, Any]) -> str:

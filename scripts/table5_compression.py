@@ -101,10 +101,10 @@ def width_of(result: Mapping[str, Any]) -> int:
 
 def quality_run(row: Row, base: Sequence[str], seed: str) -> table_runs.Run:
     """Describes the run that measures loss and BLEU."""
-    return abnet_runs.run(
+    return table_runs.Run(
         f"quality-{compression_rows.file_name(row.name)}-seed{seed}",
+        abnet_runs.MODULE,
         (*base, "--cluster=whole", f"--seed={seed}", *row.flags),
-        f"seed{seed}",
     )
 
 
@@ -162,42 +162,26 @@ def _quality(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
 def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     """Returns the record of --rows and the baseline; does the runs that are missing."""
     settings, base = abnet_runs.base_of(table)
-    rows = compression_rows.rows()
+    known = compression_rows.rows()
     if table.scale == abnet_runs.QUICK:
-        rows = [row for row in rows if row.name in compression_rows.QUICK]
-    names = config.chosen("rows", [row.name for row in rows])
-    return gather(
-        runs,
-        settings,
-        base,
-        table.seeds,
-        [row for row in rows if row == rows[0] or row.name in names],
-    )
-
-
-def gather(
-    runs: table_runs.Runs,
-    settings: Mapping[str, str],
-    base: Sequence[str],
-    seeds: Sequence[str],
-    rows: Sequence[Row],
-) -> dict[str, Any]:
-    """Gathers the figures of rows, of which the first is what others are beside."""
+        known = [row for row in known if row.name in compression_rows.QUICK]
+    chosen = compression_rows.chosen(known)
+    first = chosen[0]
 
     def results(row: Row) -> dict[str, dict[str, Any]]:
-        return runs.of_seeds(functools.partial(quality_run, row, base), seeds)
+        return runs.of_seeds(functools.partial(quality_run, row, base), table.seeds)
 
-    baseline = results(rows[0])
-    line = line_of(baseline[seeds[0]], settings)
+    baseline = results(first)
+    line = line_of(baseline[table.seeds[0]], settings)
     plain = held_out.by_seed(baseline)
 
     def quality(row: Row) -> dict[str, Any]:
         found = results(row)
-        scores = plain if row == rows[0] else held_out.by_seed(found)
+        scores = plain if row == first else held_out.by_seed(found)
         return _quality(list(found.values())) | held_out.compare(scores, plain)
 
-    table, padded = [], None
-    for row in rows:
+    rows, padded = [], None
+    for row in chosen:
         speed = runs.result(speed_run(row, line["wan"], base))
         summary = speed["summary"]
         padded, width = summary["bytes"]["padded"], width_of(speed)
@@ -207,7 +191,7 @@ def gather(
             for round_trips, name in enumerate(IDEALS)
         }
         codecs_of = row.forward, row.backward
-        table.append(
+        rows.append(
             {
                 **row._asdict(),
                 "speed": seconds | ideals,
@@ -215,13 +199,13 @@ def gather(
                 **quality(row),
             }
         )
-    has_starts = any(row.name == compression_rows.START_ROW for row in rows)
+    has_starts = any(row.name == compression_rows.START_ROW for row in chosen)
     starts = compression_rows.starts(settings) if has_starts else []
     return {
         "settings": dict(settings),
         "padded_bytes": padded,
         "line": line,
-        "rows": table,
+        "rows": rows,
         "starts": [{"step": step, **quality(row)} for step, row in starts],
     }
 

@@ -89,7 +89,6 @@ def base(table: config.Table) -> tuple[str, ...]:
 def run_of(row: Row, table: config.Table, seed: str) -> table_runs.Run:
     """Describes the run of a row."""
     name = f"{row.key}-seed{seed}"
-    made = table_runs.Folder(name, "whole/encoder") if row.is_fine_tuned else None
     return table_runs.Run(
         name,
         BERT,
@@ -100,7 +99,7 @@ def run_of(row: Row, table: config.Table, seed: str) -> table_runs.Run:
             f"--checkpoint_every={SIZES[table.scale].steps}",
             *row.arguments,
         ),
-        makes=made,
+        makes="whole/encoder" if row.is_fine_tuned else "",
     )
 
 
@@ -205,8 +204,8 @@ def last_loss(result: Mapping[str, Any]) -> float:
     return bert_report.mean(found[-1]["loss"])
 
 
-def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
-    """Gathers the rows; does the runs that have not been done."""
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; does the runs that have not been done."""
     rows = []
     losses: dict[str, dict[str, float]] = {}
     for row in ROWS:
@@ -233,7 +232,21 @@ def gather(runs: table_runs.Runs, table: config.Table) -> list[dict[str, Any]]:
                 ],
             }
         )
-    return rows
+    timed = runs.result(time_run(table))
+    return {
+        "rows": rows,
+        "steps": SIZES[table.scale].steps,
+        "batch": BATCH,
+        "line": LINE,
+        "adapters": adapters_of(runs.result(adapters_run(table))),
+        "time": {
+            **{
+                name: statistics.mean(each[name] for each in timed["step"])
+                for name in ("all", "between")
+            },
+            **{name: timed["summary"]["bytes"][name] for name in ("sent", "formula")},
+        },
+    }
 
 
 def difference(
@@ -254,25 +267,6 @@ def difference(
     }
 
 
-def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
-    """Returns the record; does the runs that have not been done."""
-    rows, timed = gather(runs, table), runs.result(time_run(table))
-    return {
-        "rows": rows,
-        "steps": SIZES[table.scale].steps,
-        "batch": BATCH,
-        "line": LINE,
-        "adapters": adapters_of(runs.result(adapters_run(table))),
-        "time": {
-            **{
-                name: statistics.mean(each[name] for each in timed["step"])
-                for name in ("all", "between")
-            },
-            **{name: timed["summary"]["bytes"][name] for name in ("sent", "formula")},
-        },
-    }
-
-
 def markdown(record: Mapping[str, Any]) -> str:
     """Renders the record."""
     time, adapters = record["time"], record["adapters"]
@@ -286,7 +280,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         sweep.Column("difference", _difference),
         sweep.Column("bytes a token", functools.partial(_bytes, "per_token", ",.2f")),
         sweep.Column("times fewer", functools.partial(_bytes, "fewer", ",.0f")),
-        sweep.Column("XNLI en dev", _accuracies),
+        sweep.Column("XNLI en dev", lambda row: sweep.spread(row["xnli"], ".1%")),
     ]
     return report.join(
         report.heading(record, report.seeds(record)),
@@ -322,14 +316,6 @@ def _difference(row: Mapping[str, Any]) -> str:
 
 def _bytes(name: str, form: str, row: Mapping[str, Any]) -> str:
     return "" if row["is_all_reduce"] else f"{row['bytes'][name]:{form}}"
-
-
-def _accuracies(row: Mapping[str, Any]) -> str:
-    found = row["xnli"]
-    if not found:
-        return ""
-    spread = statistics.stdev(found) if len(found) > 1 else 0.0
-    return f"{statistics.mean(found):.1%} ± {spread:.1%}"
 
 
 SWEEP = sweep.Sweep(

@@ -1,4 +1,4 @@
-"""Accuracy by language, their average, over seeds, and its difference from chance.
+"""Accuracy by language, their average, and its difference from chance.
 
 N examples, C classes.
 """
@@ -81,33 +81,3 @@ def warnings(scores: Mapping[str, Score], names: Sequence[str]) -> list[str]:
         if never:
             found.append(f"{language}: {', '.join(never)} is never predicted")
     return found
-
-
-class Spread(NamedTuple):
-    """The mean over seeds, and their standard deviation (0 for a single seed)."""
-
-    mean: float
-    deviation: float
-
-
-def over_seeds(runs: Sequence[Mapping[str, float]]) -> dict[str, Spread]:
-    """Computes mean and sample standard deviation by language, and of the average.
-
-    Returns:
-      Language, then AVERAGE -> Spread. The deviation of the average is that of the
-      seeds' averages, not a mean of the languages'.
-
-    Raises:
-      ValueError: if there is no run, or the runs' languages differ.
-    """
-    if not runs or any(run.keys() != runs[0].keys() for run in runs):
-        raise ValueError("runs of the same languages are needed, at least one")
-    values = {language: [run[language] for run in runs] for language in runs[0]}
-    values[AVERAGE] = [average(run) for run in runs]
-    return {
-        name: Spread(
-            float(np.mean(each)),
-            float(np.std(each, ddof=1)) if len(each) > 1 else 0.0,
-        )
-        for name, each in values.items()
-    }

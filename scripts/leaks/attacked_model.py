@@ -80,7 +80,8 @@ def train(table: config.Table, flagfile: pathlib.Path) -> pathlib.Path:
     workdir = table.workdir / f"run-{files.digest_of(settings)}"
     if not (workdir / "summary.json").is_file():
         workdir.mkdir(parents=True, exist_ok=True)
-        table_runs.start(abnet_runs.run("train_abnet", arguments), workdir)
+        run = table_runs.Run("train_abnet", abnet_runs.MODULE, tuple(arguments))
+        table_runs.start(run, workdir)
     return workdir
 
 

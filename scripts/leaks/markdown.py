@@ -14,13 +14,16 @@ def markdown(result: Mapping[str, Any]) -> str:
     depths = [each["depth"] for each in result["rows"][0]["depths"]]
 
     def at(place: int, attack: str, name: str, row: Mapping[str, Any]) -> str:
-        return _shares(each[name] for each in row["depths"][place][attack])
+        shares = [each[name] for each in row["depths"][place][attack]]
+        return sweep.spread([100 * share for share in shares], ".1f")
 
     codecs = [
         sweep.Column("H^E through", "name"),
         sweep.Column("forward codec", lambda row: f"`{row['codec']}`"),
         sweep.Column("bytes", lambda row: row["depths"][-1]["ratio"], ".3f"),
-        sweep.Column("BLEU", lambda row: _spread(row["bleu"], ".2f")),
+        sweep.Column(
+            "BLEU", lambda row: sweep.spread(row["bleu"], ".2f") or report.NOTHING
+        ),
         *(
             sweep.Column(
                 f"{title}, {depth}", functools.partial(at, place, attack, "first")
@@ -60,18 +63,3 @@ def _text(result: Mapping[str, Any]) -> str:
         f" frequent for {share([each['among'] for each in frequent])}, drawing by"
         f" frequency for {share([each['unigram'] for each in found])}."
     )
-
-
-def _shares(values: Any) -> str:
-    """Renders shares in percent."""
-    return _spread([100 * share for share in values], ".1f")
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    """Renders a mean with its standard deviation."""
-    if not values:
-        return report.NOTHING
-    mean = f"{statistics.fmean(values):{form}}"
-    if len(values) == 1:
-        return mean
-    return f"{mean} ± {statistics.stdev(values):{form}}"

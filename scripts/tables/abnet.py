@@ -36,12 +36,6 @@ def base_of(table: config.Table) -> tuple[dict[str, str], tuple[str, ...]]:
     return settings, (*table.arguments(flagfile), *cuts)
 
 
-def run(name: str, arguments: Sequence[str], model: str = "") -> table_runs.Run:
-    """Describes a run of train_abnet; those of one `model` share its prepared PLM-T."""
-    shares = table_runs.Folder(model, "target/model") if model else None
-    return table_runs.Run(name, MODULE, tuple(arguments), shares)
-
-
 def short_run(
     name: str,
     arguments: Sequence[str],
@@ -59,7 +53,8 @@ def short_run(
     where = "--cluster=all", f"--wan={line}", "--seed=0"
     short = "--log_every=1", "--bleu_sentences=1", "--held_out_pairs=0"
     steps = f"--steps={SHORT_STEPS}"
-    return run(name, (*base, *where, *short, steps, *arguments), "seed0")
+    given = (*base, *where, *short, steps, *arguments)
+    return table_runs.Run(name, MODULE, given)
 
 
 def speed_of(result: Mapping[str, Any]) -> dict[str, float]:

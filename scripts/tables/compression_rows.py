@@ -1,9 +1,11 @@
 """The rows of Table 5: the paper's ten, and ours."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from absl import flags
+
+from nebula_jax import errors
 
 flags.DEFINE_list("rows", [], "Names of the rows to run; empty for all.")
 
@@ -72,6 +74,21 @@ def rows() -> list[Row]:
         for rank in BY_TOKEN_RANKS
     ]
     return [*paper, *more, *narrow, *by_token]
+
+
+def chosen(known: Sequence[Row]) -> list[Row]:
+    """Lists the first row, the baseline, and those that --rows names, by default all.
+
+    Raises:
+      errors.SettingsError: at a name that no row has.
+    """
+    names = [row.name for row in known]
+    given = flags.FLAGS["rows"].value or names
+    for name in given:
+        if name not in names:
+            there = ", ".join(names)
+            raise errors.SettingsError(f"--rows: no {name}; there are {there}")
+    return [row for row in known if row.name in (names[0], *given)]
 
 
 def starts(settings: Mapping[str, str]) -> list[tuple[int, Row]]:

@@ -141,17 +141,6 @@ def seed_list(given: str, count: int) -> tuple[str, ...]:
     return tuple(map(str, seeds))
 
 
-def chosen(flag: str, known: Sequence[str]) -> Sequence[str]:
-    """Returns what a flag with a list names, by default all; another is an error."""
-    given: list[str] = flags.FLAGS[flag].value
-    for each in given:
-        if each not in known:
-            raise errors.SettingsError(
-                f"--{flag}: no {each}; there are {', '.join(known)}"
-            )
-    return given or known
-
-
 def data_dir(given: str) -> str:
     """Returns --data_dir; if it is not given, `shared/data` beside the repository."""
     if not given.startswith("package:"):

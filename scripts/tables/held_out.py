@@ -71,14 +71,7 @@ def bleus(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
 
 def with_error(by_seed: Mapping[str, float], form: str) -> str:
     """Renders a mean over seeds with its standard error; empty without a seed."""
-    values = list(by_seed.values())
-    if not values:
-        return ""
-    mean = f"{statistics.fmean(values):{form}}"
-    if not values[1:]:
-        return mean
-    error = statistics.stdev(values) / len(values) ** 0.5
-    return f"{mean} ± {error:{form.lstrip('+')}}"
+    return sweep.spread(by_seed.values(), form, of_mean=True)
 
 
 def interval(apart: Mapping[str, float]) -> str:

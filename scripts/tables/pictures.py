@@ -5,15 +5,8 @@ import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from nebula_jax import installed
+from nebula_jax.runtime.records import report
 from scripts.tables import compression_rows, held_out
-
-with installed.extra("plots"):
-    import matplotlib.figure
-
-SIZE = (10, 4.2)
-COLORS = 10  # that matplotlib has, then they begin anew
-STYLES = ("-", "--", ":")
 
 
 def table3(record: Mapping[str, Any], out: pathlib.Path) -> None:
@@ -29,66 +22,50 @@ def table5(record: Mapping[str, Any], out: pathlib.Path) -> None:
 
 
 def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws Fig. 8: the losses of a run that moved, over those of one that did not.
+    """Draws Fig. 8: the losses of a run that moved, and those of one that did not.
 
     Args:
       record: `curve` and `never_moved`, records of steps with their `cluster`.
       path: of the PNG.
     """
-    figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
-    losses = {"rtd_loss": "RTD loss (eq. 8)", "clm_loss": "CLM loss (eq. 10)"}
-    for axes, (name, title) in zip(figure.subplots(1, 2), losses.items(), strict=True):
-        curve = record["never_moved"]
-        axes.plot(
-            [each["step"] for each in curve],
-            [each[name] for each in curve],
-            color="black",
-            linewidth=3.5,
-            alpha=0.25,
-            label="in one process to the end",
+    parts = {"in one process to the end": record["never_moved"]}
+    for cluster, label in (
+        ("whole", "begun in one process"),
+        ("discriminator", "gone on over two clusters"),
+    ):
+        parts[label] = [each for each in record["curve"] if each["cluster"] == cluster]
+    panels = [
+        report.Panel(
+            title,
+            "nats",
+            {
+                label: [(each["step"], each[name]) for each in part]
+                for label, part in parts.items()
+            },
         )
-        for cluster, label in (
-            ("whole", "begun in one process"),
-            ("discriminator", "gone on over two clusters"),
-        ):
-            part = [each for each in record["curve"] if each["cluster"] == cluster]
-            axes.plot(
-                [each["step"] for each in part],
-                [each[name] for each in part],
-                label=label,
-                linewidth=1.2,
-            )
-        axes.set(xlabel="step", ylabel="nats", title=title)
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+        for name, title in (
+            ("rtd_loss", "RTD loss (eq. 8)"),
+            ("clm_loss", "CLM loss (eq. 10)"),
+        )
+    ]
+    report.draw(panels, path)
 
 
 def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """Draws the training loss of each row, mean of the seeds: the paper's left."""
-    figure = matplotlib.figure.Figure(figsize=(11, 5.8), layout="constrained")
-    both = figure.subplots(1, 2, sharey=True)
-    plain = [row for row in rows if row["name"] == "baseline"]
-    for axes, is_ours in zip(both, (False, True), strict=True):
-        others = [row for row in rows if row["is_ours"] == is_ours and row not in plain]
-        for row in plain:
-            curve = mean_curve(row["losses"])
-            axes.plot(*curve, label=row["name"], color="black", zorder=3, linewidth=1.2)
-        for number, row in enumerate(others):
-            axes.plot(
-                *mean_curve(row["losses"]),
-                label=row["name"],
-                color=f"C{number % COLORS}",
-                linestyle=STYLES[number // COLORS % len(STYLES)],
-                linewidth=1.2,
-            )
-        axes.set(xlabel="step", title="our rows" if is_ours else "the paper's rows")
-        axes.grid(alpha=0.3)
-        if axes.lines:  # below the axes, where no curve is
-            below = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.13)}
-            axes.legend(fontsize=7, ncols=2, **below)
-    both[0].set_ylabel("nats per target token")
-    figure.savefig(path, dpi=110)
+    panels = [
+        report.Panel(
+            title,
+            "nats per target token",
+            {
+                row["name"]: mean_curve(row["losses"])
+                for row in rows
+                if row["name"] == "baseline" or row["is_ours"] == is_ours
+            },
+        )
+        for title, is_ours in (("the paper's rows", False), ("our rows", True))
+    ]
+    report.draw(panels, path)
 
 
 def figure10(record: Mapping[str, Any], path: pathlib.Path) -> None:
@@ -98,27 +75,27 @@ def figure10(record: Mapping[str, Any], path: pathlib.Path) -> None:
     starts |= {each["step"]: each for each in record["starts"]}
     rows = dict(sorted(starts.items()))
     *bleus, plain = held_out.bleus([*rows.values(), by_name["baseline"]])
-    figure = matplotlib.figure.Figure(figsize=SIZE, layout="constrained")
-    score, loss = figure.subplots(1, 2)
-    score.plot([*rows], [statistics.fmean(each) for each in bleus], marker="o")
-    for step, each in zip(rows, bleus, strict=True):
-        score.plot([step] * len(each), each, "x", color="grey", markersize=5)
-    mean = statistics.fmean(plain)
-    score.axhline(mean, color="black", linestyle="--", label="baseline")
-    score.set(
-        xlabel="first compressed step", ylabel="BLEU", title="BLEU (crosses: seeds)"
+    means = [statistics.fmean(each) for each in bleus]
+    seeds = zip(*bleus, strict=True)
+    scores = {"mean": means, **{f"seed {n}": each for n, each in enumerate(seeds)}}
+    score = report.Panel(
+        "BLEU against the first compressed step; dotted: baseline",
+        "BLEU",
+        {name: [*zip(rows, each, strict=True)] for name, each in scores.items()},
+        {"baseline": statistics.fmean(plain)},
     )
-    for step, row in rows.items():
-        loss.plot(*mean_curve(row["losses"]), label=f"from step {step}")
-    loss.set(xlabel="step", ylabel="nats per target token", title="Training loss")
-    for axes in (score, loss):
-        axes.grid(alpha=0.3)
-        axes.legend(fontsize=8)
-    figure.savefig(path, dpi=110)
+    losses = {
+        f"from step {step}": mean_curve(row["losses"]) for step, row in rows.items()
+    }
+    loss = report.Panel("Training loss", "nats per target token", losses)
+    report.draw([score, loss], path)
 
 
-def mean_curve(losses: Sequence[Sequence[Sequence[float]]]) -> tuple[list, list]:
-    """Averages [[step, loss], ...] over seeds: steps, mean losses."""
-    steps = [step for step, _ in losses[0]]
+def mean_curve(
+    losses: Sequence[Sequence[Sequence[float]]],
+) -> list[tuple[int, float]]:
+    """Averages [[step, loss], ...] over seeds: (step, mean loss) points."""
+    steps = [int(step) for step, _ in losses[0]]
     values = [[loss for _, loss in seed] for seed in losses]
-    return steps, [statistics.fmean(each) for each in zip(*values, strict=True)]
+    means = [statistics.fmean(each) for each in zip(*values, strict=True)]
+    return [*zip(steps, means, strict=True)]

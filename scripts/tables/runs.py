@@ -27,15 +27,6 @@ UNDER_WAY = "under_way.json"
 """The file in the folder of a run that has not ended: its identity and its seconds."""
 
 
-class Folder(NamedTuple):
-    """A folder of a run that others use."""
-
-    name: str
-    """Its place under the table's `models/`."""
-    path: str
-    """Its place in the run's folder."""
-
-
 class Run(NamedTuple):
     """One run of an experiment."""
 
@@ -45,10 +36,8 @@ class Run(NamedTuple):
     """The module, as in `python -m MODULE`."""
     arguments: tuple[str, ...]
     """The flags, all but --workdir."""
-    shares: Folder | None = None
-    """A folder that the first run with this value makes, and the others find."""
-    makes: Folder | None = None
-    """The folder that the run is done for; other runs use it."""
+    makes: str = ""
+    """The part of the run's folder that other runs use; it is kept."""
     after: "Run | None" = None
     """The run that made the folder that this one uses."""
 
@@ -108,7 +97,7 @@ class Runs:
         return self._results / f"{name}.json"
 
     def made(self, name: str) -> pathlib.Path:
-        """Returns the place of a folder that a run made and others use."""
+        """Returns the place of the folder that the run of this name made for others."""
         return self.folder / "models" / name
 
     def of_seeds(
@@ -150,7 +139,7 @@ class Runs:
         if found is not None:
             return found
         before = run.after
-        if before and before.makes and not self.made(before.makes.name).is_dir():
+        if before and before.makes and not self.made(before.name).is_dir():
             self._do(before)
         return self._do(run)
 
@@ -164,13 +153,11 @@ class Runs:
         finally:
             seconds = before + time.monotonic() - begin
             self._mark(run, workdir, seconds)
-        if run.makes is not None:
-            self._keep(workdir, run.makes)
-        if run.shares is not None and not self.made(run.shares.name).is_dir():
-            self._keep(workdir, run.shares)
+        if run.makes:
+            self._keep(workdir / run.makes, self.made(run.name))
         figures = self._figures(run, workdir)
-        if run.makes is not None:
-            figures["made"] = _digests(self.made(run.makes.name))
+        if run.makes:
+            figures["made"] = _digests(self.made(run.name))
         if before:  # the summary counts from when it went on
             figures["summary"]["seconds"] = round(seconds, 1)
         result = {
@@ -203,8 +190,6 @@ class Runs:
             )
         workdir.mkdir(parents=True, exist_ok=True)
         report.write(path, {})  # from here on it is this script's
-        if run.shares is not None and self.made(run.shares.name).is_dir():
-            shutil.copytree(self.made(run.shares.name), workdir / run.shares.path)
         self._mark(run, workdir, 0.0)
         return 0.0
 
@@ -212,14 +197,12 @@ class Runs:
         about = {"run": [identity(run), self._commit], "seconds": seconds}
         report.write(workdir / UNDER_WAY, about)
 
-    def _keep(self, workdir: pathlib.Path, folder: Folder) -> None:
+    def _keep(self, folder: pathlib.Path, made: pathlib.Path) -> None:
         """Moves a folder of a run to where others find it, over an older one."""
-        if not (workdir / folder.path).is_dir():
-            return
-        made = self.made(folder.name)
-        shutil.rmtree(made, ignore_errors=True)
-        made.parent.mkdir(exist_ok=True)
-        (workdir / folder.path).rename(made)
+        if folder.is_dir():
+            shutil.rmtree(made, ignore_errors=True)
+            made.parent.mkdir(exist_ok=True)
+            folder.rename(made)
 
 
 def _apart(kept: Sequence[str], now: Sequence[str]) -> str:

@@ -6,7 +6,8 @@ of their figures; `make_tables` renders the record again, by the same columns.
 
 import json
 import pathlib
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import statistics
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax.runtime.records import report, run_folder
@@ -49,6 +50,23 @@ def table(columns: Sequence[Column], rows: Iterable[Any], alignment: str = "") -
     cells = [[column.cell(row) for column in columns] for row in rows]
     names = [column.name for column in columns]
     return report.table(names, cells, alignment) if cells else ""
+
+
+def spread(by_seed: Collection[float], form: str, of_mean: bool = False) -> str:
+    """Renders a mean over seeds with the standard deviation; empty without a seed.
+
+    Args:
+      by_seed: figures.
+      form: of the mean, such as +.2f.
+      of_mean: True for the standard error of the mean instead.
+    """
+    if not by_seed:
+        return ""
+    mean = f"{statistics.fmean(by_seed):{form}}"
+    if len(by_seed) == 1:
+        return mean
+    error = statistics.stdev(by_seed) / (len(by_seed) ** 0.5 if of_mean else 1)
+    return f"{mean} ± {error:{form.lstrip('+')}}"
 
 
 class Sweep(NamedTuple):

@@ -46,13 +46,21 @@ def right(folder: pathlib.Path) -> dict[str, str]:
 
 
 def means(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Takes the means over seeds of a row, from the summaries of its fine-tunings."""
-    spread = xnli.over_seeds([each["test"]["accuracy"] for each in summaries])
+    """Takes the means over seeds of a row, from the summaries of its fine-tunings.
+
+    The deviation of the average is that of the seeds' averages.
+    """
+    runs = [each["test"]["accuracy"] for each in summaries]
+    values = {language: [run[language] for run in runs] for language in runs[0]}
+    values[xnli.AVERAGE] = [xnli.average(run) for run in runs]
     lines = {line for each in summaries for line in each["test"]["warnings"]}
     return {
         "seeds": len(summaries),
-        "accuracy": {name: each.mean for name, each in spread.items()},
-        "deviation": {name: each.deviation for name, each in spread.items()},
+        "accuracy": {name: float(np.mean(each)) for name, each in values.items()},
+        "deviation": {
+            name: float(np.std(each, ddof=1)) if len(each) > 1 else 0.0
+            for name, each in values.items()
+        },
         "averages": [each["test"]["average"] for each in summaries],
         "warnings": sorted(lines),
         "pairs": sum(summaries[0]["text"]["labels"]["train"]["en"].values()),

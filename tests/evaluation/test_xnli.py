@@ -39,21 +39,3 @@ def test_a_label_that_is_never_predicted_is_a_warning():
 
 def test_the_average_is_of_languages():
     assert xnli.average({"en": 0.8, "sw": 0.5, "ur": 0.5}) == pytest.approx(0.6)
-
-
-def test_seeds_have_a_mean_and_a_deviation():
-    runs = [{"en": 0.7, "sw": 0.5}, {"en": 0.8, "sw": 0.4}]
-    found = xnli.over_seeds(runs)
-    assert list(found) == ["en", "sw", xnli.AVERAGE]
-    assert found["en"].mean == pytest.approx(0.75)
-    assert found["en"].deviation == pytest.approx(0.1 / 2**0.5)
-    # The two seeds' averages are alike, though no language is.
-    assert found[xnli.AVERAGE].mean == pytest.approx(0.6)
-    assert found[xnli.AVERAGE].deviation == pytest.approx(0.0, abs=1e-9)
-    assert xnli.over_seeds(runs[:1])["en"] == xnli.Spread(0.7, 0.0)
-
-
-@pytest.mark.parametrize("runs", [[], [{"en": 0.5}, {"sw": 0.5}]])
-def test_seeds_of_other_languages_are_not_mixed(runs):
-    with pytest.raises(ValueError, match="same languages"):
-        xnli.over_seeds(runs)

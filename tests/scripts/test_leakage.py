@@ -8,7 +8,6 @@ from experiments.abnet import target_model
 from nebula_jax.data import tokenizers
 from scripts import leakage
 from scripts.leaks import attacked_model, attacks
-from scripts.tables import compression_rows
 from scripts.tables import runs as table_runs
 
 SPECIAL = tokenizers.SpecialTokens(0, 1, 2, 3, 4, size=30)
@@ -56,25 +55,9 @@ def found(attacked):
     return leakage.gather(attacked, codecs, table5, [0, 1], 12, 3)
 
 
-def test_every_forward_codec_of_table_5_is_attacked():
-    names = [row.forward for row in leakage.chosen()]
-    rows = compression_rows.rows()
-    plain = [each for each in rows if not each.bottleneck]
-    assert names == [row.forward for row in plain]
-
-
-@trained
-def test_without_a_layer_every_token_is_recovered(found):
-    """Between this and all layers only the depth differs, not the harness."""
-    for row in found["rows"]:
-        if row["codec"] in ("identity", "pack_tokens"):
-            first, *_ = row["depths"]
-            assert first["depth"] == 0
-            assert [each["first"] for each in first["nearest"]] == [1.0, 1.0]
-
-
 @trained
 def test_codecs_that_lose_nothing_leak_alike_and_others_are_their_own(found):
+    """Without a layer every token is recovered: only the depth differs from there."""
     depths = {row["codec"]: row["depths"] for row in found["rows"]}
     plain, packed, svd = (
         depths[name] for name in ("identity", "pack_tokens", "svd(0.6)|fp16")
@@ -83,6 +66,7 @@ def test_codecs_that_lose_nothing_leak_alike_and_others_are_their_own(found):
     for one, other in zip(plain, packed, strict=True):
         assert one["nearest"] == other["nearest"]
         assert one["inversion"] == other["inversion"]
+    assert [each["first"] for each in plain[0]["nearest"]] == [1.0, 1.0]
     # 4 of 8 ranks of [8, 16], as float16: 4 x 24 x 2 bytes of 512, and the mask.
     spare = 4 * 8 * 16 * 4
     assert svd[0]["ratio"] == pytest.approx((4 * 4 * 24 * 2 + 4 * 8 + 4 * 4) / spare)

@@ -24,7 +24,7 @@ def test_every_seed_is_run_in_every_way_and_one_moves(tmp_path, monkeypatch):
     runs = table_runs.Runs(
         table.workdir, figures_of, lambda run, workdir: done.append(run)
     )
-    found = table3.gather(runs, table)
+    found = table3.record(runs, table)
     assert [run.name for run in done] == [
         *("one-process-seed0", "one-cluster-seed0", "two-clusters-seed0"),
         *("one-process-seed1", "one-cluster-seed1", "two-clusters-seed1"),

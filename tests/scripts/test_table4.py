@@ -1,4 +1,5 @@
 import pytest
+import tiny_tables
 
 from nebula_jax import errors
 from nebula_jax.runtime.records import report
@@ -9,7 +10,9 @@ MEASURED = {"generator": 1.6, "discriminator": 4.0}
 
 
 @pytest.fixture
-def gather(tmp_path):
+def made(tmp_path):
+    """The record, and its runs."""
+
     def figures(run, workdir):
         del workdir
         workers = int(run.name.partition("-")[0].removeprefix("workers"))
@@ -18,19 +21,20 @@ def gather(tmp_path):
 
     done = []
     runs = table_runs.Runs(tmp_path, figures, lambda run, workdir: done.append(run))
-    return table4.gather(runs, MEASURED), done
+    report.write(tmp_path / "measured.json", MEASURED)
+    return table4.record(runs, tiny_tables.table(workdir=tmp_path)), done
 
 
-def test_as_many_micro_batches_as_workers_and_measured_sleeps(gather):
-    _, done = gather
+def test_as_many_micro_batches_as_workers_and_measured_sleeps(made):
+    _, done = made
     assert [run.name for run in done] == [
         f"workers{workers}-200-4000" for workers in table4.WORKERS
     ]
     assert {"--fan_out=8", "--emulate_compute=200,4000"} <= set(done[-1].arguments)
 
 
-def test_speed_up_is_of_the_median_step_and_says_that_compute_is_slept(gather):
-    found, _ = gather
+def test_speed_up_is_of_the_median_step_and_says_that_compute_is_slept(made):
+    found, _ = made
     text = table4.markdown(report.provenance(1.0, commits=["abc123"]) | found)
     assert "| 1 | 4100 | 100 | 1.00 | 1.00 |" in text
     assert "| 8 | 4800 | 800 | 6.83 | 4.34 |" in text

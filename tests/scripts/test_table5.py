@@ -6,6 +6,8 @@ import held_out_scores
 import jax
 import jax.numpy as jnp
 import pytest
+import tiny_tables
+from absl.testing import flagsaver
 
 from experiments.abnet import evaluation
 from nebula_jax import errors
@@ -22,7 +24,6 @@ SETTINGS = {
     "steps": "160",
     "batch_size": "16",
     "micro_batches": "2",
-    "max_pairs": "64",
     "length_buckets": "12",
 }
 PADDED = 1000.0
@@ -91,9 +92,6 @@ class Stub:
             records.append({"step": 20, "time": 999.0, "held_back_bleu": {}})
             text = "".join(json.dumps(record) + "\n" for record in records)
             (workdir / name / "metrics.jsonl").write_text(text)
-        if run.shares:
-            (workdir / "target" / "model").mkdir(parents=True, exist_ok=True)
-            (workdir / "target" / "model" / "weights").write_text(run.shares.name)
 
 
 def runs(folder, stub):
@@ -101,19 +99,14 @@ def runs(folder, stub):
     return table_runs.Runs(folder, abnet_runs.figures, stub)
 
 
-def base(folder):
-    path = folder / "tiny.flags"
-    path.write_text("# a comment\n--steps=160\n--truncate\n")
-    return (f"--flagfile={path}",)
-
-
-def run_all(folder, stub, names=()):
+def run_all(folder, stub, rows=()):
     stored = runs(folder, stub)
-    rows = compression_rows.rows()
-    rows = [row for row in rows if not names or row.name in names]
-    seeds, given = ["0", "1"], base(folder)
-    with mock.patch.object(table5_compression, "line_of", return_value=LINE):
-        found = table5_compression.gather(stored, SETTINGS, given, seeds, rows)
+    with (
+        flagsaver.flagsaver(rows=list(rows)),
+        mock.patch.object(table5_compression, "line_of", return_value=LINE),
+    ):
+        table = tiny_tables.table(scale="tiny")
+        found = table5_compression.record(stored, table)
     return stored.provenance(["0", "1"]) | found
 
 
@@ -161,25 +154,11 @@ def test_every_run_is_done_once(tmp_path):
     assert [start["step"] for start in result["starts"]] == [10, 20, 80]
 
 
-def test_the_target_model_is_prepared_once_a_seed_and_no_text_is_kept(tmp_path):
-    seen = {}
-
-    class Looks(Stub):
-        def __call__(self, run, workdir):
-            seen[run.name] = (workdir / "target" / "model" / "weights").is_file()
-            super().__call__(run, workdir)
-
-    run_all(tmp_path, Looks(), ["baseline", "FP16+INT8"])
-    assert {name: each for name, each in seen.items() if "quality" in name} == {
-        "quality-baseline-seed0": False,
-        "quality-fp16_int8-seed0": True,
-        "quality-baseline-seed1": False,
-        "quality-fp16_int8-seed1": True,
-    }
+def test_no_text_is_kept(tmp_path):
+    run_all(tmp_path, Stub(), ["baseline", "FP16+INT8"])
     for path in (tmp_path / "results").glob("quality*.json"):
         text = path.read_text()
         assert "somebody" not in text
-        assert "a b c" not in text
         assert json.loads(text)["held_out"].count("\n") == 41
 
 
@@ -194,7 +173,7 @@ def test_stored_figures_of_other_commits_are_told(tmp_path, capsys):
 
 
 def test_a_failed_run_reports_the_last_lines_of_its_log(tmp_path):
-    run = abnet_runs.run("quality-x-seed0", ["--steps=nonsense"])
+    run = table_runs.Run("x", abnet_runs.MODULE, ("--steps=nonsense",))
     with pytest.raises(errors.NebulaError, match=r"(?s)ended with status 2.*--steps"):
         runs(tmp_path, None).result(run)
 

@@ -138,6 +138,16 @@ def test_kept_figures_of_another_run_are_refused_with_what_differs(tmp_path):
         runs.found(run(given, "--seed=0", "--data_dir=../text"))
 
 
+def test_a_flagfile_is_read_as_settings(tmp_path):
+    path = tmp_path / "a.flags"
+    path.write_text("# one\n--steps=3\n\n--truncate\n--forward_codec=a=b\n")
+    want = {"steps": "3", "truncate": "true", "forward_codec": "a=b"}
+    assert table_runs.settings(path) == want
+    before = table_runs.digest((f"--flagfile={path}", "--steps=4"))
+    path.write_text(path.read_text() + "# a comment changes nothing\n")
+    assert table_runs.digest((f"--flagfile={path}",)) == before
+
+
 def test_a_table_that_is_ended_leaves_no_run_behind(tmp_path):
     (tmp_path / "sleeper.py").write_text(
         "import os, pathlib, time\n"

@@ -3,6 +3,7 @@
 import pytest
 
 from nebula_jax import errors
+from scripts.tables import runs as table_runs
 from scripts.tables import xnli_rows
 
 
@@ -22,15 +23,36 @@ def test_rows_are_compared_by_seed_and_by_test_row():
     assert same["all"]["interval"] == [0.0, 0.0]
 
 
+def summary(average, **accuracy):
+    """Of a fine-tuning, with its accuracies."""
+    test = {"accuracy": accuracy, "average": average, "rows": {"en": 9}, "warnings": []}
+    return {"test": test, "text": {"labels": {"train": {"en": {"neutral": 5}}}}}
+
+
+def test_seeds_have_a_mean_and_a_deviation():
+    """The two seeds' averages are alike, though no language is."""
+    runs = [summary(0.6, en=0.7, sw=0.5), summary(0.6, en=0.8, sw=0.4)]
+    found = xnli_rows.means(runs)
+    assert found["accuracy"] == pytest.approx({"en": 0.75, "sw": 0.45, "average": 0.6})
+    deviation = 0.1 / 2**0.5
+    wanted = {"en": deviation, "sw": deviation, "average": 0.0}
+    assert found["deviation"] == pytest.approx(wanted, abs=1e-9)
+    assert xnli_rows.means(runs[:1])["deviation"]["en"] == 0.0
+
+
 def predictions(folder, language, *lines):
     text = "\n".join(["id\tlabel\tprediction", *lines])
     (folder / f"test.{language}.tsv").write_text(text)
 
 
 def test_rows_that_are_right_are_marked(tmp_path):
-    predictions(tmp_path, "en", "7\tyes\tyes", "8\tno\tyes")
-    predictions(tmp_path, "sw", "7\tyes\tno", "8\tno\tno")
-    assert xnli_rows.right(tmp_path) == {"en": "10", "sw": "01"}
+    folder = tmp_path / "finetune" / "predictions"
+    folder.mkdir(parents=True)
+    predictions(folder, "en", "7\tyes\tyes", "8\tno\tyes")
+    predictions(folder, "sw", "7\tyes\tno", "8\tno\tno")
+    run = table_runs.Run("a", xnli_rows.MODULE, ())
+    assert xnli_rows.figures(run, tmp_path)["right"] == {"en": "10", "sw": "01"}
+    assert "right" not in xnli_rows.figures(run._replace(module="m"), tmp_path)
 
 
 @pytest.mark.parametrize(
