@@ -3,17 +3,14 @@
     python -m scripts.bench_device --tiny              # to try the parts, anywhere
     python -m scripts.bench_device --out=device.json   # at most nine minutes
 
-Each step is a process of its own, so that one that fails or takes too long costs only
-itself, and the record says so. They compile together, which
-takes minutes, and are measured one after the other.
+Each step is a process of its own, one after the other, so that one that fails or takes
+too long costs only itself, and the record says so.
 """
 
-import contextlib
 import json
 import os
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -51,97 +48,49 @@ RUNGS = {
 TINY = ("fused", "PyTorch", "first", "second")  # of --tiny
 
 
-class Child:
-    """The process of a rung, and the lines that it has printed."""
-
-    def __init__(self, rung: str, options: Sequence[str], is_gpu: bool) -> None:
-        xla = f"{os.environ.get('XLA_FLAGS', '')} {XLA if is_gpu else ''}".strip()
-        # Several are on the device at once.
-        env = {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"} | (
-            {"XLA_FLAGS": xla} if xla else {}
-        )
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", STEP, *options, rung],
-            cwd=installed.FOLDER,
-            env=os.environ | env,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        self.found: dict[str, Any] = {}
-        self._reader = threading.Thread(target=self._read, daemon=True)
-        self._reader.start()
-
-    def _read(self) -> None:
-        assert self.process.stdout is not None  # it is a pipe
-        for line in self.process.stdout:
-            if line.startswith("{"):
-                self.found |= json.loads(line)
-
-    def is_compiling(self) -> bool:
-        """Returns True if it has neither compiled nor ended."""
-        return not self.found and self.process.poll() is None
-
-    def measure(self, seconds: float) -> dict[str, Any]:
-        """Lets it measure; returns its figures, or what it `failed` at."""
-        if self.process.poll() is None and not self.found:
-            self.process.kill()
-            self.found["failed"] = "not compiled in time"
-        elif "failed" not in self.found:
-            assert self.process.stdin is not None  # it is a pipe
-            with contextlib.suppress(BrokenPipeError):  # it has ended
-                self.process.stdin.write("go\n")
-                self.process.stdin.close()
-            try:
-                self.process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                self.found["failed"] = f"not measured in {seconds:.0f} s"
-            self.process.kill()
-        self.process.wait()
-        self._reader.join(10)  # seconds; a child of its own may hold the pipe open
-        if "ms" not in self.found:
-            self.found.setdefault("failed", f"ended with {self.process.returncode}")
-        return self.found
-
-
 def steps(
-    rungs: Mapping[str, str],
-    options: Sequence[str],
-    is_gpu: bool,
-    compiling: float,
-    measuring: float,
+    rungs: Mapping[str, str], options: Sequence[str], is_gpu: bool, seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """Compiles rungs together, then measures them one by one.
+    """Measures rungs one by one.
 
     Args:
       rungs: as RUNGS.
       options: of each process.
       is_gpu: False to leave out the flags of a GPU's compiler.
-      compiling: seconds for all, together.
-      measuring: seconds for each.
+      seconds: for all, together.
 
     Returns:
       Name -> figures, or what `failed`.
     """
-    end = time.monotonic() + compiling
-    children = {}
+    end, found = time.monotonic() + seconds, {}
+    xla = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {XLA}"} if is_gpu else {}
+    for name, rung in rungs.items():
+        command = [sys.executable, "-m", STEP, *options, rung]
+        left = max(0.0, end - time.monotonic())
+        found[name] = _figures(command, os.environ | xla, left)
+        process.message(f"{name}: {found[name].get('ms', found[name].get('failed'))}")
+    return found
+
+
+def _figures(
+    command: Sequence[str], env: Mapping[str, str], seconds: float
+) -> dict[str, Any]:
+    """Returns the figures that a process prints last, or what it `failed` at."""
     try:
-        for name, rung in rungs.items():
-            children[name] = Child(rung, options, is_gpu)
-        while time.monotonic() < end:
-            if not any(child.is_compiling() for child in children.values()):
-                break
-            time.sleep(0.2)
-        found = {}
-        for name, child in children.items():
-            found[name] = child.measure(measuring)
-            process.message(
-                f"{name}: {found[name].get('ms', found[name].get('failed'))}"
-            )
-        return found
-    finally:
-        for child in children.values():
-            child.process.kill()
+        done = subprocess.run(
+            command,
+            cwd=installed.FOLDER,
+            env=env,
+            stdout=subprocess.PIPE,
+            text=True,
+            timeout=seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return {"failed": f"not measured in {seconds:.0f} s"}
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        return {"failed": f"ended with {done.returncode}"}
+    return json.loads(lines[-1])
 
 
 def _mfu(teraflops: float, kind: str) -> float | None:
@@ -232,11 +181,8 @@ def main() -> int:
     begin, rounds, tiny = time.monotonic(), given["rounds"].value, given["tiny"].value
     result: dict[str, Any] = {"rounds": rounds}
     rungs = {name: RUNGS[name] for name in TINY} if tiny else RUNGS
-    process.message(f"steps: compiling {len(rungs)} of them")
     options = [f"--rounds={rounds}", *(["--tiny"] if tiny else [])]
-    measuring = 15.0  # seconds a rung, with its end
-    compiling = max(60.0, given["seconds"].value - 10 - measuring * len(rungs))
-    result["steps"] = steps(rungs, options, not tiny, compiling, measuring)
+    result["steps"] = steps(rungs, options, not tiny, given["seconds"].value)
     # Asked for at last: whoever asks JAX for a device takes most of its memory.
     result["device"] = jax.devices()[0].device_kind
     result["targets"] = targets(result)

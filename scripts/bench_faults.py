@@ -78,8 +78,7 @@ class Run:
 
     def _start(self) -> None:
         module = "experiments.pretrain_m3"
-        launcher = harness.Command(module, self._arguments, "discriminator")
-        self._launchers.append(launcher)
+        self._launchers.append(harness.Command(module, self._arguments))
 
     def samples(self, begin: float, end: float) -> list[Sample]:
         """Returns the discriminator's progress in a time."""

@@ -2,9 +2,8 @@
 
     python -m scripts.bench.device_step [--tiny] [--rounds=N] RUNG
 
-compiles it and prints a JSON line, waits for a line to come in, measures, and prints
-another: time and rate of a step, losses, and the digest of the parameters. So many can
-compile together and measure one after the other. `torch` is PyTorch's step.
+compiles and measures it, and prints a JSON line: time and rate of a step, losses, and
+the digest of the parameters. `torch` is PyTorch's step.
 
 A step has logits at masked places; AdamW with clipping follows. Weights and text
 are random, rows are full.
@@ -20,7 +19,6 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -135,19 +133,13 @@ class Step:
         )
         state, frozen = jax.eval_shape(functools.partial(bert.init, config, 0))
         assert not frozen
-        self.state = state  # its shapes
-        self._rest = frozen, rung.ids(), np.zeros((), np.int32)
+        rest = frozen, rung.ids(), np.zeros((), np.int32)
         step = jax.jit(functools.partial(bert.step, config), donate_argnums=0)
         with contextlib.ExitStack() as stack:
             if rung.is_fused:
                 stack.enter_context(mock.patch.object(transformer, "attend", _fused))
-            self._step = step.lower(state, *self._rest).compile()
-
-    def begin(self) -> None:
-        """Puts the state on the device, when no other process needs the memory.
-
-        It is drawn here: compiling `bert.init` for a GPU takes a minute.
-        """
+            self._step = step.lower(state, *rest).compile()
+        # Drawn here: compiling `bert.init` for a GPU takes a minute.
         random = np.random.default_rng(0)
 
         def draw(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
@@ -156,9 +148,9 @@ class Step:
         def zeros(leaf: jax.ShapeDtypeStruct) -> np.ndarray:
             return np.zeros(leaf.shape, leaf.dtype)
 
-        params = jax.tree.map(draw, self.state.params)
-        state = dataclasses.replace(jax.tree.map(zeros, self.state), params=params)
-        self.state, self._rest = jax.device_put((state, self._rest))
+        params = jax.tree.map(draw, state.params)
+        state = dataclasses.replace(jax.tree.map(zeros, state), params=params)
+        self.state, self._rest = jax.device_put((state, rest))
 
     def __call__(self) -> jax.Array:
         """Takes a step; returns its loss, which nobody has waited for."""
@@ -206,11 +198,6 @@ class PyTorchStep:
         self.count = masking.capacity(MASK_RATE, rung.model.max_length)
         self._compiled = torch.compile(self._loss)
         float(self())
-        if self.device == "cuda":
-            torch.cuda.empty_cache()  # others are measured before
-
-    def begin(self) -> None:
-        """Does nothing: the state is on the device."""
 
     def _loss(self, where: Any) -> Any:
         torch, width = self._torch, self.model.config.hidden_size
@@ -241,22 +228,18 @@ class PyTorchStep:
         return {"peak_gib": self._torch.cuda.max_memory_allocated() / 2**30}
 
 
-def measure(
-    name: str, tiny: bool, rounds: int, compiled: Callable[[float], None]
-) -> dict[str, Any]:
-    """Measures a rung's step: see the module.
+def measure(name: str, tiny: bool, rounds: int) -> dict[str, Any]:
+    """Compiles and measures a rung's step: see the module.
 
     Args:
       name: of RUNGS.
       tiny: True for a tiny model and batch.
       rounds: of `STEPS` steps each.
-      compiled: is called with the seconds of compiling, and may wait.
     """
     rung = RUNGS[name].tiny() if tiny else RUNGS[name]
     begin = time.perf_counter()
     step = PyTorchStep(rung) if name == "torch" else Step(rung)
-    compiled(time.perf_counter() - begin)
-    step.begin()
+    compiling = time.perf_counter() - begin
     losses = [float(step()) for _ in range(WARM)]
     seconds = []
     for _ in range(rounds):
@@ -269,6 +252,7 @@ def measure(
     tokens = rung.batch * length / statistics.median(seconds)
     return {
         "about": rung.about,
+        "compile_s": compiling,
         "batch": rung.batch,
         "length": length,
         "ms": 1e3 * statistics.median(seconds),
@@ -280,16 +264,11 @@ def measure(
 
 
 def main(arguments: list[str]) -> int:
-    """Compiles, waits for a line, measures."""
+    """Measures the rung that is named."""
     name, *options = sorted(arguments, key=lambda each: each.startswith("-"))
     rounds = [int(each[9:]) for each in options if each.startswith("--rounds=")]
-
-    def wait(seconds: float) -> None:
-        print(json.dumps({"compile_s": seconds}), flush=True)
-        sys.stdin.readline()
-
     try:
-        found = measure(name, "--tiny" in options, (rounds or [5])[0], wait)
+        found = measure(name, "--tiny" in options, (rounds or [5])[0])
     except (ImportError, RuntimeError) as error:  # absent, or out of memory
         found = {"failed": f"{type(error).__name__}: {str(error)[:200]}"}
     print(json.dumps(found), flush=True)

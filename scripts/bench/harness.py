@@ -124,10 +124,10 @@ class Sample(NamedTuple):
 
 
 class Command:
-    """A command of ours as a child process, and the progress of one of its clusters."""
+    """A command of ours as a child process, and its discriminator's progress."""
 
-    def __init__(self, module: str, arguments: Sequence[str], cluster: str) -> None:
-        """Starts it; `cluster` is the one whose progress is kept."""
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        """Starts it."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=ROOT,
@@ -138,7 +138,6 @@ class Command:
         )
         self.samples: list[Sample] = []
         self.last_line = ""
-        self._pattern = re.compile(rf"{cluster}\s+step\s+(\d+)")
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
@@ -146,7 +145,7 @@ class Command:
         assert self.process.stdout is not None  # it is a pipe
         for line in self.process.stdout:
             self.last_line = line.strip()
-            if found := self._pattern.match(line):
+            if found := re.match(r"discriminator\s+step\s+(\d+)", line):
                 self.samples.append(Sample(time.time(), int(found[1])))
 
     def is_running(self) -> bool:
