@@ -112,13 +112,18 @@ class Run(Generic[AgreedT, LocalT]):
     agreed: AgreedT
     local: LocalT
 
-    def context(
-        self, window: int = 0, emulated_seconds: float = 0.0
-    ) -> context_lib.Context:
-        """Returns the context of a training loop; see `cluster_flags.context`."""
-        return cluster_flags.context(
-            self.agreed, self.local, window=window, emulated_seconds=emulated_seconds
-        )
+    def context(self, **own: Any) -> context_lib.Context:
+        """Returns the context of a training loop.
+
+        Args:
+          own: fields of `context.Settings` that no flag has, or in a flag's place.
+        """
+        settings = context_lib.Settings
+        given = fields.common(self.agreed, settings)
+        given |= fields.common(self.local, settings)
+        if isinstance(self.local, Local):
+            given["connection"] = self.local.connection()
+        return context_lib.Context(settings(**given | own))
 
     def open_checkpoints(
         self,
@@ -135,15 +140,18 @@ class Run(Generic[AgreedT, LocalT]):
             write_run_flags(context.folder, self)
         return saved
 
-    def hello(self, settings: Mapping[str, Any], saved: Sequence[int]) -> frames.Hello:
+    def hello(
+        self, settings: Mapping[str, Any], saved: Sequence[int], **details: Any
+    ) -> frames.Hello:
         """Returns the Hello of this process.
 
         Args:
           settings: what must be equal in all clusters.
           saved: steps that the cluster could resume after.
+          details: what else the others need of it.
         """
-        version = nebula_jax.__version__
-        return frames.Hello(self.local.cluster, version, dict(settings), tuple(saved))
+        name, version = self.local.cluster, nebula_jax.__version__
+        return frames.Hello(name, version, dict(settings), tuple(saved), details)
 
     def with_agreed(self, **changes: Any) -> "Run[AgreedT, LocalT]":
         """Returns the run with some shared settings changed."""

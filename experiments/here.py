@@ -33,13 +33,8 @@ class Experiment(NamedTuple):
     """As in `python -m`."""
     prepare: Callable[[Any, Sequence[str]], Prepared]
     """Prepares (run, names of its clusters), and checks that no other run is there."""
-    figures: Callable[..., dict[str, Any]]
-    """(summaries, records, the run's entries so far, its folder) -> more entries; the
-    first two by cluster."""
-    curves: Callable[..., Sequence[run_report.Panel]]
-    """(summaries, records) -> the curves of a run."""
-    markdown: Callable[..., str]
-    """summary -> Markdown."""
+    report: Any
+    """The module with its `curves`, `figures` and `markdown`; see `face.report`."""
     reported: Sequence[str]
     """Settings of this process that belong into the summary."""
 
@@ -83,15 +78,14 @@ def run_here(
         own = {name: getattr(local, name) for name in experiment.reported}
         flags = dataclasses.asdict(prepared.run.agreed) | own
         seconds = time.monotonic() - begin
-        more = {**prepared.figures, "flags": flags}
         face_report.report(
             workdir,
             folders,
-            more,
+            {**prepared.figures, "flags": flags},
             seconds,
-            curves=experiment.curves,
-            figures=experiment.figures,
-            markdown=experiment.markdown,
+            curves=experiment.report.curves,
+            figures=experiment.report.figures,
+            markdown=experiment.report.markdown,
         )
     return status
 

@@ -35,9 +35,7 @@ EXPERIMENT = here.Experiment(
         data=data,
         train_whole=whole.train,
     ),
-    figures=report.figures,
-    curves=report.curves,
-    markdown=report.markdown,
+    report=report,
     reported=("hot_start", "data_dir", "wan", "devices_per_cluster", "emulate_compute"),
 )
 

@@ -46,9 +46,7 @@ EXPERIMENT = here.Experiment(
         train_whole=whole.train,
         without_text=1,  # the discriminator
     ),
-    figures=report.figures,
-    curves=report.curves,
-    markdown=report.markdown,
+    report=report,
     reported=(
         "hot_start",
         "discriminator_start",

@@ -3,6 +3,7 @@
 import dataclasses
 
 from experiments import configuration as _defines_its_flags  # noqa: F401
+from nebula_jax import errors
 from nebula_jax.commands import cluster_flags, fields
 from nebula_jax.commands.entry import run as run
 
@@ -72,6 +73,18 @@ class Shared(cluster_flags.Clusters):
 
 
 fields.define(Shared)
+
+MOST_BUCKETS = 250  # a bucket's number is a uint8
+
+
+def check_buckets(lengths: tuple[int, ...], shortest: int) -> None:
+    """Raises errors.SettingsError unless --length_buckets ascend from `shortest`."""
+    is_ascending = bool(lengths) and list(lengths) == sorted(set(lengths))
+    if not is_ascending or lengths[0] < shortest or len(lengths) > MOST_BUCKETS:
+        raise errors.SettingsError(
+            f"--length_buckets={','.join(map(str, lengths))}: must ascend, from"
+            f" {shortest} or more, at most {MOST_BUCKETS} of them"
+        )
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

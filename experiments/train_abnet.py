@@ -96,9 +96,7 @@ def _arguments(
 EXPERIMENT = here.Experiment(
     module="experiments.train_abnet",
     prepare=_prepare,
-    figures=report.figures,
-    curves=report.curves,
-    markdown=report.markdown,
+    report=report,
     reported=(
         "source_model",
         "target_model",

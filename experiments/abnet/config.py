@@ -18,7 +18,6 @@ from nebula_jax.parallel import codec_control
 from nebula_jax.runtime.ranks import devices
 
 CLUSTERS = ("target", "source")  # the first one listens, and the other dials it
-MOST_BUCKETS = 250  # a bucket's number crosses as a uint8
 AUTO = "auto"
 SCHEDULE = (
     "pack_tokens|bf16",
@@ -187,11 +186,6 @@ class Local(configuration.Local):
     target_layers: int = fields.of_model(
         0, "First layers of PLM-T that are used; 0 for all."
     )
-    train_all: bool = fields.of_training(
-        False,
-        "Train every parameter instead of the adapters alone: for models without"
-        " pretraining, the baseline of Table 2.",
-    )
     truncate: bool = fields.of_data(
         False, "Cut sentences of the training text that are too long."
     )
@@ -281,7 +275,7 @@ def check(run: Run) -> None:
             f"--cluster={local.cluster}: expected all, whole, source or target"
         )
     languages(agreed.pair)
-    _check_buckets(agreed.length_buckets)
+    shared_flags.check_buckets(agreed.length_buckets, shortest=4)
     check_beams(agreed)
     _check_codecs(run)
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
@@ -302,18 +296,6 @@ def check_beams(agreed: Agreed) -> None:
         raise errors.SettingsError(
             f"--beams={agreed.beams}: with --objective=cmlm these are lengths of a"
             f" translation, of which --length_buckets={longest} leaves {lengths}"
-        )
-
-
-def _check_buckets(buckets: tuple[int, ...]) -> None:
-    text = ",".join(map(str, buckets))
-    if not buckets or list(buckets) != sorted(set(buckets)) or buckets[0] < 4:
-        raise errors.SettingsError(
-            f"--length_buckets={text}: must ascend, from 4 or more"
-        )
-    if len(buckets) > MOST_BUCKETS:
-        raise errors.SettingsError(
-            f"--length_buckets={text}: at most {MOST_BUCKETS} numbers"
         )
 
 

@@ -90,8 +90,7 @@ def load(
 ) -> Plm:
     """Reads a pretrained model for one side.
 
-    It trains its adapters, the table of lengths, a bottleneck; with --train_all
-    everything.
+    It trains its adapters, the table of lengths, a bottleneck.
 
     Args:
       folder: of the checkpoint and its tokenizer.
@@ -116,8 +115,6 @@ def load(
         model = trimming.first_layers(model, layers)
     digest = files.digest_of([tokenizer.digest, checkpoint, layers])
     is_trained = functools.partial(abnet_params.is_trained, mlm_head=new_head)
-    if local.train_all:
-        is_trained = partition.train_all
     return Plm(model, tokenizer, digest, is_trained)
 
 

@@ -23,7 +23,7 @@ def figures(
     summary: Mapping[str, Any],
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Returns what a run's summary has of ABNet; see `here.Experiment`.
+    """Returns what a run's summary has of ABNet; see `face.report.report`.
 
     The first cluster has the target model.
     """

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import nebula_jax
 from experiments import configuration
 from experiments.abnet import (
     channels,
@@ -97,21 +96,17 @@ def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:
     plm, text, fingerprints = read(run, side, folder)
     settings = configuration.settings(run.agreed)
     saved = run.open_checkpoints(context, settings, fingerprints)
-    details = {
-        # The other side's adapters need the shape.
-        "model": dataclasses.asdict(plm.model.config),
-        "examples": example_alignment.fingerprint(text.ids, data.id_key(run)),
-        "fingerprints": fingerprints,
-        "begins_at": models.earlier(run, side)[1] if run.local.init_from else 0,
-    }
-    hello = frames.Hello(
-        run.local.cluster,
-        nebula_jax.__version__,
+    begins_at = models.earlier(run, side)[1] if run.local.init_from else 0
+    hello = run.hello(
         settings,
-        tuple(saved.steps),
-        details,
+        saved.steps,
+        # The other side's adapters need the shape.
+        model=dataclasses.asdict(plm.model.config),
+        examples=example_alignment.fingerprint(text.ids, data.id_key(run)),
+        fingerprints=fingerprints,
+        begins_at=begins_at,
     )
-    check = functools.partial(_check, run, text, details["begins_at"])
+    check = functools.partial(_check, run, text, begins_at)
     return Side(plm, text, saved, hello, check)
 
 

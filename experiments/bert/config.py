@@ -104,7 +104,7 @@ def from_flags() -> Run:
 def context(run: Run) -> context_lib.Context:
     """Returns the context of a training loop."""
     window, seconds = run.agreed.window(), run.local.emulated_seconds()
-    return run.context(window, emulated_seconds=seconds)
+    return run.context(window=window, emulated_seconds=seconds)
 
 
 def name_of(index: int) -> str:

@@ -16,7 +16,7 @@ def figures(
     records: Mapping[str, Sequence[Mapping[str, Any]]],
     *_: Any,
 ) -> dict[str, Any]:
-    """Returns what a run's summary has of BERT; see `here.Experiment`."""
+    """Returns what a run's summary has of BERT; see `face.report.report`."""
     return {
         "bytes": crossed(_of_clusters(found)),
         "held_out": {name: held_out(each) for name, each in records.items()},

@@ -143,7 +143,7 @@ def context(run: Run, part: int) -> context_lib.Context:
       part: 0 for a generator, 1 for the discriminator: whose --emulate_compute holds.
     """
     emulated = run.local.emulate_compute or (0, 0)
-    return run.context(run.agreed.window, emulated_seconds=emulated[part] / 1000)
+    return run.context(emulated_seconds=emulated[part] / 1000)
 
 
 def mixes(

@@ -37,7 +37,7 @@ def figures(
     summary: Mapping[str, Any],
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Returns what a run's summary has of M3; see `here.Experiment`.
+    """Returns what a run's summary has of M3; see `face.report.report`.
 
     The first cluster has the discriminator.
     """

@@ -10,7 +10,6 @@ from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.data import text_folder
 from nebula_jax.models import classifier
-from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import optimizers
 
@@ -110,24 +109,6 @@ def from_flags() -> Run:
     return Run(fields.read(Agreed), fields.read(Local))
 
 
-def context(run: Run) -> context_lib.Context:
-    """Returns the context of the training loop."""
-    local = run.local
-    return context_lib.Context(
-        context_lib.Settings(
-            workdir=local.workdir,
-            cluster=NAME,
-            steps=run.agreed.steps,
-            checkpoint_every=run.agreed.checkpoint_every,
-            log_every=local.log_every,
-            allow_nonfinite=local.allow_nonfinite,
-            trace=local.trace,
-            tracker=local.tracker,
-            metrics_port=local.metrics_port,
-        )
-    )
-
-
 def with_epochs(run: Run, steps_per_epoch: int) -> Run:
     """Returns the run with the steps that --epochs takes, if it is given."""
     if not run.local.epochs:
@@ -138,13 +119,7 @@ def with_epochs(run: Run, steps_per_epoch: int) -> Run:
 def check(run: Run) -> None:
     """Raises errors.SettingsError at what cannot work, before anything starts."""
     devices.check(run.local.layout(), run.agreed.batch_size, run.agreed.micro_batches)
-    lengths = run.agreed.length_buckets
-    is_ascending = list(lengths) == sorted(set(lengths))
-    if not lengths or not is_ascending or lengths[0] < 6 or len(lengths) > 250:
-        raise errors.SettingsError(
-            f"--length_buckets={','.join(map(str, lengths))}: must ascend, from 6 or"
-            " more, at most 250 of them"
-        )
+    shared_flags.check_buckets(run.agreed.length_buckets, shortest=6)
     languages = run.local.languages
     if not languages or len(set(languages)) != len(languages) or not all(languages):
         raise errors.SettingsError(

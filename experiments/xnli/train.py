@@ -65,7 +65,7 @@ def restored_selection(params: Any, position: Mapping[str, Any] | None) -> Selec
 
 def train(run: config.Run) -> int:
     """Trains to the end, tests the selected step, reports; returns the exit status."""
-    begin, context = time.monotonic(), config.context(run)
+    begin, context = time.monotonic(), run.context(cluster=config.NAME)
     text, batches = _read_text(run)
     run = config.with_epochs(run, batches.steps_per_epoch)
     pairs, agreed = text.parts["train"][config.ENGLISH], run.agreed

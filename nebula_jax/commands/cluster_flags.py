@@ -11,7 +11,6 @@ from typing import Self
 from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.runtime import connect
-from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import cluster as cluster_lib
 
@@ -211,33 +210,6 @@ class Reach(Place):
             processes_per_cluster=1,
             **dataclasses.asdict(settings),
         )
-
-
-def context(
-    agreed: Agreed, local: Reach, *, window: int = 0, emulated_seconds: float = 0.0
-) -> context_lib.Context:
-    """Returns the context of a training loop of a run.
-
-    Args:
-      window: steps that one cluster may be ahead of another.
-      emulated_seconds: of each `Context.emulate_compute`.
-    """
-    return context_lib.Context(
-        context_lib.Settings(
-            workdir=local.workdir,
-            cluster=local.cluster,
-            steps=agreed.steps,
-            checkpoint_every=agreed.checkpoint_every,
-            window=window,
-            log_every=local.log_every,
-            allow_nonfinite=local.allow_nonfinite,
-            trace=local.trace,
-            tracker=local.tracker,
-            metrics_port=local.metrics_port,
-            emulated_seconds=emulated_seconds,
-            connection=local.connection(),
-        )
-    )
 
 
 fields.define(Agreed, Clusters, Reach)

@@ -106,17 +106,6 @@ def test_settings_are_what_a_hello_can_hold():
     assert all(isinstance(v, str | int | float) for v in settings.values())
 
 
-def test_a_run_is_made_again_from_its_arguments():
-    """Both None and an empty list among the settings, and each kind of value."""
-    run = configured(corpora="a,b", max_pairs=3, train_all=True, plm_dropout=0.25)
-    for each in (run, configured()):
-        arguments = (text.removeprefix("--") for text in configuration.arguments(each))
-        given = dict(text.partition("=")[::2] for text in arguments)
-        for name in ("train_all", "truncate", "remat", "trace"):
-            given[name] = given.pop(f"no{name}", None) is None
-        assert tiny_translations.run(**given) == each
-
-
 def test_a_translator_has_the_flags_shape():
     source = transformer.Config(60, 2, 16, 2, 32, 16)
     target = transformer.Config(50, 2, 24, 2, 48, 16)

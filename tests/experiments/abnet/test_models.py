@@ -44,6 +44,13 @@ def test_the_same_weights_in_another_shape_are_another_model(folder, run):
     assert after.digest != before.digest
 
 
+def test_of_a_model_the_first_layers_alone_may_be_used(folder, run):
+    whole, one = (models.load(run, folder, layers) for layers in (0, 1))
+    assert whole.model.config.layers == 2
+    assert one.model.config.layers == len(one.model.params["encoder"]) == 1
+    assert one.digest != whole.digest
+
+
 def test_a_head_that_was_made_here_trains_and_one_that_came_does_not(folder, run):
     """With the adapters; the table that it is tied to stays as it is."""
     for new_head in (False, True):

@@ -32,7 +32,7 @@ def test_a_report_is_of_the_clusters_that_were_asked_for(tmp_path, capsys):
 
     def shown(name):
         clusters = {name: tmp_path / name}
-        of = train_abnet.EXPERIMENT
+        of = train_abnet.EXPERIMENT.report
         face_report.report(
             tmp_path,
             clusters,
