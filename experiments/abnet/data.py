@@ -231,7 +231,7 @@ class SourceBatches(NamedTuple):
                 mesh_lib.put(tokens, everywhere),
             )
 
-        parts = length_buckets.micro_batches(indices, self.agreed.micro_batches)
+        parts = indices.reshape(self.agreed.micro_batches, -1)
         return bucket, map(on_devices, parts)
 
     def tokens(self, step: int) -> np.float32:
@@ -259,7 +259,7 @@ class TargetBatches(NamedTuple):
         agreed, lengths = self.agreed, self.text.train.lengths
         columns = bucket_length(agreed, lengths[indices])
         tokens = np.float32(lengths[indices].sum())
-        parts = length_buckets.micro_batches(indices, agreed.micro_batches)
+        parts = indices.reshape(agreed.micro_batches, -1)
         # All micro-batches have as many slots as the longest needs: one shape.
         longest = max(parts, key=lambda part: lengths[part].sum())
         room = slots(lengths[longest], len(longest), columns, agreed.objective)

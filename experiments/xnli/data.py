@@ -130,7 +130,8 @@ def _examples(
 ) -> dict[str, nli.Examples]:
     """Returns language -> examples."""
     agreed, folder = run.agreed, pathlib.Path(run.local.data_dir)
-    found = {name: nli.read(nli.path(folder, split, name)) for name in names}
+    paths = nli.paths(folder, split, names)
+    found = {name: nli.read(path) for name, path in paths.items()}
     if split == "train" and agreed.max_train_pairs:
         return _drawn(found, agreed.max_train_pairs, agreed.seed)
     most = agreed.max_test_pairs

@@ -71,7 +71,7 @@ def tested(
 def wanted(run: config.Run) -> dict[str, Sequence[str]]:
     """Returns the pairs that training and test need: split -> languages."""
     split, english, tested = run.local.split, [config.ENGLISH], run.local.languages
-    nli.check(pathlib.Path(run.local.data_dir), split, tested)
+    nli.paths(pathlib.Path(run.local.data_dir), split, tested)
     if split == "dev":
         return {"train": english, "dev": [*dict.fromkeys((*english, *tested))]}
     return {"train": english, "dev": english, split: tested}
@@ -85,7 +85,7 @@ def evaluate(run: config.Run) -> int:
     """
     split = run.local.split
     needed = {split: run.local.languages}
-    nli.check(pathlib.Path(run.local.data_dir), split, run.local.languages)
+    nli.paths(pathlib.Path(run.local.data_dir), split, run.local.languages)
     trained = models.read_trained(run)
     model, tokenizer = models.load(run)
     text = data.read(run, needed, trained.with_trained_rows(model), tokenizer)

@@ -98,8 +98,6 @@ def _messages(language: str) -> dict[str, str]:
             source, text = _clean(source), _clean(text)
             if source and text and source != text:
                 messages.setdefault(source, text)
-    if not messages:
-        raise tsv.CorpusError(f"{root} has no message catalog for {language!r}")
     return dict(sorted(messages.items()))
 
 

@@ -4,7 +4,7 @@ Batch t is a pure function of the number of examples, the length bucket of each,
 size, seed and step: no cluster sends it, and it needs no batch before it. A batch has
 examples of one bucket, so that little time goes into padding.
 
-N examples, B batch, M micro-batches, S batches of an epoch.
+N examples, B batch, S batches of an epoch.
 """
 
 import functools
@@ -81,13 +81,7 @@ class Schedule:
         return len(self._buckets) // self._batch_size
 
     def batch(self, step: int) -> Batch:
-        """Returns the examples of step `step`, counted from 0.
-
-        Raises:
-          ScheduleError: at a negative step.
-        """
-        if step < 0:
-            raise ScheduleError(f"step {step}: steps are counted from 0")
+        """Returns the examples of step `step`, counted from 0."""
         epoch, place = divmod(step, self.steps_per_epoch)
         buckets, indices = self._epoch(epoch)
         return Batch(int(buckets[place]), indices[place], self._batch_size)
@@ -137,45 +131,16 @@ def shuffled(count: int, seed: int, epoch: int = 0, bucket: int = 0) -> np.ndarr
     return np.argsort(generator.random_raw(count), kind="stable")
 
 
-def micro_batches(indices: np.ndarray, count: int) -> np.ndarray:
-    """Cuts a batch [B] into equal parts, in order.
-
-    Returns:
-      [M, B / M].
-
-    Raises:
-      ScheduleError: if B is no multiple of M.
-    """
-    if count < 1 or len(indices) % count:
-        raise ScheduleError(
-            f"a batch of {len(indices)} cannot be cut into {count} equal micro-batches"
-        )
-    return indices.reshape(count, -1)
-
-
 def bucket_of(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
     """Finds the shortest bucket that each example fits into.
 
     Args:
-      lengths: [N] integers, tokens of each example.
+      lengths: [N] integers, tokens of each example, none longer than the last bucket.
       capacities: tokens that a bucket has room for, strictly ascending, at most 256.
 
     Returns:
       [N] uint8.
-
-    Raises:
-      ScheduleError: at other capacities, or an example longer than the last.
     """
-    ascending = all(np.diff(capacities) > 0)
-    if not capacities or len(capacities) > 256 or not ascending:
-        raise ScheduleError(
-            f"capacities {list(capacities)}: expected 1 to 256 ascending numbers"
-        )
-    if len(lengths) and np.max(lengths) > capacities[-1]:
-        raise ScheduleError(
-            f"an example has {np.max(lengths)} tokens; the longest bucket has room for"
-            f" {capacities[-1]}"
-        )
     return np.searchsorted(capacities, lengths).astype(np.uint8)
 
 
@@ -187,12 +152,7 @@ def evaluation_batches(
     Args:
       buckets: [N] uint8, length bucket of each example.
       lengths: [N] integers, to sort by within a bucket.
-
-    Raises:
-      ScheduleError: if there is no example.
     """
-    if not len(buckets):
-        raise ScheduleError("there is no example to evaluate on")
     order = np.lexsort((lengths, buckets)).astype(np.int32)  # stable: then by index
     batches = []
     for start in range(0, len(order), batch_size):

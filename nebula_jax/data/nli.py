@@ -32,33 +32,27 @@ class Examples(NamedTuple):
     """[N] int32, places in LABELS."""
 
 
-def path(data_dir: pathlib.Path, split: str, language: str) -> pathlib.Path:
-    """Finds the file of a split in a language.
+def paths(
+    data_dir: pathlib.Path, split: str, languages: Sequence[str]
+) -> dict[str, pathlib.Path]:
+    """Finds the files of a split: language -> file.
 
     Raises:
-      CorpusError: if there is none.
+      NoCorpusError: if a language has none.
     """
-    plain = data_dir / "nli" / f"{split}.{language}.tsv"
-    existing = tsv.plain_or_gzip(plain)
-    if existing is None:
-        raise tsv.CorpusError(
-            f"language {language!r} has no {split} pairs: {plain}[.gz] is missing"
-        )
-    return existing
-
-
-def check(data_dir: pathlib.Path, split: str, languages: Sequence[str]) -> None:
-    """Raises CorpusError unless all languages have pairs of a split."""
     if not data_dir.is_dir():
         raise tsv.NoCorpusError(f"data_dir={data_dir}: there is no such folder")
     plain = {name: data_dir / "nli" / f"{split}.{name}.tsv" for name in languages}
-    missing = [name for name in plain if tsv.plain_or_gzip(plain[name]) is None]
+    there = {name: tsv.plain_or_gzip(path) for name, path in plain.items()}
+    found = {name: path for name, path in there.items() if path is not None}
+    missing = [name for name in languages if name not in found]
     if missing:
         raise tsv.NoCorpusError(
             f"data_dir={data_dir}: no {split} pairs in {', '.join(missing)}; expected"
             f" {plain[missing[0]]}[.gz] and so on (see experiments/m3/README.md), or"
             " languages that have some"
         )
+    return found
 
 
 def read(file: pathlib.Path) -> Examples:

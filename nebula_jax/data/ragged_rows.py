@@ -115,16 +115,13 @@ def tokenize(
     """Tokenizes the texts of a side.
 
     Args:
-      max_length: tokens that a sentence may have, [CLS] and [SEP] included.
+      max_length: tokens that a sentence may have, [CLS] and [SEP] included; from 3.
       truncate: cut a longer sentence instead of refusing it.
 
     Raises:
-      TokenError: at a sentence of more than `max_length` tokens, and if that leaves
-        no room for text.
+      TokenError: at a sentence of more than `max_length` tokens.
     """
     special, room = tokenizer.special, max_length - 2
-    if room < 1:
-        raise TokenError(f"max_length {max_length} leaves no room for text")
     rows, cut, unknown = [], {}, []  # cut: index -> tokens
     for index, text in enumerate(_encode(side.texts, tokenizer)):
         if len(text) > room:
@@ -168,15 +165,10 @@ def tokenize_pairs(
     Args:
       ids: [N], of the pairs.
       first, second: [N], their sentences.
-      max_length: tokens that a pair may have, all included.
+      max_length: tokens that a pair may have, all included; from 6.
       separators: between the sentences, 1 or 2.
-
-    Raises:
-      TokenError: if `max_length` leaves no room for a piece of each.
     """
     special, room = tokenizer.special, max_length - 2 - separators
-    if room < 2:
-        raise TokenError(f"max_length {max_length} leaves no room for text")
     rows, cut, unknown = [], [], []
     pairs = zip(_encode(first, tokenizer), _encode(second, tokenizer), strict=True)
     for index, (one, two) in enumerate(pairs):

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from nebula_jax import errors, installed
+from nebula_jax import installed
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ def training_batches(
     """Streams batches, mostly without end; the position is `get_state()`, a small dict.
 
     Args:
-      sources: the corpora; one of weight 0 is never read.
+      sources: the corpora, each with some sequence.
       seed: of the shuffles, counted modulo 2^32; the same gives the same stream.
       rows: of every batch, those that are wanted; others are not read. The position
         does not depend on it.
@@ -78,17 +78,10 @@ def training_batches(
 
     Returns:
       Iterator over [rows, L] int32 arrays, padded with [PAD].
-
-    Raises:
-      errors.NebulaError: if a source has no sequence.
     """
     with installed.extra("experiments"):
         import grain  # here, since most processes read no text
 
-    sources = [source for source in sources if source.weight > 0]
-    for source in sources:
-        if not len(source.sequences):
-            raise errors.NebulaError(f"{source.name} has no text to train on")
     # Numbers of sequences are shuffled and mixed; sequences are read by the batch.
     streams = [
         grain.MapDataset.range(len(source.sequences))

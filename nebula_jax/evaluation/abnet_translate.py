@@ -26,16 +26,12 @@ def by_mask_predict(
     """Translates by mask-predict. Jit it with all but the arrays static.
 
     Args:
-      encoded: hidden states and length logits that S sent.
+      encoded: hidden states and length logits that S sent, which it does with `cmlm`.
       source_mask: [B, L] bool, false at padding.
       candidates: N, lengths that are tried.
       iterations: I, passes after pass 0.
-
-    Raises:
-      ValueError: if the objective is not `cmlm`: S then sends no length logits.
     """
-    if encoded.length_logits is None:
-        raise ValueError(f"no length logits with the objective {config.objective!r}")
+    assert encoded.length_logits is not None
     target = abnet.Target(config)
     variables = {"params": params}
     memory = target.apply(variables, encoded.hidden, method="read")

@@ -53,19 +53,6 @@ class Config:
     bottleneck: int = 0
     """Columns that S sends, R; 0: H^E itself. Ours, not the paper's."""
 
-    def __post_init__(self) -> None:
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective {self.objective!r}: not one of {OBJECTIVES}")
-        if self.target.width % self.heads:
-            raise ValueError(
-                f"{self.heads} heads do not divide the target width {self.target.width}"
-            )
-        if not 0 <= self.bottleneck <= self.source.width:
-            raise ValueError(
-                f"bottleneck {self.bottleneck}: more than PLM-S's width,"
-                f" {self.source.width}"
-            )
-
     @property
     def sent_width(self) -> int:
         """The width of what S sends: D of PLM-S, or R."""

@@ -7,9 +7,7 @@ import re
 
 import jax
 import jax.numpy as jnp
-from flax import traverse_util
 
-from nebula_jax import errors
 from nebula_jax.models import abnet, adapters, bottleneck, transformer
 
 RANDOM_PIECES = (8, 16)  # B and L: enough for a mean over pieces and units
@@ -42,37 +40,19 @@ def with_pretrained(
       pretrained: `embeddings`, `encoder` and perhaps `mlm_head`, parameters of the
         modules of these names. An `mlm_head` that only one of `params` and `pretrained`
         has is left as in `params`.
-
-    Raises:
-      NebulaError: if the model has other shapes than `params`.
     """
     parts = [
         part
         for part in ("embeddings", "encoder", "mlm_head")
         if part in params and (part != "mlm_head" or part in pretrained)
     ]
-    new = params | {part: pretrained.get(part, {}) for part in parts}
-    _check_shapes(new, params)
+    new = params | {part: pretrained[part] for part in parts}
     if "mlm_head" in params:  # a Target
         activations = _layers_of_random_pieces(config.target, new)
         for layer, hidden in enumerate(activations):
             name = f"adapters_{layer}"
             new[name] = adapters.match_layer_norms(params[name], hidden)
     return new
-
-
-def _check_shapes(pretrained: abnet.Params, params: abnet.Params) -> None:
-    """Raises NebulaError at the first path, in order, whose shapes differ."""
-    got, wanted = (
-        {path: leaf.shape for path, leaf in traverse_util.flatten_dict(tree).items()}
-        for tree in (pretrained, params)
-    )
-    for path in sorted(got.keys() | wanted.keys()):
-        if got.get(path) != wanted.get(path):
-            raise errors.NebulaError(
-                f"pretrained model: {'/'.join(path)} is {got.get(path, 'missing')};"
-                f" this configuration has {wanted.get(path, 'no such parameter')}"
-            )
 
 
 def narrowed_source(params: abnet.Params, beginning: bottleneck.Start) -> abnet.Params:

@@ -69,21 +69,17 @@ def moments(hidden: jax.Array, mask: jax.Array) -> Moments:
     )
 
 
-def start(found: Moments, rank: int, power: float = POWER) -> Start:
+def start(found: Moments, rank: int) -> Start:
     """Returns the best bottleneck of a rank for activations with these moments.
 
     Args:
       found: of tokens of the run's own text.
       rank: R, 1 to D.
-      power: of the columns' second moments; see POWER.
 
     Raises:
-      ValueError: if R is out of its range, there is no token, or a sum is not finite.
+      ValueError: if there is no token, or a sum is not finite.
     """
     count, total, products = (np.asarray(part, np.float64) for part in found)
-    width = len(total)
-    if not 1 <= rank <= width:
-        raise ValueError(f"rank must be 1 to {width}, not {rank}")
     if count < 1 or not np.isfinite(products).all():
         raise ValueError("a bottleneck needs tokens with finite activations to begin")
     mean = total / count
@@ -91,7 +87,7 @@ def start(found: Moments, rank: int, power: float = POWER) -> Start:
     order = np.argsort(-values, kind="stable")[:rank]
     values, vectors = values[order], vectors[:, order]
     # Directions in which tokens hardly differ are not blown up without end.
-    scale = np.maximum(values, 1e-6 * max(values[0], 1e-30)) ** power
+    scale = np.maximum(values, 1e-6 * max(values[0], 1e-30)) ** POWER
     return Start(
         (vectors / scale).astype(np.float32),
         (vectors * scale).T.astype(np.float32),

@@ -91,17 +91,6 @@ def open_generator(folder, tmp_path, mix, languages=("en", "de")):
     )
 
 
-def test_sources_weigh_tasks_and_languages(folder, tmp_path):
-    data = open_generator(folder, tmp_path, {"mrtd": 0.6, "trtd": 0.4})
-    weights = {source.name: source.weight for source in data.sources}
-    sizes = [len(source.sequences) for source in data.sources[:2]]
-    english, german = 0.6 * resumable_batches.language_weights(sizes, 0.3)
-    assert weights == pytest.approx(
-        {"mono/en": english, "mono/de": german, "parallel/en-de": 0.4}
-    )
-    assert list(data.held_out) == ["en", "de"]
-
-
 def test_each_kind_of_text_has_its_own_exponent(folder, tmp_path):
     """0.3 for single languages, 0.7 for translations, of which there are two here."""
     languages = ("en", "de", "fr")
@@ -111,11 +100,12 @@ def test_each_kind_of_text_has_its_own_exponent(folder, tmp_path):
     parallel = 0.4 * resumable_batches.language_weights(sizes[3:], 0.7)
     weights = [source.weight for source in data.sources]
     np.testing.assert_allclose(weights, [*mono, *parallel])
-    assert [source.name for source in data.sources[3:]] == [
-        "parallel/en-de",
-        "parallel/en-fr",
+    assert [source.name for source in data.sources] == [
+        *("mono/en", "mono/de", "mono/fr"),
+        *("parallel/en-de", "parallel/en-fr"),
     ]
     assert sizes[3] > sizes[4]
+    assert list(data.held_out) == ["en", "de", "fr"]
 
 
 def test_a_task_that_is_not_asked_for_is_not_even_opened(folder, tmp_path):

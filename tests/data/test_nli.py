@@ -31,7 +31,7 @@ def test_a_gzipped_file_is_the_same(tmp_path):
     path = write(tmp_path, GOOD)
     zipped = path.with_name("test.de.tsv.gz")
     zipped.write_bytes(gzip.compress(path.read_bytes()))
-    assert nli.path(tmp_path, "test", "de") == zipped
+    assert nli.paths(tmp_path, "test", ["de"]) == {"de": zipped}
     assert nli.read(zipped)[:3] == nli.read(path)[:3]
 
 
@@ -73,10 +73,8 @@ def test_what_is_malformed_is_named_with_file_and_line(tmp_path, header, lines, 
 
 def test_languages_without_a_file_are_named(tmp_path):
     write(tmp_path, GOOD)
-    nli.check(tmp_path, "test", ["en"])
+    nli.paths(tmp_path, "test", ["en"])
     with pytest.raises(text_folder.CorpusError, match="no test pairs in sw;"):
-        nli.check(tmp_path, "test", ["sw", "en"])
-    with pytest.raises(text_folder.CorpusError, match="'sw' has no test pairs"):
-        nli.path(tmp_path, "test", "sw")
+        nli.paths(tmp_path, "test", ["sw", "en"])
     with pytest.raises(text_folder.CorpusError, match="there is no such folder"):
-        nli.check(tmp_path / "nowhere", "dev", ["en"])
+        nli.paths(tmp_path / "nowhere", "dev", ["en"])

@@ -61,11 +61,6 @@ def test_an_over_long_sentence_is_named_with_its_tokens():
         tokenise(["abc", "abcdefghij", "abcdefghijk"])
 
 
-def test_a_length_without_room_for_text_is_an_error():
-    with pytest.raises(ragged_rows.TokenError, match="max_length 2 leaves no room"):
-        tokenise(["abc"], max_length=2, truncate=True)
-
-
 def test_an_over_long_sentence_is_cut_if_asked_and_that_is_said():
     rows = tokenise(["abc", "abcdefghij"], truncate=True)
     assert rows.rows([1], 10, PAD).tolist() == [[FIRST, *range(10, 18), LAST]]
@@ -213,11 +208,6 @@ def test_no_pair_is_longer_than_allowed_and_none_is_cut_for_nothing(tokenizer):
 def test_pairs_of_unknown_pieces_are_remarked_on(tokenizer):
     found, _ = pairs(tokenizer, ["x", "x"], ["y", "a"])
     assert found.unknown.tolist() == [0]
-
-
-def test_a_length_without_room_for_a_pair_is_refused(tokenizer):
-    with pytest.raises(ragged_rows.TokenError, match="leaves no room"):
-        pairs(tokenizer, ["a"], ["b"], max_length=5, separators=2)
 
 
 def test_rows_follow_their_trimmed_tokenizer(tokenizer):

@@ -3,7 +3,6 @@ import itertools
 import numpy as np
 import pytest
 
-from nebula_jax import errors
 from nebula_jax.data import resumable_batches
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
@@ -19,12 +18,12 @@ def corpus(first, count):
     ]
 
 
-def stream(seed=0, weights=(0.75, 0.25), batch_size=8):
+def stream(seed=0, count=2):
     sources = [
-        resumable_batches.Source("a", corpus(100, 40), weights[0]),
-        resumable_batches.Source("b", corpus(1000, 10), weights[1]),
+        resumable_batches.Source("a", corpus(100, 40), 0.75),
+        resumable_batches.Source("b", corpus(1000, 10), 0.25),
     ]
-    return resumable_batches.training_batches(sources, batch_size, 5, seed)
+    return resumable_batches.training_batches(sources[:count], 8, 5, seed)
 
 
 def test_batches_are_padded_int32():
@@ -41,11 +40,6 @@ def test_sources_are_mixed_by_weight_and_repeat_for_ever():
     assert set(text) == {*range(100, 140), *range(1000, 1010)}
 
 
-def test_a_source_of_weight_zero_is_never_read():
-    text = np.concatenate([next(stream(weights=(1, 0)))[:, 1] for _ in range(5)])
-    assert (text < 1000).all()
-
-
 def test_every_seed_of_32_bits_has_a_stream():
     """The sources' own seeds follow it, beyond what Grain takes."""
     first = next(stream(seed=2**32 - 1))
@@ -55,7 +49,7 @@ def test_every_seed_of_32_bits_has_a_stream():
 
 def test_the_seed_decides_the_order_and_epochs_differ():
     def text(seed):
-        return [b[:, 1].tolist() for b in itertools.islice(stream(seed, (1, 0)), 10)]
+        return [b[:, 1].tolist() for b in itertools.islice(stream(seed, 1), 10)]
 
     assert text(0) == text(0) != text(1)
     epochs = text(0)
@@ -72,13 +66,6 @@ def test_a_stream_goes_on_exactly_where_it_was():
     second = stream()
     second.set_state(state)
     np.testing.assert_array_equal([next(second) for _ in range(5)], expected)
-
-
-def test_an_empty_source_is_an_error():
-    with pytest.raises(errors.NebulaError, match="mono/xx has no text"):
-        resumable_batches.training_batches(
-            [resumable_batches.Source("mono/xx", [], 1.0)], 2, 8, 0
-        )
 
 
 def test_language_weights_are_the_formula():

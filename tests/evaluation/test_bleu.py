@@ -63,30 +63,6 @@ def test_the_bootstrap_is_the_one_of_texts_drawn_again_and_again():
     assert found.difference == pytest.approx(second - first)
 
 
-def test_systems_of_other_numbers_of_sentences_cannot_be_paired():
-    counts = bleu.statistics(["a", "b"], ["a", "b"])
-    with pytest.raises(bleu.BleuError, match="2 and 1 sentences"):
-        bleu.paired_bootstrap(counts, counts[:1])
-    with pytest.raises(bleu.BleuError, match="0 and 0 sentences"):
-        bleu.paired_bootstrap(counts[:0], counts[:0])
-    with pytest.raises(bleu.BleuError, match="reference 2 of 2 is empty"):
-        bleu.statistics(["a", "b"], ["a", ""])
-
-
-@pytest.mark.parametrize(
-    ("hypotheses", "references", "tokenize", "words"),
-    [
-        (["a"], ["a", "b"], "13a", "1 translations and 2 references"),
-        ([], [], "13a", "no translation"),
-        (["a", "b"], ["a", " "], "13a", "reference 2 of 2 is empty"),
-        (["a"], ["a"], "14b", "no tokenizer '14b'; it has 13a, "),
-    ],
-)
-def test_what_cannot_be_scored_is_an_error(hypotheses, references, tokenize, words):
-    with pytest.raises(bleu.BleuError, match=words):
-        bleu.corpus_bleu(hypotheses, references, tokenize=tokenize)
-
-
 @pytest.mark.parametrize(
     ("language", "tokenize"),
     [

@@ -6,13 +6,13 @@ import shutil
 
 import configured
 import huggingface_hub
-import jax
 import numpy as np
 import psutil
 import pytest
 import safetensors.numpy
 import tiny_nli
 import tiny_runs
+import trees
 from absl.testing import flagsaver
 
 from experiments import finetune_xnli
@@ -145,10 +145,6 @@ def table(output):
     return [line for line in output.splitlines() if line.startswith("|")]
 
 
-def assert_same(got, want):
-    jax.tree.map(np.testing.assert_array_equal, got, want)
-
-
 def use(runs, **values):
     """Flags as the command line sets them; relative to the runs' folder."""
     given = runs.flags() | {"devices_per_cluster": 0} | values
@@ -200,8 +196,8 @@ def test_eval_only_tests_another_folder_with_the_runs_own_settings(
 ):
     """Fewer languages, fewer pairs, and a word that training did not have."""
     folder = runs.folder / "other"
-    for language in ("en", "sw"):
-        lines = nli.path(runs.text, "test", language).read_text().splitlines()
+    for language, file in nli.paths(runs.text, "test", ["en", "sw"]).items():
+        lines = file.read_text().splitlines()
         path = folder / "nli" / f"test.{language}.tsv"
         path.parent.mkdir(parents=True, exist_ok=True)
         fields = lines[7].split("\t")
@@ -312,8 +308,8 @@ def test_the_small_recipe_is_trained_and_tested_alike(runs, here, tested, capsys
     trained = runs.state("warm", "finetune", 6)["best"]
     before = pretrained.load(pathlib.Path("models/bert"))
     left = pretrained.load(pathlib.Path("warm/finetune/encoder"))
-    assert_same(left.params["encoder"], trained["encoder"])
-    assert_same(left.params["embeddings"], before.params["embeddings"])
+    trees.assert_same(left.params["encoder"], trained["encoder"])
+    trees.assert_same(left.params["embeddings"], before.params["embeddings"])
     assert tested("warm") == 0
     assert table(capsys.readouterr().out) == table(output)
     assert tested("warm", split="dev") == 0

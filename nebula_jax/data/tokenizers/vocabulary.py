@@ -50,14 +50,13 @@ class Vocabulary(NamedTuple):
     """Returns a piece as it is written, with `▁` for a space before it."""
 
 
-def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2) -> int:
+def train(lines: Iterable[str], size: int, path: pathlib.Path) -> int:
     """Trains a unigram vocabulary, as XLM-R's is; returns how many pieces it has.
 
     Args:
       lines: sentences; the caller balances the languages. Long ones are cut up.
       size: pieces wanted, special ones included. A small text may yield fewer.
       path: of the model file; written whole or not at all.
-      threads: CPU threads.
 
     Raises:
       VocabularyError: if the text is too little for any vocabulary.
@@ -82,7 +81,7 @@ def train(lines: Iterable[str], size: int, path: pathlib.Path, threads: int = 2)
             bos_piece=PIECES[SPECIAL.cls],
             eos_piece=PIECES[SPECIAL.sep],
             control_symbols=[PIECES[SPECIAL.mask]],
-            num_threads=threads,
+            num_threads=2,
             max_sentence_length=MAX_SENTENCE_BYTES,
             minloglevel=2,
         )

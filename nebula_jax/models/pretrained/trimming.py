@@ -64,12 +64,9 @@ def trim(
         becomes id i, as in `tokenizers.trim`.
 
     Raises:
-      PretrainedError: if a row is not there, or the padding piece is not kept.
+      PretrainedError: if the padding piece is not kept.
     """
     keep = np.unique(np.fromiter(keep_ids, np.int64))
-    size = model.config.vocab_size
-    if not keep.size or keep[0] < 0 or keep[-1] >= size:
-        raise pretrained.PretrainedError(f"rows to keep must be in 0...{size - 1}")
     new_ids = {int(old): new for new, old in enumerate(keep)}
     metadata = dict(model.metadata)
     for key in SPECIAL_IDS:
