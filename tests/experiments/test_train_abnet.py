@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import tiny_runs
 import tiny_translations
+import trees
 from absl import flags
 from absl.testing import flagsaver
 from flax import traverse_util
@@ -70,7 +71,7 @@ def assert_equal_params(got, want):
             for adapter in params.values():
                 if isinstance(adapter, dict) and "key" in adapter:
                     del adapter["key"]["bias"]
-        tiny_translations.assert_close(ours, theirs, atol=1e-5)
+        trees.assert_close(ours, theirs, rtol=0, atol=1e-5)
 
 
 def test_the_split_run_equals_the_whole(runs, split, whole):
@@ -157,9 +158,7 @@ def test_codecs_do_in_one_process_what_they_do_over_the_line(runs, forward, back
         runs.finished(
             workdir=f"{name}-{cluster}", cluster=cluster, timeout=300, **flags
         )
-    tiny_translations.assert_same(
-        runs.sides(f"{name}-all", 17), runs.sides(f"{name}-whole", 17)
-    )
+    trees.assert_same(runs.sides(f"{name}-all", 17), runs.sides(f"{name}-whole", 17))
 
 
 def test_a_run_leaves_all_that_was_promised(split):
@@ -261,7 +260,7 @@ def test_one_process_skips_of_each_side_what_the_clusters_skip(runs):
         assert status == 1
     sides = [runs.sides(f"skipping-{cluster}", 4) for cluster in ("whole", "all")]
     for one, other in zip(*sides, strict=True):
-        jax.tree.map(np.testing.assert_array_equal, one["state"], other["state"])
+        trees.assert_same(one["state"], other["state"])
 
 
 def is_tensor(kind):

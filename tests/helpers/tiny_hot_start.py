@@ -2,6 +2,7 @@
 
 import pathlib
 
+import configured
 import tiny_nli
 import tiny_runs
 from absl import flags
@@ -26,6 +27,14 @@ def write_model(folder: pathlib.Path, **how) -> pathlib.Path:
     return folder
 
 
+def vocabulary(out: pathlib.Path, **given) -> vocabularies.Vocabulary:
+    """The vocabulary that scripts/train_vocabulary.py makes with these flags."""
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(out=str(out), **given):
+        assert train_vocabulary.main() == 0
+    return vocabularies.load(out)
+
+
 def left_of(folder: pathlib.Path, family: str, change) -> tuple[pathlib.Path, ...]:
     """What an M3 run begins with and leaves, without the run.
 
@@ -38,18 +47,14 @@ def left_of(folder: pathlib.Path, family: str, change) -> tuple[pathlib.Path, ..
       The folders of the checkpoint before and after, and the vocabulary's.
     """
     before = write_model(folder / "before", family=family)
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(
-        hot_start=str(before),
-        data_dir=str(tiny_runs.write_text(folder / "text")),
-        generators="en de|sw",
-        max_length=LENGTH,
-        out=str(folder / "vocabulary"),
-    ):
-        assert train_vocabulary.main() == 0
-        vocabulary = vocabularies.load(folder / "vocabulary")
-        run = config.from_flags()
-        made = models.load(run, vocabulary)
-        trained = change(made.discriminator)
-        models.export(folder, run, made, vocabulary, trained)
+    given = {
+        "hot_start": str(before),
+        "data_dir": str(tiny_runs.write_text(folder / "text")),
+        "generators": "en de|sw",
+        "max_length": LENGTH,
+    }
+    pieces = vocabulary(folder / "vocabulary", **given)
+    run = configured.run(config, **given)
+    made = models.load(run, pieces)
+    models.export(folder, run, made, pieces, change(made.discriminator))
     return before, folder / "encoder", folder / "vocabulary"

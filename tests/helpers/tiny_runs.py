@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Iterable
 
-import jax
-import numpy as np
 import psutil
+import trees
 
 from nebula_jax.training import checkpoint
 
@@ -181,10 +180,8 @@ class Runs:
     def assert_same(self, one: str, other: str, clusters: Iterable[str], step: int):
         """Asserts that two runs have saved the same after `step`, bit for bit."""
         for cluster in clusters:
-            jax.tree.map(
-                np.testing.assert_array_equal,
-                self.state(one, cluster, step),
-                self.state(other, cluster, step),
+            trees.assert_same(
+                self.state(one, cluster, step), self.state(other, cluster, step)
             )
 
     def state(self, workdir: str, cluster: str, step: int):

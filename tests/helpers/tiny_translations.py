@@ -3,8 +3,6 @@
 import pathlib
 
 import configured
-import jax
-import numpy as np
 import tiny_checkpoints
 import tiny_runs
 
@@ -152,26 +150,3 @@ class Translations(tiny_runs.Runs):
         if (self.folder / workdir / "whole").is_dir():
             return list(self.state(workdir, "whole", step))
         return [self.state(workdir, name, step) for name in ("source", "target")]
-
-
-def flat(tree) -> dict:
-    """Path -> array."""
-    leaves, _ = jax.tree_util.tree_flatten_with_path(tree)
-    return {jax.tree_util.keystr(path): np.asarray(leaf) for path, leaf in leaves}
-
-
-def assert_close(got, want, atol: float) -> None:
-    """Two trees of one structure and nearly the same values; names what differs."""
-    got, want = flat(got), flat(want)
-    assert got.keys() == want.keys()
-    apart = {
-        path: float(np.abs(got[path] - want[path]).max())
-        for path in got
-        if not np.allclose(got[path], want[path], rtol=0, atol=atol)
-    }
-    assert not apart, apart
-
-
-def assert_same(got, want) -> None:
-    """Two trees that are alike bit for bit."""
-    jax.tree.map(np.testing.assert_array_equal, got, want)

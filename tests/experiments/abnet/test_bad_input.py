@@ -2,7 +2,6 @@
 
 import dataclasses
 import gzip
-import json
 import re
 import shutil
 import time
@@ -14,17 +13,16 @@ import tiny_translations
 from absl import flags
 from absl.testing import flagsaver
 
-from experiments import configuration, train_abnet
+from experiments import train_abnet
 from experiments.abnet import (
     channels,
-    config,
     data,
     sides,
     target,
     target_model,
 )
 from nebula_jax import errors, files
-from nebula_jax.communication import bridge, loopback
+from nebula_jax.communication import loopback
 from nebula_jax.communication.wire import frames
 from nebula_jax.data import split_parallel, tokenizers
 from nebula_jax.models import transformer
@@ -38,7 +36,7 @@ def own_text(runs):
 
 @pytest.fixture
 def here(runs, monkeypatch, signals):
-    """Makes this process one that could be given flags; its signals are put back."""
+    """Makes this process one that could be given flags."""
     monkeypatch.chdir(runs.folder)
     flags.FLAGS(["test"])
     names = {"devices_per_cluster": 0, "length_buckets": ["8", "16"], "workdir": "bad"}
@@ -72,10 +70,7 @@ ALONE = {"cluster": "source", "peer": "h:1", "tls": "off", "side_dir": "source_s
         ({"pair": "-en"}, "--pair=-en: expected two, such as es-en"),
         ({"pair": "es-de"}, "the pair 'es-de' has no text"),
         ({"pair": "fr-en"}, "the pair 'fr-en' has no text"),
-        ({"length_buckets": ["8", "x"]}, "--length_buckets=8,x: expected numbers"),
-        ({"length_buckets": ["²"]}, "--length_buckets=²: expected numbers"),
         ({"length_buckets": []}, "--length_buckets=: must ascend"),
-        ({"length_buckets": ["16", "8"]}, "--length_buckets=16,8: must ascend"),
         ({"length_buckets": ["2"]}, "--length_buckets=2: must ascend, from 4 or more"),
         (
             {"length_buckets": ["8", "64"]},
@@ -168,37 +163,6 @@ def test_bits_of_length_logits_and_numbers_of_examples_come_as_they_are(
         np.testing.assert_array_equal(got[name], sent[name])
 
 
-def test_damaged_checkpoints_are_named(runs, here):
-    models = runs.folder / "models"
-    for name in ("no_weights", "cut_short", "other_shape", "other_words", "no_words"):
-        shutil.copytree(models / "spanish", models / name)
-    (models / "no_weights" / "model.safetensors").unlink()
-    weights = models / "cut_short" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    config = models / "other_shape" / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"hidden_size": 8}))
-    with (models / "other_words" / "vocab.txt").open("a") as stream:
-        stream.write("onemore\n")
-    (models / "no_words" / "vocab.txt").unlink()
-    for name, words in (
-        ("no_weights", "models/no_weights has no model.safetensors"),
-        ("cut_short", "models/cut_short/model.safetensors"),
-        ("other_shape", "not of the shape in config.json"),
-        ("other_words", "is not that of a model of"),
-        ("no_words", "models/no_words has no tokenizer"),
-    ):
-        fails_here(words, source_model=f"models/{name}")
-        fails_here(words, target_model=f"models/{name}")
-
-
-def with_line(runs, folder, english, spanish):
-    """A copy of the text folder whose training file has one pair more."""
-    shutil.copytree(runs.text, folder)
-    with (folder / "parallel" / "en-es.train.tsv").open("a") as stream:
-        stream.write(f"{english}\t{spanish}\n")
-    return str(folder)
-
-
 @pytest.mark.parametrize("longer", [0, 1])
 def test_an_overlong_sentence_is_named_by_its_id_or_cut(
     runs, here, tmp_path, capfd, longer
@@ -206,9 +170,13 @@ def test_an_overlong_sentence_is_named_by_its_id_or_cut(
     """19 tokens where the last bucket has 16, on either side."""
     pair = ["the house", "la casa"]
     pair[longer] += " 3" * 15
-    text = with_line(runs, tmp_path / "text", *pair)
+    text, values = tmp_path / "text", {"cluster": "whole"}
+    shutil.copytree(runs.text, text)
+    with (text / "parallel" / "en-es.train.tsv").open("a") as stream:
+        stream.write("\t".join(pair) + "\n")
+    values |= {"data_dir": str(text), "workdir": str(tmp_path / "run")}
     words = "example 'train-000061' has 19 tokens; at most 16 are allowed"
-    fails_here(words, data_dir=text, cluster="whole", workdir=str(tmp_path / "run"))
+    fails_here(words, **values)
     folder = [*(runs.folder / "prepared" / "sides").iterdir()]
     folder = max(folder, key=lambda path: path.stat().st_mtime)
     side = ("target", "source")[longer]
@@ -224,41 +192,6 @@ def test_an_overlong_sentence_is_named_by_its_id_or_cut(
     with pytest.raises(errors.NebulaError, match="has 19 tokens"):
         data.read(run, folder / side, tokenizer, is_translated=True)
     assert "1 of 61 sentences were cut: train-000061" in capfd.readouterr().err
-
-
-def test_text_of_unknown_characters_is_remarked_on(runs, here, tmp_path, capfd):
-    text = with_line(runs, tmp_path / "text", "the house", "家 🏠")
-    folder, _ = split_parallel.split(text, ("es", "en"), tmp_path / "own")
-    tokenizer = tokenizers.load(runs.folder / "models" / "spanish")
-    run = configured(prepared_dir=tmp_path / "prepared")
-    read = data.read(run, folder, tokenizer, is_translated=True)
-    assert read.train.lengths[-1] == 4
-    said = capfd.readouterr().err
-    assert "have no character in the vocabulary: train-000061" in said
-
-
-@pytest.mark.parametrize(
-    "name", sorted(each.name for each in dataclasses.fields(config.Agreed))
-)
-def test_sides_that_differ_in_a_flag_part_in_words_that_name_it(name):
-    """Codecs, micro-batches, buckets, seed (so the order) and all the rest."""
-    others = {"pair": "de-en", "length_buckets": (8,), "objective": "ar"}
-    others |= {"dtype": "bfloat16", "forward_codec": "fp16"}
-    others |= {"backward_codec": "int8(64)"}
-    run = configured()
-    before = getattr(run.agreed, name)
-
-    def hello_of(cluster, run):
-        return frames.Hello(cluster, "1", configuration.settings(run.agreed))
-
-    is_number = type(before) in (int, float)
-    other = before / 3 + 0.25 if type(before) is float else before
-    other = before + 1 if type(before) is int else other
-    changed = run.with_agreed(**{name: other if is_number else others[name]})
-    ours, theirs = hello_of("target", run), hello_of("source", changed)
-    with pytest.raises(bridge.Mismatch, match=f"source has --{name}=.*target has --"):
-        bridge.check_agreement(ours, theirs)
-    bridge.check_agreement(ours, ours)
 
 
 def test_sides_that_do_not_hold_the_same_examples_name_the_one(

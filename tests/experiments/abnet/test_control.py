@@ -6,6 +6,7 @@ import shutil
 import numpy as np
 import pytest
 import tiny_translations
+import trees
 
 from experiments.abnet import channels, config, control, report
 from nebula_jax import errors
@@ -146,10 +147,7 @@ def test_a_run_that_goes_on_takes_what_clocks_measured_from_the_log(runs, split)
         file.write("\n[26.0, 1.")  # of a process that was killed
     runs.finished(workdir="resumed", **RUN | {"wan": ""})
     np.testing.assert_array_equal(log_of(resumed), log_of(split))
-    for got, want in zip(
-        runs.sides("resumed", STEPS), runs.sides("split", STEPS), strict=True
-    ):
-        tiny_translations.assert_same(got, want)
+    trees.assert_same(runs.sides("resumed", STEPS), runs.sides("split", STEPS))
 
 
 @pytest.mark.slow

@@ -6,11 +6,13 @@ import signal
 import subprocess
 import time
 
+import jax
 import numpy as np
 import psutil
 import pytest
 import tiny_runs
 import tiny_translations
+import trees
 
 from experiments import translate
 
@@ -18,11 +20,7 @@ STEPS, EVERY = 21, 4  # the last step is no multiple: it has a checkpoint of its
 SIDES = ("source", "target")
 # All sentences in one shape, codecs that remember, and a bottleneck at the cut.
 RUN = {
-    "data_dir": "alike",
-    "source_model": "models/shallow_spanish",
-    "target_model": "models/shallow_english",
-    "length_buckets": "8",
-    "objective": "ar",
+    **tiny_translations.ALIKE,
     "steps": STEPS,
     "checkpoint_every": EVERY,
     "forward_codec": "from_step(3,error_feedback(int8(8)))",
@@ -52,11 +50,8 @@ def start_and_wait(runs, workdir, step, names=SIDES, **flags):
 
 def newest(runs, workdir):
     """Side -> its newest step, 0 if it has none."""
-    folders = {name: runs.folder / workdir / name / "checkpoints" for name in SIDES}
-    return {
-        name: max((int(each.name) for each in folder.glob("[0-9]" * 8)), default=0)
-        for name, folder in folders.items()
-    }
+    folder = runs.folder / workdir
+    return {name: tiny_runs.newest(folder / name / "checkpoints") for name in SIDES}
 
 
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, whole):
@@ -86,9 +81,9 @@ def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, whole
 
     output = runs.finished(workdir="faults", tls="off", **RUN)
     assert output.count(f"going on after step {step}") == 2
-    tiny_translations.assert_same(whole, runs.sides("faults", STEPS))
-    codecs = tiny_translations.flat(whole[0]["codecs"])
-    assert any(leaf.any() for leaf in codecs.values()), "nothing was remembered"
+    trees.assert_same(whole, runs.sides("faults", STEPS))
+    codecs = jax.tree.leaves(whole[0]["codecs"])
+    assert any(leaf.any() for leaf in codecs), "nothing was remembered"
 
 
 def test_the_bottleneck_trains_and_translates(runs, whole):
@@ -128,9 +123,7 @@ def test_a_translator_by_mask_predict_in_several_shapes_goes_on_as_well(runs):
         assert process.returncode == 1, output
         tiny_runs.assert_all_gone(family)
     runs.finished(workdir="masked_killed", tls="off", timeout=300, **RUN | masked)
-    tiny_translations.assert_same(
-        runs.sides("masked", STEPS), runs.sides("masked_killed", STEPS)
-    )
+    trees.assert_same(runs.sides("masked", STEPS), runs.sides("masked_killed", STEPS))
 
 
 @pytest.mark.slow
@@ -165,7 +158,7 @@ def test_a_side_may_be_killed_at_any_moment(runs, undisturbed, victim):
     assert stood_at[0] == 0, "it was never killed before its first checkpoint"
     assert any(0 < step < STEPS for step in stood_at), stood_at
     runs.finished(workdir=workdir, tls="off", **RUN)
-    tiny_translations.assert_same(undisturbed, runs.sides(workdir, STEPS))
+    trees.assert_same(undisturbed, runs.sides(workdir, STEPS))
 
 
 @pytest.mark.slow
@@ -216,7 +209,7 @@ def test_either_side_can_ask_to_stop_and_damage_is_left_aside(runs, undisturbed)
     victim.write_bytes(victim.read_bytes()[:100])
     output = runs.finished(workdir="asked", tls="off", **RUN)
     assert f"[source] checkpoint of step {step} in " in output
-    tiny_translations.assert_same(undisturbed, runs.sides("asked", STEPS))
+    trees.assert_same(undisturbed, runs.sides("asked", STEPS))
 
 
 @pytest.mark.slow
@@ -245,4 +238,4 @@ def test_the_whole_goes_on_bit_for_bit_too(runs, backward):
     assert process.returncode == 128 + signal.SIGTERM, output
     output = runs.finished(workdir=stopped, **flags)
     assert "going on after step" in output
-    tiny_translations.assert_same(runs.sides(name, STEPS), runs.sides(stopped, STEPS))
+    trees.assert_same(runs.sides(name, STEPS), runs.sides(stopped, STEPS))

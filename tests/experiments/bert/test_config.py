@@ -1,6 +1,5 @@
 """The configuration of a BERT run: names, and what cannot be."""
 
-import dataclasses
 import json
 
 import configured
@@ -67,8 +66,6 @@ def test_the_model_has_what_the_flags_name():
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"clusters": "two"}, "--clusters=two: expected one number such as 2"),
-        ({"clusters": "1,2"}, "--clusters=1,2: expected one number such as 2"),
         ({"clusters": 0}, "--clusters=0: expected 1 to 8"),
         ({"clusters": 9}, "--clusters=9: expected 1 to 8"),
         (
@@ -102,10 +99,3 @@ def test_the_model_has_what_the_flags_name():
 def test_what_cannot_be_is_named(given, message):
     with pytest.raises(errors.NebulaError, match=message.replace("|", r"\|")):
         config.check(run(**given))
-
-
-def test_every_shared_setting_is_compared_when_clusters_meet():
-    agreed = run().agreed
-    names = {f"--{each.name}" for each in dataclasses.fields(agreed)}
-    assert set(configuration.settings(agreed)) == names
-    assert {"--sync", "--inner_steps", "--languages", "--hub", "--max_length"} <= names

@@ -158,14 +158,10 @@ def test_a_cluster_with_a_text_of_its_own_needs_no_other(run, folder):
         data.checked(made, only=1)
 
 
-def test_served_text_has_to_be_named(folder):
-    given = {"data": "handle:corpus", "federation": "f"}
-    with pytest.raises(errors.SettingsError, match="--languages=all: with --data"):
-        data.checked(configured.run(config, **given))
+def test_served_text_is_not_looked_for_here():
+    given = {"data": "handle:corpus", "federation": "f", "data_dir": "nowhere"}
     made = data.checked(configured.run(config, **given, languages="en de"))
     assert made.agreed.groups() == [["en", "de"]]
-    with pytest.raises(errors.SettingsError, match="needs --vocabulary"):
-        data.shared_vocabulary(made)
 
 
 def test_served_text_is_read_so_far_ahead_that_all_can_agree_on_the_end(

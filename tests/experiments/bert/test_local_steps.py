@@ -126,8 +126,3 @@ def test_one_flagfile_serves_allreduce_too():
         "mixing": 0.1, "outer_momentum": 0.0, "unsent": "parameters",
     }  # fmt: skip
     check(settings(sync="allreduce", clusters=1, **other), CLUSTERS[:1])
-
-
-def test_one_cluster_has_nobody_to_meet():
-    with pytest.raises(errors.SettingsError, match="is for several clusters"):
-        check(settings(), CLUSTERS[:1])

@@ -5,15 +5,11 @@ import numpy as np
 import pytest
 import tiny_hot_start
 import tiny_runs
-from absl import flags
-from absl.testing import flagsaver
 
 from experiments.bert import config, models
 from nebula_jax import errors
 from nebula_jax.data import tokenizers
-from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained
-from scripts import train_vocabulary
 
 
 @pytest.fixture(scope="module")
@@ -21,15 +17,13 @@ def hot(tmp_path_factory):
     """A checkpoint, and the vocabulary of a run that begins with it."""
     folder = tmp_path_factory.mktemp("hot")
     checkpoint = tiny_hot_start.write_model(folder / "before", has_pooler=True)
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(
+    text = tiny_runs.write_text(folder / "text")
+    return checkpoint, tiny_hot_start.vocabulary(
+        folder / "vocabulary",
         hot_start=str(checkpoint),
-        data_dir=str(tiny_runs.write_text(folder / "text")),
+        data_dir=str(text),
         languages=["en de sw"],
-        out=str(folder / "vocabulary"),
-    ):
-        assert train_vocabulary.main() == 0
-    return checkpoint, vocabularies.load(folder / "vocabulary")
+    )
 
 
 def run_of(hot, **given):

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_runs
+import trees
 
 from nebula_jax.models import pretrained
 from nebula_jax.training import diloco, metrics
@@ -60,15 +61,13 @@ def test_a_run_ends_bit_for_bit_the_same_after_a_kill_and_a_stop(runs, whole):
 
 def test_all_clusters_end_with_the_same_parameters(runs, whole):
     one, two = (runs.state("whole", cluster, STEPS) for cluster in CLUSTERS)
-    jax.tree.map(
-        np.testing.assert_array_equal, one["state"]["params"], two["state"]["params"]
-    )
+    trees.assert_same(one["state"]["params"], two["state"]["params"])
     anchors = {}
     for each in one["outers"]:
         anchors |= each["anchor"]
     params = one["state"]["params"]
     (params,) = diloco.split(params, diloco.places(params))
-    jax.tree.map(np.testing.assert_array_equal, params, anchors)
+    trees.assert_same(params, anchors)
     # Their own optimizers went their own ways.
     moments = [
         np.concatenate(

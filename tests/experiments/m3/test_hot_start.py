@@ -9,6 +9,7 @@ import pytest
 import tiny_hot_start
 import tiny_nli
 import tiny_runs
+import trees
 from absl import flags
 from absl.testing import flagsaver
 
@@ -18,7 +19,6 @@ from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained
 from nebula_jax.models.pretrained import trimming
-from scripts import train_vocabulary
 
 CLUSTERS = ("generator-0", "generator-1", "discriminator")
 LAYERS = 1  # of a generator: a quarter, but at least one
@@ -43,41 +43,13 @@ def checkpoint(runs):
 @pytest.fixture(scope="module")
 def vocabulary(runs, checkpoint):
     """The vocabulary for real clusters, as the script makes it."""
-    flags.FLAGS(["test"])
+    given = {"hot_start": str(checkpoint), "data_dir": str(runs.text)}
+    given["generators"] = "en de|sw"
     out = runs.folder / "shared_vocabulary"
-    with flagsaver.flagsaver(
-        hot_start=str(checkpoint),
-        data_dir=str(runs.text),
-        generators="en de|sw",
-        out=str(out),
-    ):
-        assert train_vocabulary.main() == 0
-        with pytest.raises(errors.SettingsError, match="is there already"):
-            train_vocabulary.main()
-    return vocabularies.load(out)
-
-
-@pytest.fixture(scope="module", params=["whole", "all"])
-def hot(request, runs, checkpoint):
-    """The folder of a run, what it said, and its parameters by cluster."""
-    workdir = f"hot-{request.param}"
-    output = runs.finished(
-        cluster=request.param,
-        task_mix="mrtd",  # sooner compiled
-        hot_start="models/bert",
-        generator_layers=0,
-        discriminator_layers=0,
-        max_length=tiny_hot_start.LENGTH,
-        steps=2,
-        learning_rate=0,
-        workdir=workdir,
-        temperature=1.5,
-    )
-    states = [runs.state(workdir, cluster, 2) for cluster in CLUSTERS]
-    params = {
-        name: state["params"] for name, state in zip(CLUSTERS, states, strict=True)
-    }
-    return runs.folder / workdir, output, params
+    made = tiny_hot_start.vocabulary(out, **given)
+    with pytest.raises(errors.SettingsError, match="is there already"):
+        tiny_hot_start.vocabulary(out, **given)
+    return made
 
 
 def test_both_sides_begin_with_the_encoder(checkpoint, vocabulary):
@@ -99,16 +71,40 @@ def test_both_sides_begin_with_the_encoder(checkpoint, vocabulary):
 
 
 @pytest.mark.slow
-def test_a_run_begins_with_it_and_generators_have_heads_of_their_own(checkpoint, hot):
-    """Nothing is learned at rate 0: what is saved is what it began with."""
-    whole = pretrained.load(checkpoint).params["encoder"]
-    for cluster, layers in zip(CLUSTERS, (LAYERS, LAYERS, 2), strict=True):
-        encoder = hot[2][cluster]["encoder"]
+@pytest.mark.parametrize("cluster", ["whole", "all"])
+def test_a_run_begins_with_it_and_leaves_it(runs, checkpoint, cluster):
+    """Nothing is learned at rate 0; generators have heads of their own."""
+    workdir = f"hot-{cluster}"
+    output = runs.finished(
+        cluster=cluster,
+        task_mix="mrtd",  # sooner compiled
+        hot_start="models/bert",
+        generator_layers=0,
+        discriminator_layers=0,
+        max_length=tiny_hot_start.LENGTH,
+        steps=2,
+        learning_rate=0,
+        workdir=workdir,
+        temperature=1.5,
+    )
+    before = pretrained.load(checkpoint)
+    params = {name: runs.state(workdir, name, 2)["params"] for name in CLUSTERS}
+    for name, layers in zip(CLUSTERS, (LAYERS, LAYERS, 2), strict=True):
+        encoder = params[name]["encoder"]
         assert len(encoder) == layers
-        for name, layer in encoder.items():
-            jax.tree.map(np.testing.assert_array_equal, layer, whole[name])
-    first, second = (hot[2][cluster]["mlm_head"] for cluster in CLUSTERS[:2])
+        for layer in encoder:
+            trees.assert_same(encoder[layer], before.params["encoder"][layer])
+    first, second = (params[name]["mlm_head"] for name in CLUSTERS[:2])
     assert np.any(first["dense"]["kernel"] != second["dense"]["kernel"])
+    # The fake token rate is told from the first step.
+    summary = json.loads((runs.folder / workdir / "summary.json").read_text())
+    assert [each["step"] for each in summary["held_out"]] == [0, 2]
+    for each in summary["held_out"]:
+        assert 0 < each["languages"]["en"]["fake_token_rate"] < 0.5
+    assert "Held-out text after step 2 (in brackets: 0;" in output
+    (folder,) = (runs.folder / workdir).glob("*/encoder")
+    assert tokenizers.load(folder).digest == tokenizers.load(checkpoint).digest
+    trees.assert_same(pretrained.load(folder).params, before.params)
 
 
 def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, vocabulary):
@@ -126,23 +122,6 @@ def test_the_vocabulary_is_the_tokenizers_own_pieces(checkpoint, vocabulary):
     assert [pieces[i] for i in own.encode(text)] == [
         *("the", "house", "has", "doors", "and", "[UNK]")
     ]
-
-
-@pytest.mark.slow
-def test_the_fake_token_rate_is_told_from_the_first_step(hot):
-    summary = json.loads((hot[0] / "summary.json").read_text())
-    assert [each["step"] for each in summary["held_out"]] == [0, 2]
-    for each in summary["held_out"]:
-        assert 0 < each["languages"]["en"]["fake_token_rate"] < 0.5
-    assert "Held-out text after step 2 (in brackets: 0;" in hot[1]
-
-
-@pytest.mark.slow
-def test_the_discriminator_leaves_its_encoder(hot, checkpoint):
-    (folder,) = hot[0].glob("*/encoder")
-    before, after = pretrained.load(checkpoint), pretrained.load(folder)
-    assert tokenizers.load(folder).digest == tokenizers.load(checkpoint).digest
-    jax.tree.map(np.testing.assert_array_equal, after.params, before.params)  # rate 0
 
 
 @pytest.mark.parametrize("family", ["ernie_m", "xlm_roberta"])
@@ -222,16 +201,13 @@ def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, vocabulary):
 
 
 def test_a_vocabulary_is_made_of_given_languages_or_of_all(tmp_path, capsys):
-    flags.FLAGS(["test"])
     common = {"data_dir": str(tiny_runs.write_text(tmp_path / "text"))}
     common |= {"vocab_size": 60}
     digests = []
     for given in ({"generators": "de en|sw"}, {"languages": ["all"]}):
         out = tmp_path / f"{len(digests)}.model"
-        with flagsaver.flagsaver(**common, **given, out=str(out)):
-            assert train_vocabulary.main() == 0
+        digests.append(tiny_hot_start.vocabulary(out, **common, **given).digest)
         assert "60 pieces, de, en, sw" in capsys.readouterr().out
-        digests.append(vocabularies.load(out).digest)
     assert digests[0] == digests[1]
 
 
@@ -246,12 +222,11 @@ def pair(tmp_path):
         "generators": "en de|sw",
         "max_length": tiny_hot_start.LENGTH,
     }
-    vocabulary = {"hot_start": str(large), "out": str(tmp_path / "v")}
-    flags.FLAGS(["test"])
-    with flagsaver.flagsaver(**given, **vocabulary):
-        assert train_vocabulary.main() == 0
+    vocabulary = tiny_hot_start.vocabulary(
+        tmp_path / "v", hot_start=str(large), **given
+    )
     starts = {"generator_start": str(small), "discriminator_start": str(large)}
-    return {**given, **starts}, vocabularies.load(tmp_path / "v")
+    return {**given, **starts}, vocabulary
 
 
 def test_each_side_begins_with_a_checkpoint_of_its_own(pair):

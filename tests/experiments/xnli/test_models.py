@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 import tiny_nli
+import trees
 
 from experiments.xnli import config, models
 from nebula_jax import errors
@@ -54,13 +55,6 @@ def test_an_unseen_piece_has_the_row_that_it_had(model):
     np.testing.assert_array_equal(got[KEEP], -table[KEEP])
     rest = np.setdiff1d(np.arange(len(table)), KEEP)
     np.testing.assert_array_equal(got[rest], table[rest])
-
-
-def test_rows_of_another_encoder_are_refused(model):
-    params = {"embeddings": trained_rows(model, KEEP)}
-    for keep in (KEEP[1:], KEEP + model.config.vocab_size):
-        with pytest.raises(pretrained.PretrainedError, match="is another one's"):
-            models.Trained(params, keep, 1).with_trained_rows(model)
 
 
 @pytest.mark.parametrize("family", ["bert", "electra", "xlm_roberta", "ernie_m"])
@@ -128,12 +122,10 @@ def test_frozen_embeddings_are_the_models(tmp_path):
     trained = models.Trained(new, KEEP, 1)
     wanted = partition.merge(new, partition.split(fresh, is_trained)[1])
     found = trained.as_classifier_params(fresh, is_trained)
-    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    trees.assert_same(found, wanted)
     pretrained.save(tmp_path / "left", trained.as_checkpoint(model, "mean"))
     left = pretrained.load(tmp_path / "left")
-    jax.tree.map(
-        np.testing.assert_array_equal, left.params["encoder"], wanted["encoder"]
-    )
+    trees.assert_same(left.params["encoder"], wanted["encoder"])
     with pytest.raises(checkpoint.CheckpointError, match="another shape"):
         trained.as_classifier_params(fresh, partition.train_all)
 
@@ -143,11 +135,8 @@ def test_an_encoder_of_fewer_layers_has_the_first_ones(tmp_path):
     model, _ = models.load(tiny_nli.run_in(tmp_path, encoder_layers=2))
     whole = pretrained.load(folder)
     assert (model.config.layers, len(model.params["encoder"])) == (2, 2)
-    jax.tree.map(
-        np.testing.assert_array_equal,
-        model.params["encoder"]["layer_1"],
-        whole.params["encoder"]["layer_1"],
-    )
+    layers, of_whole = (each.params["encoder"] for each in (model, whole))
+    trees.assert_same(layers["layer_1"], of_whole["layer_1"])
 
 
 def test_devices_that_cannot_share_a_batch_of_evaluation_are_refused(tmp_path):
@@ -156,10 +145,3 @@ def test_devices_that_cannot_share_a_batch_of_evaluation_are_refused(tmp_path):
     words = "--eval_batch_size=64 cannot be split evenly over 3 devices"
     with pytest.raises(errors.SettingsError, match=words):
         models.predictor(run, None, mesh)
-
-
-def test_the_encoder_must_have_the_positions_of_the_longest_row(tmp_path):
-    tiny_nli.write_model(tmp_path / "models" / "bert")
-    run = tiny_nli.run_in(tmp_path, length_buckets="16,32")
-    with pytest.raises(pretrained.PretrainedError, match="has 16 positions"):
-        models.load(run)

@@ -1,10 +1,9 @@
 """Fine-tuning by two processes, started by hand, beside one of two devices."""
 
-import jax
-import numpy as np
 import ports
 import pytest
 import tiny_nli
+import trees
 
 STEPS, SAVED = 12, 6
 TWO = {"steps": STEPS, "checkpoint_every": SAVED, "devices_per_cluster": 2}
@@ -27,11 +26,8 @@ def test_two_processes_train_and_test_what_one_does(runs):
     for each in both:
         output, _ = each.communicate(timeout=120)
         assert each.returncode == 0, output
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-6),
-        runs.state("two", "finetune", STEPS),
-        runs.state("one", "finetune", STEPS),
-    )
+    one, two = (runs.state(each, "finetune", STEPS) for each in ("one", "two"))
+    trees.assert_close(two, one, rtol=0, atol=1e-6)
     one, two = (
         {path.name: path.read_text() for path in (runs.folder / each).iterdir()}
         for each in ("one/predictions", "two/predictions")
