@@ -161,6 +161,7 @@ def test_eval_only_finds_the_runs_own_figures_on_its_own_text(runs, split):
     assert "swahili has no held-out text in de" in output
 
 
+@pytest.mark.slow  # of checkpoints alone: tests/runtime/records/test_checkpoints.py
 def test_a_finished_run_goes_on_to_more_steps(runs, split):
     shutil.copytree(split[0], runs.folder / "longer")
     flags = {"cluster": "whole", "checkpoint_every": 5, "workdir": "longer"}

@@ -328,14 +328,14 @@ def test_a_run_translates_line_by_line(runs, split):
     assert "line-3, line-5\n" in done.stderr  # which have no character that is known
 
 
-def test_a_notebook_translates_without_flags(runs, split, monkeypatch):
+def test_a_notebook_translates_without_flags(runs, split, monkeypatch, translated_here):
     """And leaves those of its process as they are."""
     monkeypatch.chdir(runs.folder)
     before = flags.FLAGS.is_parsed()
     found = translator.Translator("split").translate(["la casa tiene 3 puertas", ""])
-    done = translate(runs, "la casa tiene 3 puertas\n\n", "--run=split")
-    assert "".join(f"{line}\n" for line in found) == done.stdout
     assert flags.FLAGS.is_parsed() == before
+    _, out, _ = translated_here("la casa tiene 3 puertas\n\n", "--run=split")
+    assert "".join(f"{line}\n" for line in found) == out
     with pytest.raises(errors.SettingsError, match="no run of train_abnet is there"):
         translator.Translator(runs.folder / "text")
     # As it is at one of two labs.
@@ -347,6 +347,7 @@ def test_a_notebook_translates_without_flags(runs, split, monkeypatch):
     assert translator.Translator("joined").step == STEPS
 
 
+@pytest.mark.slow  # of M3 it is in every run of the tests
 def test_eval_only_finds_the_runs_own_bleu_on_its_own_text(runs, split):
     output = runs.finished("--eval_only", run="split", **SHALLOW)
     (path,) = (split[0] / "evaluated").glob("es-en-*/summary.json")
@@ -361,6 +362,7 @@ def test_eval_only_finds_the_runs_own_bleu_on_its_own_text(runs, split):
     assert "| test | " in output
 
 
+@pytest.mark.slow  # of M3 it is in every run of the tests
 def test_a_run_begins_with_the_parameters_of_another(runs, split):
     given = {"init_from": "split", "workdir": "next", "cluster": "whole"}
     output = runs.finished(steps=1, checkpoint_every=1, seed=9, **given | SHALLOW)
