@@ -51,7 +51,7 @@ def of_run(
       samples: lines of text that the run has made.
     """
     flags = summary.get("flags", {})
-    settings = [[f"--{name}", _shown(value)] for name, value in flags.items()]
+    settings = [[f"`--{name}`", _shown(value)] for name, value in flags.items()]
     write(
         path,
         path.parent.name,

@@ -170,7 +170,7 @@ class Progress:
         self._tokens = 0
         self._work = work or activity.Work()
         self._work.begin()
-        self._has_stepped = False
+        self._has_stepped, self._stepped = False, 0.0
         self._trace = self._work.trace
         self._trace.begin()
 
@@ -196,7 +196,7 @@ class Progress:
 
     def _record(self, step: int, values: Mapping[str, jax.Array]) -> None:
         if not self._has_stepped:
-            self._has_stepped = True
+            self._has_stepped, self._stepped = True, time.monotonic()
             if self._phases:
                 self._phases.end()
             if self._log:
@@ -235,7 +235,11 @@ class Progress:
             **self._crossed(moved, seconds),
         }
         if self._steps:
-            left = (self._steps - step) / record["steps_per_second"]
+            # The first step of this process, in which it compiles, is not like others.
+            since, count = self._since, len(pending)
+            if since < self._stepped and count > 1:
+                since, count = self._stepped, count - 1
+            left = (self._steps - step) * (now - since) / count
             record |= {"steps_left": self._steps - step, "seconds_left": left}
         self._since, self._before = now, moved
         self._write(step, record)

@@ -155,7 +155,8 @@ def drawn(panels: Sequence[Panel]) -> Any:
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
     places = figure.subplots(rows, columns, squeeze=False).flat
     for axes, panel in zip(places, panels, strict=False):
-        axes.set_prop_cycle(color=matplotlib.colormaps["tab20"](range(20)))
+        count = 10 if len(panel.curves) <= 10 else 20  # in pairs that look alike
+        axes.set_prop_cycle(color=matplotlib.colormaps[f"tab{count}"](range(count)))
         lines = {
             name: axes.plot(*zip(*points, strict=True), label=name)[0]
             for name, points in panel.curves.items()

@@ -124,11 +124,23 @@ def test_a_record_says_who_was_waited_for_and_how_far_away_the_peers_are(
     assert found["sent_mbit"] == pytest.approx(rate)
     assert found["received_mbit"] == 0.0
     assert found["steps_left"] == 2
-    assert found["seconds_left"] == pytest.approx(2 / found["steps_per_second"])
     (shown,) = map(json.loads, capsys.readouterr().out.splitlines())
     assert shown == {"cluster": "d"} | {
         name: value for name, value in found.items() if name != "time"
     }
+
+
+def test_the_time_left_leaves_out_what_the_first_step_took(tmp_path, monkeypatch):
+    now = [100.0]
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    record = progress.Progress(tmp_path, "d", 0, 10, 4)
+    for step, seconds in enumerate([50.0, 1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 2.0], 1):
+        now[0] += seconds
+        take(record, 1, first=step)
+    first, second = metrics.read(tmp_path / "d")
+    assert (first["steps_left"], first["seconds_left"]) == (6, 6.0)
+    assert (second["steps_left"], second["seconds_left"]) == (2, 4.0)
+    assert first["steps_per_second"] == 4 / 53
 
 
 def test_phases_end_with_the_first_step_and_are_in_the_summary(tmp_path):
