@@ -128,7 +128,8 @@ def test_a_run_that_tests_on_dev_reads_no_test_row(runs, undisturbed):
     shutil.copytree(runs.text, text)
     for path in (text / "nli").glob("test.*"):
         path.unlink()
-    given = {"data_dir": text, "split": "dev", "workdir": "by_dev", "steps": 4}
+    given = {"data_dir": text, "split": "dev", "workdir": "by_dev"}
+    given |= {"steps": STEPS, "eval_every": STEPS}  # with programs that are there
     output = runs.finished(**given)
     summary = json.loads((runs.folder / "by_dev" / "summary.json").read_text())
     assert summary["flags"]["split"] == "dev"
@@ -137,7 +138,7 @@ def test_a_run_that_tests_on_dev_reads_no_test_row(runs, undisturbed):
     assert summary["test"]["accuracy"]["en"] == pytest.approx(curve["accuracy"])
     files = predictions(runs.folder / "by_dev")
     assert files.keys() == {"dev.en.tsv", "dev.de.tsv", "dev.sw.tsv"}
-    assert "dev pairs, models/bert after step 4" in output
+    assert f"dev pairs, models/bert after step {STEPS}" in output
 
 
 def table(output):
