@@ -184,6 +184,26 @@ def test_names_are_those_of_the_run(tmp_path):
                 connect("bak").__enter__()
 
 
+@pytest.mark.parametrize(
+    ("call", "given", "words"),
+    [
+        (lambda run: run.listen("back"), {}, "needs listen=HOST:PORT"),
+        (lambda run: run.meet(), {}, "needs listen=HOST:PORT"),
+        (lambda run: run.dial("back"), {}, "needs peer=HOST:PORT of back"),
+        (lambda run: run.dial("back"), {"peer": "h:1", "tls": "auto"}, "needs tls="),
+    ],
+)
+def test_what_a_connection_lacks_is_named_before_anybody_waits(
+    tmp_path, call, given, words
+):
+    given = {"steps": 1, "workdir": tmp_path, "tls": "off"} | given
+    with (
+        nebula.Run("front", NAMES, **given) as run,
+        pytest.raises(nebula.errors.SettingsError, match=f"^cluster=front {words}"),
+    ):
+        call(run).__enter__()
+
+
 def test_a_middle_part_listens_before_it_dials(tmp_path):
     with alone(tmp_path, clusters=("middle", "front", "back")) as run:
         run._dialed.append("a link to back")

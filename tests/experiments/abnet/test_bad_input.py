@@ -18,7 +18,6 @@ from experiments.abnet import (
     channels,
     data,
     sides,
-    target,
     target_model,
 )
 from nebula_jax import errors, files
@@ -223,10 +222,28 @@ def test_sides_that_do_not_hold_the_same_examples_name_the_one(
     assert not list((runs.folder / "examples").rglob("0000*"))
 
 
-def test_hidden_states_of_other_examples_are_refused():
-    target.check_alignment(3, {"mismatched_examples": 0.0})
-    with pytest.raises(errors.NebulaError, match="of other examples than step 3 has"):
-        target.check_alignment(3, {"mismatched_examples": 1.0})
+AHEAD = """
+import runpy
+from experiments.abnet import data
+of_step = data.SourceBatches.at
+data.SourceBatches.at = lambda self, step: of_step(self, step + 1)
+runpy.run_module("experiments.train_abnet", run_name="__main__", alter_sys=True)
+"""
+
+
+def test_hidden_states_of_other_examples_are_refused(runs, own_text, monkeypatch):
+    """Of a source whose batches are one ahead, by a fault that no setting shows."""
+    (runs.folder / "ahead.py").write_text(AHEAD)
+    address = f"127.0.0.1:{ports.free_port()}"
+    common = {"steps": 2, "tls": "off", "workdir": "ahead", "length_buckets": "16"}
+    listens = {"cluster": "target", "listen": address, "side_dir": own_text[1]}
+    started = [runs.start(**common, **listens)]
+    monkeypatch.setattr(runs, "module", "ahead")
+    dials = {"cluster": "source", "peer": address, "side_dir": own_text[0]}
+    started.append(runs.start(**common, **dials))
+    outputs = [each.communicate(timeout=120)[0] for each in started]
+    for output in outputs:
+        assert "sent hidden states of other examples than step 1 has" in output
 
 
 @pytest.mark.parametrize(
