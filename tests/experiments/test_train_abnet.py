@@ -372,7 +372,7 @@ def test_a_run_begins_with_the_parameters_of_another(runs, split):
     ):
         ours, theirs = one["state"]["params"], other["state"]["params"]
         # The first rate is 1e-7.
-        tiny_translations.assert_close(ours, theirs, atol=1e-6)
+        trees.assert_close(ours, theirs, rtol=0, atol=1e-6)
     nothing = {"init_from": "text", "workdir": "nothing"}
     status, output = runs.run(steps=1, **given | SHALLOW | nothing)
     assert status == 2
@@ -409,9 +409,7 @@ def test_a_line_in_another_encoding_is_named(translated_here, split):
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
 def test_marks_of_other_systems_are_no_text(translated_here, split, monkeypatch, end):
     """And a person hears who has put the spaces into another language than English."""
-    monkeypatch.setattr(
-        translate_command.Translator, "translate", lambda self, lines: lines
-    )
+    monkeypatch.setattr(translator.Translator, "translate", lambda self, lines: lines)
     monkeypatch.setattr(
         translate_command.config, "languages", lambda pair: ("es", "fr")
     )
