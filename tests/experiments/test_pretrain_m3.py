@@ -140,25 +140,28 @@ def evaluated(folder):
     return json.loads(max(found, key=lambda path: path.stat().st_mtime_ns).read_text())
 
 
-def test_eval_only_finds_the_runs_own_figures_on_its_own_text(runs, split):
-    folder = split[0]
-    output = runs.finished("--eval_only", run="split")
-    found = evaluated(folder)
+@pytest.mark.parametrize(
+    ("given", "languages", "words"),
+    [
+        pytest.param({}, ["en", "de", "sw"], "| mean of 3 |", marks=pytest.mark.slow),
+        ({"data_dir": "swahili"}, ["sw"], "swahili has no held-out text in de"),
+    ],
+)
+def test_eval_only_finds_the_runs_own_figures(runs, split, given, languages, words):
+    """Of another folder in the languages that it has, masked as in the run."""
+    runs.write_part("swahili", ["sw"])
+    output = runs.finished("--eval_only", run="split", **given)
+    assert words in output
+    found = evaluated(split[0])
     assert found["step"] == 5
-    last = [
-        r for r in metrics.read(folder / "discriminator") if "held_out_rtd_auc" in r
+    assert list(found["languages"]) == languages
+    own = [
+        r for r in metrics.read(split[0] / "discriminator") if "held_out_rtd_auc" in r
     ]
     for language, figures in found["languages"].items():
         for name in ("rtd_auc", "clm_accuracy", "sampled_mlm_accuracy"):
-            own = last[-1][f"held_out_{name}"][language]
-            assert figures[name] == pytest.approx(own, abs=1e-3)
-    assert list(found["languages"]) == ["en", "de", "sw"]
-    assert "| mean of 3 |" in output
-    # Of another folder the languages that it has, masked as in the run.
-    runs.write_part("swahili", ["sw"])
-    output = runs.finished("--eval_only", run="split", data_dir="swahili")
-    assert evaluated(folder)["languages"] == {"sw": found["languages"]["sw"]}
-    assert "swahili has no held-out text in de" in output
+            of_run = own[-1][f"held_out_{name}"][language]
+            assert figures[name] == pytest.approx(of_run, abs=1e-3)
 
 
 @pytest.mark.slow  # of checkpoints alone: tests/runtime/records/test_checkpoints.py
