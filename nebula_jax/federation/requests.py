@@ -277,7 +277,8 @@ def status(switch: State, kept: upkeep.Upkeep) -> list[Check]:
     for where, why in (switch.no_line | switch.gone).items():
         found.append(Check(f"line to {where}", WRONG, f"none: {why}"))
     state = UNCLEAR if switch.lines else WRONG
-    for lab in sorted(switch.members - switch.lines.keys() - switch.gone.keys()):
+    away = switch.members - switch.lines.keys() - switch.gone.keys()
+    for lab in sorted(away) if not switch.is_revoked else ():
         text = f"none at present: {_away(kept, lab)}"
         found.append(Check(f"line to {lab}", state, text))
     if len(found) == 1:

@@ -172,6 +172,7 @@ class Switch:
                 pause = _longer(pause)
             else:
                 began, logged = time.monotonic(), ""
+                self.state.no_line.pop(where, None)
                 made = self._line(connection, is_dialer=True)
                 running = asyncio.create_task(self._run_line(made))
                 self.state.hold(running)
@@ -184,7 +185,6 @@ class Switch:
                 has_lasted = time.monotonic() - began > LONGEST_PAUSE
                 if has_lasted or not running.done():
                     pause = 0.0
-                    self.state.no_line.pop(where, None)
                 elif await self._is_revoked():
                     self.state.no_line[where] = REVOKED
                     while await self._has_revoked_certificate():

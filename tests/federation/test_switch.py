@@ -528,6 +528,7 @@ def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
         joining.join(labs.t.folder, invitations.parse(text))
         labs.t.wait_for_line("lab-s")
         wait_until(lambda: not labs.s.switch.state.gone)  # it may say so a bit later
+        wait_until(lambda: not told)  # nor does its own status, beside the line
         exchange(labs.s, labs.t, 3)
 
 
