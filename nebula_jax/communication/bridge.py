@@ -120,6 +120,7 @@ def connect(
     check: Check = no_further_check,
     work: activity.Work | None = None,
     route: Route | None = None,
+    place: str = "",
     finish: greeting.Finish = greeting.inside_tls,
 ) -> Link:
     """Connects to a listening cluster.
@@ -138,6 +139,7 @@ def connect(
       check, finish: see `Check` and `greeting.Finish`.
       work: what this process does, as its peers see it.
       route: to the listener, if not `directly`.
+      place: of the listener, in errors, if not its address.
 
     Returns:
       A link whose peer has sent a Hello that agrees with this one.
@@ -156,7 +158,7 @@ def connect(
     silence = max(SILENT_SECONDS, min(peer_timeout, greeting.PENDING_SECONDS))
     attempt = functools.partial(_attempt, session_, dial, silence)
     connected = _rendezvous(
-        attempt, (peer, endpoints.written(address)), connect_timeout, log
+        attempt, (peer, place or endpoints.written(address)), connect_timeout, log
     )
     more: dict[str, Any] = {"line": line, "log": log, "dial": dial, "work": work}
     link = Link(session_, hello.cluster, reconnect_timeout=reconnect_timeout, **more)

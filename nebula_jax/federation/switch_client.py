@@ -28,6 +28,7 @@ ANSWER_SECONDS = 15.0  # the switch waits for the other one for 10
 RECORD_SECONDS = 60.0  # a switch that was stopped may take to come back
 
 
+PLACE = "the other side of this lab's switch"
 FRESH_SECONDS = 30.0  # between looks at certificate and revocation list
 
 

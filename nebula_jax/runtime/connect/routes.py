@@ -161,6 +161,7 @@ class Routes:
             more: dict[str, Any] = {
                 "tls": self._switch.client_context,
                 "finish": finish,
+                "place": switch_client.PLACE,
             }
         else:
             assert address is not None  # it is not a federation

@@ -251,6 +251,7 @@ def _dial(
                 log=process.message,
                 work=work or activity.Work(settings.stuck_timeout),
                 route=trainer.reach(data_channels.CLUSTER),
+                place=switch_client.PLACE,
                 finish=trainer.finish(states.Role.CONNECTOR),
             )
         except session.PeerAborted:
