@@ -229,10 +229,14 @@ class Trackers:
                 function(each)
             except Exception as error:  # a service may fail by any, and no run for it
                 self._trackers.remove(each)
-                process.message(
-                    f"{type(each).__name__} takes no more metrics, and the run goes on:"
-                    f" {type(error).__name__}: {printable.line(str(error))}"
-                )
+                _left_out(type(each).__name__, error)
+
+
+def _left_out(name: str, error: Exception) -> None:
+    process.message(
+        f"{name} takes no more metrics, and the run goes on: {type(error).__name__}:"
+        f" {printable.line(str(error))}"
+    )
 
 
 def check(given: Sequence[str | metrics.Tracker], metrics_port: str) -> None:
@@ -254,13 +258,20 @@ def check(given: Sequence[str | metrics.Tracker], metrics_port: str) -> None:
 def opened(
     given: Sequence[str | metrics.Tracker], metrics_port: str, about: About
 ) -> Trackers:
-    """Opens trackers.
+    """Opens trackers; one that cannot be opened is left out.
 
     Args:
       given: names of MADE_BY, `module:name`, or trackers that are open already.
       metrics_port: of `Prometheus`; empty for none.
     """
-    found = [_maker(each)(about) if isinstance(each, str) else each for each in given]
+    found: list[metrics.Tracker] = []
+    for each in given:
+        try:
+            found.append(_maker(each)(about) if isinstance(each, str) else each)
+        except errors.NebulaError:
+            raise
+        except Exception as error:  # as of a service that wants a key
+            _left_out(str(each), error)
     if metrics_port:
         found.append(Prometheus(metrics_port, about.cluster))
     return Trackers(found)

@@ -184,6 +184,18 @@ def test_a_tracker_that_fails_is_left_out_and_the_others_go_on(about, capsys):
     )
 
 
+def test_a_service_that_lets_nobody_in_is_left_out(monkeypatch, about, capsys):
+    def init(**given):
+        raise PermissionError("no key")
+
+    module(monkeypatch, "wandb", init=init)
+    made = trackers.opened(["wandb"], "", about)
+    made.write(1, VALUES)
+    made.close()
+    said = "wandb takes no more metrics, and the run goes on: PermissionError: no key\n"
+    assert capsys.readouterr().err == said
+
+
 def test_ones_own_is_named_by_module_and_name(monkeypatch, about):
     told = []
     module(monkeypatch, "mine", Tracker=lambda about: told.append(about) or Recorder())
