@@ -43,12 +43,16 @@ class About(NamedTuple):
 
     @property
     def settings(self) -> dict[str, str]:
-        """The flags of `run.flags`; none where there is no such file."""
+        """The flags of `run.flags` that are not empty; none without such a file."""
         paths = [each / "run.flags" for each in (self.folder, self.workdir)]
         path = next((each for each in paths if each.is_file()), None)
         lines = path.read_text("utf-8").splitlines() if path else ()
         flags = [line[2:].partition("=") for line in lines if line.startswith("--")]
-        return {name: value or "true" for name, _, value in flags}
+        return {
+            name: value if is_set else "true"
+            for name, is_set, value in flags
+            if value or not is_set
+        }
 
 
 class WandB:

@@ -44,7 +44,7 @@ def test_a_cluster_has_the_same_name_when_it_is_resumed_and_its_settings(about):
     again = trackers.About(about.workdir, about.cluster, about.folder)
     assert about.id == again.id
     assert about.id != about._replace(folder=about.workdir / "generator-1").id
-    assert about.settings == {"steps": "5", "notrace": "true", "wan": "true"}
+    assert about.settings == {"steps": "5", "notrace": "true"}
     assert about._replace(folder=about.workdir).settings == {}
     (about.workdir / "run.flags").write_text("--steps=6\n")
     assert about._replace(folder=about.workdir / "b").settings == {"steps": "6"}
