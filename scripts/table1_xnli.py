@@ -30,6 +30,8 @@ BERT, M3 = "experiments.pretrain_bert", "experiments.pretrain_m3"
 TINY = "tiny"
 LAYERS = {"six": 6, "twelve": 12, TINY: 2}
 """Scale -> layers of the encoder that all rows begin with."""
+FEWER = "en th|sw|ur"
+"""Languages of the generators at the scale TINY, whose text is soon prepared."""
 STEPS = {"six": 500, "twelve": 500, TINY: 20}
 """Scale -> steps of M3."""
 CHEAPER = 2
@@ -86,17 +88,18 @@ def pretraining_run(
     if row.module == M3:
         flagfile, steps, evaluations = "m3_xnli15_warm", STEPS[table.scale], 5
         own = [f"--discriminator_layers={layers}", f"--generator_layers={layers}"]
+        own += [f"--generators={FEWER}"] * (table.scale == TINY)
         folder = "whole" if cluster == "whole" else "discriminator"
     else:
         flagfile, evaluations = "bert_xnli15_warm", 2
         steps = CHEAPER * STEPS[table.scale]
         own = [f"--layers={layers}"]
+        own += [f"--languages={FEWER.replace('|', ' ')}"] * (table.scale == TINY)
     own += [
         f"--steps={steps}",
         f"--head_warmup_steps={steps // HEADS_ALONE}",
         f"--eval_every={steps // evaluations}",
         f"--checkpoint_every={steps // 2}",
-        *(("--vocab_lines=40000",) if table.scale == TINY else ()),
         *RECIPE,
         f"--cluster={cluster}",
         f"--seed={seed}",
