@@ -1,28 +1,12 @@
 """The operations on a disk that checkpoints are made of.
 
-This module is the real disk. `training/checkpoint_files.py` takes it as a value, so
-that the same logic runs on a simulated one. What fails raises OSError.
+A simulated disk can take the place of these functions. What fails raises OSError.
 """
 
 import hashlib
 import os
 import pathlib
 import shutil
-from typing import Protocol
-
-
-class Disk(Protocol):
-    """A disk: this module, or another thing with its functions."""
-
-    def names(self, folder: pathlib.Path) -> list[str]: ...
-    def files(self, folder: pathlib.Path) -> list[str]: ...
-    def read(self, path: pathlib.Path) -> bytes: ...
-    def digest(self, path: pathlib.Path) -> str: ...
-    def write(self, path: pathlib.Path, data: bytes) -> None: ...
-    def sync(self, path: pathlib.Path) -> None: ...
-    def rename(self, old: pathlib.Path, new: pathlib.Path) -> None: ...
-    def remove(self, path: pathlib.Path) -> None: ...
-    def make_folder(self, path: pathlib.Path) -> None: ...
 
 
 def names(folder: pathlib.Path) -> list[str]:

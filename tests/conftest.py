@@ -4,6 +4,8 @@ Settings are environment variables, so that the processes that tests start have 
 """
 
 import concurrent.futures
+import contextlib
+import functools
 import gc
 import os
 import pathlib
@@ -112,6 +114,21 @@ def pool():
     """Threads in which the other side of a test works."""
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         yield pool
+
+
+@pytest.fixture
+def stack():
+    """What a test opens, and what is closed after it."""
+    with contextlib.ExitStack() as stack:
+        yield stack
+
+
+@pytest.fixture
+def star(stack):
+    """Makes a hub with its leaves."""
+    import quorum_star  # not before the environment is set
+
+    return functools.partial(quorum_star.Star, stack)
 
 
 RANDOM = ("training", "models", "evaluation")  # folders of code that draws

@@ -24,6 +24,7 @@ from experiments.abnet import (
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication.wire import frames
+from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.data import example_alignment
 from nebula_jax.models import abnet, bottleneck, transformer
 from nebula_jax.runtime import context as context_lib
@@ -177,7 +178,7 @@ def begin(
     run: config.Run,
     context: context_lib.Context,
     own: Side,
-    link: all_clusters.AnyLink,
+    peers: all_clusters.Peers,
     side: int,
 ) -> Begun:
     """Opens all channels, restores the common step, exchanges what crosses only once.
@@ -187,6 +188,7 @@ def begin(
       side: SOURCE or TARGET of `models`.
     """
     agreed, text, is_source = run.agreed, own.text, side == models.SOURCE
+    [link] = peers.links.values()
     own.saved.add_fingerprints(peer_fingerprints(link.peer))
     other = peer_model(link.peer)
     width = own.plm.model.config.width if is_source else other.width
@@ -194,11 +196,7 @@ def begin(
     # All that crosses, as one table.
     role = models.ROLES[side]
     ends = channels.open_ends(agreed, link, role, len(text.train), width)
-    # The target names the newest step that both sides have saved.
-    if is_source:
-        start = context.wait_for_welcome(link)
-    else:
-        start = context.welcome([link], own.saved)
+    start = context.agree_start(peers)
     beginning = None
     if agreed.bottleneck and start == 0:
         found = best_directions(run, own.plm, text, other) if is_source else None
@@ -288,7 +286,7 @@ def _target_batches(
 
 
 def described(
-    link: all_clusters.AnyLink,
+    link: AnyLink,
     text: data.Text,
     state: train_state.TrainState,
     choice: control.Control,

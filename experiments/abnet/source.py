@@ -16,7 +16,7 @@ def train(run: config.Run) -> int:
     with context.connected(own.hello, config.CLUSTERS, check=own.check) as peers:
         link = peers.links["target"]
         half, choice, ends, batch, state, codecs = sides.begin(
-            run, context, own, link, models.SOURCE
+            run, context, own, peers, models.SOURCE
         )
         encode = evaluation.encoder(agreed, half.task)
         for step in context.each(context.follow(link)):

@@ -18,7 +18,7 @@ def train(run: config.Run) -> int:
     with context.connected(own.hello, config.CLUSTERS, check=own.check) as peers:
         link = peers.links["source"]
         half, choice, ends, batch, state, codecs = sides.begin(
-            run, context, own, link, models.TARGET
+            run, context, own, peers, models.TARGET
         )
         decode = evaluation.decoder(agreed, half.task)
         steps = context.lead([link])

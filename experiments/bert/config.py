@@ -58,8 +58,8 @@ class Agreed(pretraining_config.Agreed, local_steps.Settings):
     )
     optimizer: str = fields.of_training(
         "adamw",
-        "Optimizer of each cluster's own steps: adamw, muon (for hidden matrices,"
-        " Nesterov's Adam for the rest), or sgd (without momentum).",
+        "Optimizer of each cluster's own steps: adamw, or muon (for hidden matrices,"
+        " Nesterov's Adam for the rest).",
         choices=list(optimizers.BY_NAME),
     )
     all_reduce: str = fields.for_experts(

@@ -29,7 +29,7 @@ def train(run: config.Run) -> int:
     settings = config.settings(run, vocabulary)
     saved = run.open_checkpoints(context, settings)
     hello = run.hello(settings, saved.steps)
-    with context.connected(hello, config.names(agreed)) as peers:
+    with context.connected(hello, config.names(agreed), hub=hello.cluster) as peers:
         links = list(peers.links.values())
         # All that crosses: what the generators send; their step tokens go back.
         ends = [
@@ -38,7 +38,7 @@ def train(run: config.Run) -> int:
             )
             for link in links
         ]
-        start = context.welcome(links, saved)
+        start = context.agree_start(peers)
         state, _ = saved.restore(start, fresh)
         context.begin(start, links)
         if start == 0:

@@ -20,6 +20,8 @@ from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import m3, m3_predictions
 
+LEADER = "discriminator"
+
 
 def train(run: config.Run, index: int) -> int:
     """Trains generator `index` to the end; returns the exit status."""
@@ -36,14 +38,14 @@ def train(run: config.Run, index: int) -> int:
     settings = config.settings(run, vocabulary)
     saved = run.open_checkpoints(context, settings)
     hello = run.hello(settings, saved.steps)
-    with text, context.connected(hello, ["discriminator", hello.cluster]) as peers:
-        link = peers.links["discriminator"]
+    with text, context.connected(hello, [LEADER, hello.cluster], hub=LEADER) as peers:
+        link = peers.links[LEADER]
         # All that crosses: m3.Tokens, of training and held-out text: the whole text.
         tokens, held_out = channels.senders(
             link, made.config, agreed.batch_size, vocabulary.size
         )
         # The discriminator names the newest step that every cluster has saved.
-        start = context.wait_for_welcome(link)
+        start = context.agree_start(peers)
         state, position = saved.restore(start, fresh)
         rows = agreed.fan_out * agreed.batch_size
         text.begin(position, rows, mesh_lib.rows_here(mesh, rows))

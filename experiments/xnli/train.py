@@ -65,9 +65,10 @@ def restored_selection(params: Any, position: Mapping[str, Any] | None) -> Selec
 
 def train(run: config.Run) -> int:
     """Trains to the end, tests the selected step, reports; returns the exit status."""
-    begin, context = time.monotonic(), run.context(cluster=config.NAME)
+    begin = time.monotonic()
     text, batches = _read_text(run)
     run = config.with_epochs(run, batches.steps_per_epoch)
+    context = run.context(cluster=config.NAME)
     pairs, agreed = text.parts["train"][config.ENGLISH], run.agreed
     settings = config.settings(agreed, text.digest)
     saved = context.open_checkpoints(settings, models.fingerprints(run))
@@ -82,7 +83,7 @@ def train(run: config.Run) -> int:
     state, selection = tree["state"], restored_selection(tree["best"], position)
     commits = _commits(position)
     del tree  # the first step uses up what the state was made of
-    context.begin(saved.newest, steps=agreed.steps)
+    context.begin(saved.newest)
 
     def to_save() -> dict[str, Any]:
         return models.to_save(state, selection.params, selection.step, text)

@@ -71,17 +71,14 @@ class Sender:
         self.name = name
         self.format = agreement.format_of(name, spec, codec)
         self._transport, self._channel, self._spec = transport, channel, spec
-        self._selector = selector.as_selector(codec)
-        self._encode = [
-            jax.jit(each.encode, donate_argnums=1) for each in self._selector.codecs
-        ]
+        self._codec = selector.compiled(codec)
         level = codec.zstd
         self._compressor = None if level is None else zstd.Compressor(level)
 
     @functools.cached_property
     def state(self) -> codec_lib.State:
         """The state of `send`'s codec; the next tensor uses it up."""
-        return self._selector.init(self._spec)
+        return self._codec.init(self._spec)
 
     def send(self, step: int, arrays: Any, micro_batch: int = 0) -> None:
         """Encodes on the device and queues the bytes; blocks while too much waits.
@@ -96,10 +93,9 @@ class Sender:
         self.format.check(arrays)
         self.trace.ready(arrays)  # that is not the codec's time
         with self.trace.span("encode", tensor=self.name):
-            option = self._selector.choose(arrays, self.state, step)
-            payload, self.state = self._encode[option](arrays, self.state)
-            self.trace.ready(payload)
-        self.send_payload(step, selector.Selected(payload, option), micro_batch)
+            selected, self.state = self._codec.encode(arrays, self.state, step)
+            self.trace.ready(selected.payload)
+        self.send_payload(step, selected, micro_batch)
 
     def send_payload(
         self, step: int, selected: selector.Selected, micro_batch: int = 0
@@ -162,16 +158,14 @@ class Receiver:
         check: Check | None = None,
     ) -> None:
         self.name, self._check = name, check
+        self.is_compared = True
+        """False if a step's batch had no identity here or there (`recv_end`)."""
         self.format = agreement.format_of(name, spec, codec)
         self._transport, self._channel, self._spec = transport, channel, spec
-        self._codecs = selector.variants(codec)
-        self._decode = [
-            jax.jit(each.decode, out_shardings=(sharding, None), donate_argnums=1)
-            for each in self._codecs
-        ]
-        self._decode_here = [jax.jit(each.decode) for each in self._codecs]
-        """Decoders for the root's own device, for `check` in many processes."""
-        state = jax.eval_shape(lambda: self._codecs[0].init(spec))
+        self._codec = selector.compiled(codec, sharding)
+        self._codec_here = selector.compiled(codec)
+        """The codec on the root's own device, for `check` in many processes."""
+        state = jax.eval_shape(lambda: self._codec.init(spec))
         if check is not None and jax.tree.leaves(state):
             raise ValueError(f"{name}: its codec has a state, so it can have no check")
         self._decompressor = None
@@ -181,7 +175,7 @@ class Receiver:
     @functools.cached_property
     def state(self) -> codec_lib.State:
         """The state of `recv`'s codec; the next tensor uses it up."""
-        return self._codecs[0].init(self._spec)
+        return self._codec.init(self._spec)
 
     def recv(self, step: int, micro_batch: int = 0) -> Any:
         """Waits for the tensor with this tag and decodes it on the device.
@@ -208,8 +202,7 @@ class Receiver:
 
     def _decoded(self, selected: selector.Selected, step: int, number: int) -> Any:
         with self.trace.span("decode", tensor=self.name):
-            payload, option = selected.payload, selected.option
-            arrays, self.state = self._decode[option](payload, self.state)
+            arrays, self.state = self._codec.decode(selected, self.state)
             if self._check is not None and ranks.count() == 1:
                 self._verify(self._check, arrays, step, number)
             return self.trace.ready(arrays)
@@ -267,7 +260,8 @@ class Receiver:
         if tag != (step, micro_batches, True):
             raise self._miscounted(message, step, str(micro_batches))
         theirs, ours = bytes(message.buffers[0]), identity_bytes(identity)
-        if identity_bytes(None) not in (theirs, ours) and theirs != ours:
+        self.is_compared = identity_bytes(None) not in (theirs, ours)
+        if self.is_compared and theirs != ours:
             raise session.RemoteProtocolError(
                 f"{self._transport.peer.cluster} has another batch in step {step} than"
                 f" this side (identities {theirs.hex()} and {ours.hex()}): draw batches"
@@ -322,11 +316,12 @@ class Receiver:
         ]
         payload = jax.tree.unflatten(structure, leaves)
         self._verify(arrivals.check_payload, payload, step, micro_batch)
+        selected = selector.Selected(payload, message.option)
         if self._check is not None and ranks.count() > 1:
-            nothing = self._codecs[message.option].init(self._spec)
-            whole, _ = self._decode_here[message.option](payload, nothing)
+            nothing = self._codec_here.init(self._spec)
+            whole, _ = self._codec_here.decode(selected, nothing)
             self._verify(self._check, whole, step, micro_batch)
-        return selector.Selected(payload, message.option)
+        return selected
 
     def _verify(
         self, check: Callable[[Any], None], values: Any, step: int, micro_batch: int

@@ -247,7 +247,7 @@ class Link:
         self._wait(lambda: self.control.step_done >= step, f"the token of step {step}")
 
     def stop(self, step: int = 0) -> None:
-        """Ends the run after `step`; a connector only requests its end, with 0."""
+        """Names the run's last step; a connector only requests its end, with 0."""
         self._driver.enqueue(frames.Stop(step))
 
     @property

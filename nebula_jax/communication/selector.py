@@ -10,7 +10,7 @@ All codecs of a Selector share one spec and one state.
 """
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from flax import struct
@@ -76,6 +76,25 @@ def as_selector(codec: CodecOrSelector) -> Selector:
         choose=lambda arrays, state, step: 0,
         name=codec.name,
         zstd=codec.zstd,
+    )
+
+
+def compiled(codec: CodecOrSelector, sharding: Any = None) -> Selector:
+    """Returns a Selector whose codecs are programs of their own, and use up states.
+
+    Args:
+      sharding: of what is decoded; None leaves it to the compiler.
+    """
+    made = as_selector(codec)
+    where = (sharding, None)
+    return made._replace(
+        codecs=tuple(
+            each._replace(
+                encode=jax.jit(each.encode, donate_argnums=1),
+                decode=jax.jit(each.decode, donate_argnums=1, out_shardings=where),
+            )
+            for each in made.codecs
+        )
     )
 
 
@@ -179,16 +198,7 @@ def staged_encoder(codec: CodecOrSelector) -> tuple[Callable, Callable]:
     """
     if isinstance(codec, codec_lib.Codec):
         return codec.encode, lambda payload, state, step: (Selected(payload), state)
-    encoders = [jax.jit(each.encode, donate_argnums=1) for each in codec.codecs]
-
-    def encode_after(
-        arrays: codec_lib.Arrays, state: codec_lib.State, step: int
-    ) -> tuple[Selected, codec_lib.State]:
-        option = codec.choose(arrays, state, step)
-        payload, state = encoders[option](arrays, state)
-        return Selected(payload, option), state
-
-    return codec_lib.identity().encode, encode_after
+    return codec_lib.identity().encode, compiled(codec).encode
 
 
 def staged_decoder(codec: CodecOrSelector) -> tuple[Callable, Callable]:
@@ -200,14 +210,7 @@ def staged_decoder(codec: CodecOrSelector) -> tuple[Callable, Callable]:
     """
     if isinstance(codec, codec_lib.Codec):
         return lambda selected, state: (selected.payload, state), codec.decode
-    decoders = [jax.jit(each.decode, donate_argnums=1) for each in codec.codecs]
-
-    def decode_before(
-        selected: Selected, state: codec_lib.State
-    ) -> tuple[codec_lib.Arrays, codec_lib.State]:
-        return decoders[selected.option](selected.payload, state)
-
-    return decode_before, codec_lib.identity().decode
+    return compiled(codec).decode, codec_lib.identity().decode
 
 
 def _with_tail(head: Selector, tail: codec_lib.Codec) -> Selector:

@@ -6,6 +6,7 @@ import json
 
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import channels, ranks
+from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames
 
 
@@ -65,3 +66,7 @@ class WorkerLink:
     def wait_for_welcome(self, timeout: float) -> int:
         """Returns 0; the root has the step (`ranks.agree`)."""
         return 0
+
+
+AnyLink = Link | WorkerLink
+"""A link to another cluster, in any process of this one."""

@@ -3,21 +3,20 @@
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import nebula_jax
 from nebula_jax import errors
 from nebula_jax.communication import agreement, bridge
 from nebula_jax.communication.wire import frames
+from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.face import checks
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import connect, local_steps
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.records import checkpoints
-
-Link = all_clusters.AnyLink
 
 
 class Connections:
@@ -51,7 +50,7 @@ class Connections:
         self._listened: list[Any] = []
 
     @contextlib.contextmanager
-    def dial(self, peer: str) -> Iterator[Link]:
+    def dial(self, peer: str) -> Iterator[AnyLink]:
         """Connects to a cluster that listens.
 
         In a chain a middle part listens first, and dials then: what it tells the next
@@ -138,8 +137,11 @@ class Connections:
         **more: Any,
     ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
         self.context.show_waiting(clusters, hub)
+        steps = set(self.saved.steps)
+        for link in self._listened:  # the parts before this one of a chain
+            steps &= set(link.peer.checkpoints)
         more |= {"hub": hub, "work": self.context.work}
-        return all_clusters.connected(settings, self._hello(), clusters, **more)
+        return all_clusters.connected(settings, self._hello(steps), clusters, **more)
 
     def _settings(self, peer: str) -> connect.Settings:
         return dataclasses.replace(self.context.settings.connection, peer=peer)
@@ -153,17 +155,13 @@ class Connections:
                     f" {', '.join(others) or 'none'}"
                 )
 
-    def _hello(self) -> frames.Hello:
-        """Returns the Hello of this cluster: with the steps it could resume after."""
-        steps = set(self.saved.steps)
-        for link in self._listened:  # the parts before this one of a chain
-            steps &= set(link.peer.checkpoints)
-        agreed = dict(self._agreed)
-        # A name by which an error speaks of the script, not of a flag --clusters.
-        agreed["clusters (roles of nebula.main)"] = agreed.pop("clusters")
-        return frames.Hello(
-            self.cluster, nebula_jax.__version__, agreed, tuple(sorted(steps))
-        )
+    def _hello(self, steps: Iterable[int]) -> frames.Hello:
+        """Returns the Hello of this cluster, which could resume after these steps."""
+        # As an error names a script's clusters: --clusters is a flag, their number.
+        named = {"clusters": "roles"}
+        agreed = {named.get(name, name): each for name, each in self._agreed.items()}
+        version = nebula_jax.__version__
+        return frames.Hello(self.cluster, version, agreed, tuple(sorted(steps)))
 
     @property
     def saved(self) -> checkpoints.Checkpoints:
@@ -184,40 +182,33 @@ class Connections:
 
         And True if the run is at a later one, as of rounds with a quorum.
         """
-        context = self.context
         if self.rounds is not None:
             return self.rounds.agree_start(self.saved)
-        if self._peers is not None:
-            every = context.settings.checkpoint_every
-            timeout = context.settings.connection.connect_timeout
-            return all_clusters.agree_start(self._peers, every, 0, timeout), False
-        if not self._dialed:
-            newest = self.saved.newest
-            if self._listened:
-                newest = context.welcome(self._listened, self.saved)
-            return newest, False
         try:
-            [start] = {context.wait_for_welcome(link) for link in self._dialed}
+            return self.context.agree_start(self._peers or self._chain()), False
         except agreement.Mismatch as error:
+            if self._peers is not None:
+                raise
             raise agreement.Mismatch(
                 f"{error}; the parts need one h in half.open, and one codec, ahead,"
                 " reduce and clip_norm in nebula.cut.front, middle and back"
             ) from None
-        for link in self._listened:
-            link.welcome(start)
-        return start, False
+
+    def _chain(self) -> all_clusters.Peers:
+        """Returns the parts that this one has links to; the hub is the next one."""
+        dialed = [link.peer.cluster for link in self._dialed]
+        links = {link.peer.cluster: link for link in self.lines}
+        hub = (dialed or [self.cluster])[0]
+        hello = self._hello(self.saved.steps)
+        return all_clusters.Peers(hello, links, dialed, self.clusters, hub)
 
     def _pace(self) -> Iterator[int]:
         """Returns the steps: of a leader, a follower, one between, or one alone."""
         context = self.context
         if self.rounds is not None:
             return self.rounds.steps()
-        if self._dialed and self._listened:
-            steps, stop = context.settings.steps, context.stop_requested
-            leader = self._dialed[0]
-            return pace.relay(leader, self._listened, context.step, steps, stop)
         if self._dialed:
-            return context.follow(self._dialed[0])
+            return context.follow(self._dialed[0], self._listened)
         if self._listened:
             self._lead = context.lead(self._listened)
             return iter(self._lead)

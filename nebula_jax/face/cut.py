@@ -31,6 +31,7 @@ from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.codecs import parser
 from nebula_jax.models import bottleneck as bottlenecks
 from nebula_jax.parallel import pipeline
+from nebula_jax.runtime.life import process
 from nebula_jax.training import cut, partition
 
 Codec = str | selector.CodecOrSelector
@@ -196,6 +197,8 @@ class Part:
             line.states,
             identity=identity,
         )
+        if not _is_compared(line, micro_batches):
+            _report_uncompared()
         if line.norms is not None:
             own = jnp.square(optax.tree.norm(grads)).astype(jnp.float32)
             squared = line.norms.total(step, own)
@@ -410,6 +413,22 @@ def _check_loss(which: str, loss: Any) -> None:
             f"{which} loss as a floating-point number, not {jnp.result_type(loss)},"
             " which has no gradient: take the mean of floats, with no astype behind it"
         )
+
+
+def _is_compared(line: Line, micro_batches: list[Any]) -> bool:
+    # A part without batches, such as one that has no targets, has none to mix.
+    if line.before is None or not jax.tree.leaves(micro_batches):
+        return True
+    return line.before.hidden.is_compared
+
+
+@functools.cache  # it is said once
+def _report_uncompared() -> None:
+    process.message(
+        "the batches of the parts are not compared: a part that is a batch ahead would"
+        " train on rows that do not fit. Pass identity=, such as the numbers of the"
+        " examples, to half.step in all parts"
+    )
 
 
 def _is_deleted(leaf: Any) -> bool:

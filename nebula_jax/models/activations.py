@@ -59,13 +59,14 @@ def place(array: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
     if mesh is None:
         return array
     spec = [
-        axis if size % _devices(mesh, axis) == 0 else None
+        axis if size % devices(mesh, axis) == 0 else None
         for size, axis in zip(array.shape, axes, strict=False)
     ]
     sharding = NamedSharding(mesh, PartitionSpec(*spec))
     return jax.lax.with_sharding_constraint(array, sharding)
 
 
-def _devices(mesh: Mesh, axis: str | tuple[str, ...] | None) -> int:
+def devices(mesh: Mesh, axis: str | tuple[str, ...] | None) -> int:
+    """Returns among how many groups of devices an axis, or several, split an array."""
     names = (axis,) if isinstance(axis, str) else axis or ()
     return math.prod(mesh.shape[name] for name in names)

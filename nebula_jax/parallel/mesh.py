@@ -49,7 +49,7 @@ def check(devices: int, fsdp: int, model_parallel: int) -> None:
 
 def replicas(mesh: Mesh) -> int:
     """Returns among how many groups of devices a batch is split."""
-    return mesh.shape[activations.DATA] * mesh.shape[activations.FSDP]
+    return activations.devices(mesh, activations.ROWS)
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:

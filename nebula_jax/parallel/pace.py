@@ -14,33 +14,8 @@ overlap, and a generator's samples never run further ahead than that.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol
 
-from nebula_jax.communication.wire import frames
-
-
-class Link(Protocol):
-    """A link of a follower to the leader; see `communication.link.Link`."""
-
-    @property
-    def peer(self) -> frames.Hello:
-        """The other end's Hello, which names it."""
-
-    @property
-    def stop_step(self) -> int | None:
-        """The last step, once the leader has named one.
-
-        On the leader, not None once the follower has requested the end.
-        """
-
-    def step_done(self, step: int) -> None:
-        """Sends the step token of `step`, to a follower."""
-
-    def wait_for_step(self, step: int) -> None:
-        """Waits for the leader's step token of `step` or a later one."""
-
-    def stop(self, step: int = 0) -> None:
-        """Names the last step of the run; a follower, with 0, requests the end."""
+from nebula_jax.communication.worker_link import AnyLink
 
 
 def token_needed(step: int, window: int) -> int:
@@ -84,58 +59,33 @@ def alone(start: int, last: int, stop_requested: Callable[[], bool]) -> Iterator
 
 
 def follow(
-    link: Link,
+    link: AnyLink,
     start: int,
     last: int,
     window: int,
     stop_requested: Callable[[], bool],
+    followers: Sequence[AnyLink] = (),
 ) -> Iterator[int]:
     """Yields a follower's steps, each as soon as the leader is near enough.
 
+    In a chain it has followers itself: tokens and the last step go on to them as they
+    come, requests to stop go the other way. All take turns there: the window is 0.
+
     Args:
+      link: to the leader, or to the cluster before this one in a chain.
       start: the step that the run goes on after.
       last: of the run, unless the leader names an earlier one.
       window: how many steps this cluster may be ahead.
       stop_requested: True once the run should end; the leader then names a last step
         that all clusters can reach.
-    """
-    step = start
-    while step < last:
-        if stop_requested():
-            link.stop()
-        link.wait_for_step(token_needed(step + 1, window))
-        last = min(last, link.stop_step or last)  # never beyond the run
-        if step >= last:
-            return
-        step += 1
-        yield step
-
-
-def relay(
-    leader: Link,
-    followers: Sequence[Link],
-    start: int,
-    last: int,
-    stop_requested: Callable[[], bool],
-) -> Iterator[int]:
-    """Yields the steps of a cluster in a chain, between its leader and its followers.
-
-    Tokens and the last step go on to the followers as they come; requests to stop go
-    the other way. All take turns, as with window 0.
-
-    Args:
-      leader: link to the cluster that this one dialed.
-      followers: links to those that dialed it.
-      start: the step that the run goes on after.
-      last: of the run, unless the leader names an earlier one.
-      stop_requested: True once the run should end.
+      followers: links to those that dialed this cluster.
     """
     step, is_told = start, False
     while step < last:
         if stop_requested() or any(each.stop_step is not None for each in followers):
-            leader.stop()
-        leader.wait_for_step(step)
-        named = leader.stop_step
+            link.stop()
+        link.wait_for_step(token_needed(step + 1, window))
+        named = link.stop_step
         last = min(last, named or last)  # never beyond the run
         for each in followers:
             # Before the token: who has it may begin the step after.
@@ -154,7 +104,7 @@ class Lead:
 
     def __init__(
         self,
-        links: Sequence[Link],
+        links: Sequence[AnyLink],
         start: int,
         last: int,
         window: int,

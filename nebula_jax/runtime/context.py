@@ -2,9 +2,10 @@
 
     context = Context(Settings(workdir=folder, cluster="front", steps=1000, ...))
     saved = context.open_checkpoints(compared)
-    with context.connected(hello(saved.steps), ["back", "front"]) as peers:
+    clusters = ["back", "front"]
+    with context.connected(hello(saved.steps), clusters, hub="back") as peers:
         link = peers.links["back"]
-        start = context.wait_for_welcome(link)
+        start = context.agree_start(peers)
         state, position = saved.restore(start, fresh)
         batches = text.begin(position)
         context.begin(start, [link])
@@ -30,10 +31,9 @@ from typing import Any
 import jax
 
 from nebula_jax import trace as trace_lib
-from nebula_jax.communication import bridge, ranks, wan
-from nebula_jax.communication.link import Link
+from nebula_jax.communication import ranks, wan
 from nebula_jax.communication.wire import activity, frames
-from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.parallel import pace
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import all_clusters
@@ -42,7 +42,7 @@ from nebula_jax.runtime.ranks import cluster
 from nebula_jax.runtime.records import checkpoints, progress, run_folder, trackers
 from nebula_jax.training import metrics
 
-Links = Sequence[all_clusters.AnyLink]
+Links = Sequence[AnyLink]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,8 @@ class Context:
           errors.SettingsError: if the launcher's descriptors cannot be used, or there
             is no such tracker.
         """
-        self._settings = settings
+        self.settings = settings
+        """The settings of this process."""
         trackers.check(settings.tracker, settings.metrics_port)
         self._interrupt = process.Interrupt().install()
         name, rank = settings.cluster, ranks.rank()
@@ -100,14 +101,8 @@ class Context:
         self.folder = run_folder.of_cluster(settings.workdir, settings.cluster)
         self.step = 0
         """The last step that was begun."""
-        self._steps = settings.steps
         self._ends: list[Callable[[], object | None]] = []
         self._settle: Callable[[], None] | None = None
-
-    @property
-    def settings(self) -> Settings:
-        """The settings of this process."""
-        return self._settings
 
     def open_checkpoints(
         self,
@@ -126,7 +121,7 @@ class Context:
           checkpoint.CheckpointError: if the folder holds another run, or nothing that
             can be used.
         """
-        settings, name = self._settings, part or self._settings.cluster
+        settings, name = self.settings, part or self.settings.cluster
         return checkpoints.Checkpoints(
             settings.workdir,
             name,
@@ -148,77 +143,44 @@ class Context:
             self._settle()
 
     def connected(
-        self,
-        hello: frames.Hello,
-        clusters: Sequence[str],
-        *,
-        hub: str = "",
-        check: bridge.Check = bridge.no_further_check,
-        may_return: bool = False,
+        self, hello: frames.Hello, clusters: Sequence[str], **more: Any
     ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
         """Connects to the other clusters; see `all_clusters.connected`."""
-        self.show_waiting(clusters, hub)
-        return all_clusters.connected(
-            self._settings.connection,
-            hello,
-            clusters,
-            hub=hub,
-            check=check,
-            work=self.work,
-            may_return=may_return,
-        )
+        self.show_waiting(clusters, more.get("hub", ""))
+        settings, work = self.settings.connection, self.work
+        return all_clusters.connected(settings, hello, clusters, work=work, **more)
 
     def show_waiting(self, clusters: Sequence[str], hub: str = "") -> None:
         """Shows that this cluster waits for others; for arguments see `connected`."""
-        own = self._settings.cluster
+        own = self.settings.cluster
         others = [hub] if hub not in ("", own) else clusters
         names = [each for each in others if each != own]
         self.phases.enter(f"waiting for {', '.join(names)}")
 
-    def welcome(
-        self,
-        links: Links,
-        saved: checkpoints.Checkpoints,
-    ) -> int:
-        """Names the step that the run resumes after, as the cluster that listens.
+    def agree_start(self, peers: all_clusters.Peers) -> int:
+        """Returns the step to resume after; see `all_clusters.agree_start`."""
+        settings = self.settings
+        return all_clusters.agree_start(
+            peers,
+            settings.checkpoint_every,
+            settings.window,
+            settings.connection.connect_timeout,
+        )
 
-        Args:
-          links: to all clusters that dialed.
-          saved: this cluster's checkpoints.
-
-        Returns:
-          The newest step that every cluster has saved; 0 to begin anew.
-        """
-        steps = {link.peer.cluster: link.peer.checkpoints for link in links}
-        steps[self._settings.cluster] = tuple(saved.steps)
-        every, window = self._settings.checkpoint_every, self._settings.window
-        start = checkpoints.newest_of_all(steps, every, window)
-        for link in links:
-            link.welcome(start)
-        return start
-
-    def wait_for_welcome(self, link: Link | WorkerLink) -> int:
-        """Returns the step that the listening cluster named: see `welcome`."""
-        timeout = self._settings.connection.connect_timeout
-        return ranks.agree(link.wait_for_welcome(timeout))
-
-    def begin(self, start: int, links: Links = (), steps: int | None = None) -> None:
+    def begin(self, start: int, links: Links = ()) -> None:
         """Begins the records, and their clock.
 
         Args:
           start: step that the run resumes after; 0 at its beginning.
           links: to the other clusters, whose traffic is recorded.
-          steps: of the whole run, where the settings do not have them yet; 0 for a run
-            that ends by time.
         """
         self.phases.enter("compiling")
-        settings, self.step = self._settings, start
-        self._steps = settings.steps if steps is None else steps
+        settings, self.step = self.settings, start
         self.record = progress.Progress(
             settings.workdir,
             settings.cluster,
             start,
-            self._steps,
+            settings.steps,
             settings.log_every,
             links,
             self.work,
@@ -230,7 +192,7 @@ class Context:
         self._settle = self.record.settle
 
     def _trackers(self) -> trackers.Trackers:
-        settings = self._settings
+        settings = self.settings
         about = trackers.About(settings.workdir, settings.cluster, self.folder)
         return trackers.opened(settings.tracker, settings.metrics_port, about)
 
@@ -244,21 +206,22 @@ class Context:
             end() is not None for end in self._ends
         )
 
-    def follow(self, link: Link | WorkerLink) -> Iterator[int]:
+    def follow(self, link: AnyLink, followers: Links = ()) -> Iterator[int]:
         """Returns the steps of a cluster that dialed: see `pace.follow`."""
-        settings, stop = self._settings, self.stop_requested
-        return pace.follow(link, self.step, self._steps, settings.window, stop)
+        settings, stop = self.settings, self.stop_requested
+        last, window = settings.steps, settings.window
+        return pace.follow(link, self.step, last, window, stop, followers)
 
     def lead(self, links: Links) -> pace.Lead:
         """Returns the steps of the cluster that listens: see `pace.Lead`."""
-        settings, stop = self._settings, self.stop_requested
+        settings, stop = self.settings, self.stop_requested
         return pace.Lead(
-            links, self.step, self._steps, settings.window, stop, process.message
+            links, self.step, settings.steps, settings.window, stop, process.message
         )
 
     def alone(self) -> Iterator[int]:
         """Returns the steps of a process that trains all parts: see `pace.alone`."""
-        return pace.alone(self.step, self._steps, self.stop_requested)
+        return pace.alone(self.step, self.settings.steps, self.stop_requested)
 
     def each(self, steps: Iterable[int]) -> Iterator[int]:
         """Yields steps, the same in all processes of the cluster.
@@ -279,7 +242,7 @@ class Context:
           described: JSON values that belong into the summary.
         """
         self.record.finish(self.step, described)
-        if self._steps and self.step >= self._steps:
+        if self.step >= self.settings.steps:
             process.message(
                 f"{self._name}: done after step {self.step}; its files are in"
                 f" {self.folder}"
@@ -288,7 +251,7 @@ class Context:
     @property
     def _name(self) -> str:
         """The name of this process in messages."""
-        name, rank = self._settings.cluster, ranks.rank()
+        name, rank = self.settings.cluster, ranks.rank()
         return f"{name} (process {rank})" if rank else name
 
     def close(self) -> None:
@@ -318,15 +281,13 @@ class Context:
         Args:
           computed: arrays of the step, which the devices finish first, if given.
         """
-        if self._settings.emulated_seconds:
+        if self.settings.emulated_seconds:
             jax.block_until_ready(computed)
-            time.sleep(self._settings.emulated_seconds)
+            time.sleep(self.settings.emulated_seconds)
 
     def exit_status(self) -> int:
         """Returns the exit status of the process; says why the run ended, if early."""
         for reason in filter(None, (end() for end in self._ends)):
             process.message(str(reason))
-        # A run by time has no number of steps, and comes here only if it was stopped:
-        # one step more than it took calls it unfinished.
-        steps = self._steps or self.step + 1
+        steps = self.settings.steps
         return self._interrupt.exit_status(self._name, self.step, steps, self.folder)

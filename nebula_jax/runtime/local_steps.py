@@ -38,7 +38,7 @@ from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import ranks
 from nebula_jax.communication.codecs import privacy
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import rounds as rounds_lib
 from nebula_jax.parallel.local_steps import settings as settings_lib
@@ -295,7 +295,7 @@ def begin(
     """
     names, own = peers.clusters, peers.hello.cluster
     share = settings.share(names.index(own), len(names))
-    member = _member(settings, names, own, params)
+    member = member_lib.Member(settings, names, own, params)
     if len(names) == 1:
         return Rounds(context, [], peers=peers, share=share)
     settings.check_quorum(names, peers.hub)
@@ -306,7 +306,7 @@ def begin(
         "layout": member.fingerprint,
     }
     compared = [f"{name}={value}" for name, value in about.items()]
-    if not _is_planned(params):
+    if not member_lib.is_planned(params):
         compared.append(f"parameters at step 0 with the digest {_digest(params)}")
     for link in peers.links.values():
         _open_compared(link, compared)
@@ -327,24 +327,6 @@ def begin(
         link = _of_one_process(peers.links[peers.hub])
         ends = leaf_lib.Leaf(member, names, own, link, context.settings.steps)
     return Rounds(context, [member], ends, peers, share)
-
-
-def _member(
-    settings: settings_lib.Settings, names: Sequence[str], own: str, params: Any
-) -> member_lib.Member:
-    """Plans a replica's part in the rounds, and begins it if its parameters are there.
-
-    The arguments are those of `Member`.
-    """
-    made = member_lib.Member(settings, names, own, params)
-    if not _is_planned(params):
-        made.resume(made.first(params), None)
-    return made
-
-
-def _is_planned(params: Any) -> bool:
-    """Returns True if these are specs of parameters."""
-    return isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
 
 
 def _digest(params: Any) -> str:
@@ -371,7 +353,7 @@ def in_one_process(
     """
     if len(names) == 1:
         return Rounds(context, [])
-    members = [_member(settings, names, own, params) for own in names]
+    members = [member_lib.Member(settings, names, own, params) for own in names]
     return Rounds(context, members, rounds_lib.LocalRounds(members))
 
 
@@ -396,7 +378,7 @@ def _hub(
     )
 
 
-def _open_compared(link: Link | WorkerLink, texts: Sequence[str]) -> None:
+def _open_compared(link: AnyLink, texts: Sequence[str]) -> None:
     """Opens channels that nothing is sent on: the clusters compare their names."""
     for text in texts:
         link.sender(text, NOTHING, codec_lib.identity())

@@ -18,19 +18,10 @@ from jax.sharding import Mesh, PartitionSpec
 
 from nebula_jax import errors
 from nebula_jax.models import activations
-from nebula_jax.models.activations import DATA, FSDP, MODEL, ROWS
+from nebula_jax.models.activations import FSDP, MODEL, ROWS
 from nebula_jax.training import accumulate
 
 WHEN = ("each", "once")
-
-
-def replicas() -> int:
-    """Returns among how many groups of devices a batch is split, where this is traced.
-
-    That is on the mesh that `activations.on` has put in use; without one, 1.
-    """
-    mesh = activations.mesh()
-    return 1 if mesh is None else mesh.shape[DATA] * mesh.shape[FSDP]
 
 
 def gradients(
@@ -62,7 +53,7 @@ def gradients(
     """
     mesh = activations.mesh()
     check(jax.tree.leaves(batch)[0].shape[0], micro_batches, when, mesh)
-    if mesh is None or when == "each" or replicas() == 1:
+    if mesh is None or when == "each" or activations.devices(mesh, ROWS) == 1:
         return accumulate.gradients(loss, params, batch, micro_batches)
 
     def own(params: Any, batch: Any) -> tuple[Any, tuple[Any, ...]]:
@@ -104,7 +95,7 @@ def check(rows: int, micro_batches: int, when: str, mesh: Mesh | None) -> None:
         raise errors.SettingsError(
             f"all_reduce is {when!r}; it can be {', '.join(WHEN)}"
         )
-    devices = 1 if mesh is None else mesh.shape[DATA] * mesh.shape[FSDP]
+    devices = 1 if mesh is None else activations.devices(mesh, ROWS)
     if rows % (devices * micro_batches):
         raise errors.SettingsError(
             f"{rows} rows do not divide over {devices} devices with {micro_batches}"

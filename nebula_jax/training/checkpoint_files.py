@@ -11,10 +11,10 @@ flushed to the disk, it gets its final name, which therefore holds a whole check
 unless something damaged it since. Nothing is removed but `.partial`, and checkpoints of
 this run that it has superseded with newer ones.
 
-Every access to the disk goes through a `disk.Disk`, and arrays are written by a
+Every access to the disk goes through `nebula_jax.disk`, and arrays are written by a
 function, so that this code runs on a simulated disk as well:
 
-    saved = Folder(path, differs, log, disk)    # what is there, verified; may raise
+    saved = Folder(path, differs, log)          # what is there, verified; may raise
     saved.go_on_from(max(saved.steps, default=0))
     saved.save(40, about, lambda folder: disk.write(folder / "arrays", b"..."), keep=3)
 
@@ -33,8 +33,7 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from nebula_jax import disk as real_disk
-from nebula_jax import errors
+from nebula_jax import disk, errors
 
 PARTIAL, LATER, DAMAGED = ".partial", ".later", ".damaged"
 
@@ -97,7 +96,7 @@ def decode_manifest(data: bytes, step: int) -> Manifest:
     return found
 
 
-def _manifest(folder: pathlib.Path, step: int, disk: real_disk.Disk) -> Manifest:
+def _manifest(folder: pathlib.Path, step: int) -> Manifest:
     """Reads the manifest of a checkpoint; ValueError, in words, if it is damaged."""
     if MANIFEST not in disk.names(folder):
         raise ValueError(f"{MANIFEST} is missing")
@@ -116,7 +115,6 @@ class Folder:
         path: pathlib.Path,
         differs: Differs,
         log: Callable[[str], None],
-        disk: real_disk.Disk = real_disk,
     ) -> None:
         """Reads every checkpoint; changes nothing.
 
@@ -124,14 +122,13 @@ class Folder:
           path: of the folder, which need not be there.
           differs: compares a checkpoint's metadata with this run's.
           log: takes messages for a person.
-          disk: where the folder is.
 
         Raises:
           CheckpointError: if there are checkpoints, but none that this run can use.
         """
-        self.path, self._disk, self._log, self._differs = path, disk, log, differs
+        self.path, self._log, self._differs = path, log, differs
         try:
-            self.steps, self._damaged = _examine(path, differs, disk)
+            self.steps, self._damaged = _examine(path, differs)
             """`steps`: with a good checkpoint of this run, ascending."""
         except OSError as error:
             raise CheckpointError(f"cannot read {path}: {reason(error)}") from None
@@ -139,10 +136,6 @@ class Folder:
             raise CheckpointError(_none_usable(path, self._damaged))
         for step, damage in self._damaged.items():
             log(f"checkpoint of step {step} in {path} is damaged ({damage}); unused")
-
-    def about(self, step: int) -> dict[str, Any]:
-        """Returns the metadata of a checkpoint; see `about`."""
-        return about(self.path, step, self._disk)
 
     def go_on_from(self, step: int) -> None:
         """Sets aside what must not count when the run goes on from a step.
@@ -159,8 +152,8 @@ class Folder:
                 self._set_aside(damaged)
             for later in [saved for saved in self.steps if saved > step]:
                 self._set_aside(later)
-            if self._disk.names(self.path):
-                self._disk.sync(self.path)
+            if disk.names(self.path):
+                disk.sync(self.path)
         except OSError as error:
             raise CheckpointError(
                 f"cannot set checkpoints aside in {self.path}: {reason(error)}"
@@ -188,16 +181,16 @@ class Folder:
         partial = self.path / f"{step:08d}{PARTIAL}"
         try:
             self._remove_torn()
-            self._disk.make_folder(partial)
+            disk.make_folder(partial)
             write_arrays(partial)
             self._write_manifest(partial, step, about)
-            if f"{step:08d}" in self._disk.names(self.path):
+            if f"{step:08d}" in disk.names(self.path):
                 self._set_aside(step)
-            self._disk.rename(partial, self._final(step))
-            self._disk.sync(self.path)
+            disk.rename(partial, self._final(step))
+            disk.sync(self.path)
         except Exception as error:  # array writers raise many kinds
             with contextlib.suppress(OSError):  # the next save removes it, or start
-                self._disk.remove(partial)
+                disk.remove(partial)
             raise CheckpointError(
                 f"could not save step {step} in {self.path}: {reason(error)}"
             ) from None
@@ -208,21 +201,21 @@ class Folder:
         self, partial: pathlib.Path, step: int, about: Mapping[str, Any]
     ) -> None:
         """Writes the manifest, and returns when all of the checkpoint is durable."""
-        names = self._disk.files(partial)
+        names = disk.files(partial)
         for name in names:
-            self._disk.sync(partial / name)
-        digests = {name: self._disk.digest(partial / name) for name in names}
+            disk.sync(partial / name)
+        digests = {name: disk.digest(partial / name) for name in names}
         path = partial / MANIFEST
-        self._disk.write(path, encode_manifest(step, about, digests))
-        self._disk.sync(path)
+        disk.write(path, encode_manifest(step, about, digests))
+        disk.sync(path)
         below = {parent for name in names for parent in pathlib.PurePath(name).parents}
         for folder in {partial, *(partial / each for each in below)}:
-            self._disk.sync(folder)
+            disk.sync(folder)
 
     def _remove_torn(self) -> None:
-        for name in self._disk.names(self.path):
+        for name in disk.names(self.path):
             if _TORN.fullmatch(name):
-                self._disk.remove(self.path / name)
+                disk.remove(self.path / name)
 
     def _remove_superseded(self, step: int, keep: int) -> None:
         """Removes what the checkpoint of `step`, just saved, makes dispensable."""
@@ -238,12 +231,12 @@ class Folder:
     def _later(self) -> list[str]:
         """Returns the checkpoints of this run that were set aside as later."""
         found = []
-        for name in self._disk.names(self.path):
+        for name in disk.names(self.path):
             number = _stem(name)
             if name == number + LATER and _STEP.fullmatch(number):
                 with contextlib.suppress(ValueError):  # damaged since: whose is it?
                     folder = self.path / name
-                    manifest = _manifest(folder, int(number), self._disk)
+                    manifest = _manifest(folder, int(number))
                     if not self._differs(manifest.about):
                         found.append(name)
         return found
@@ -251,13 +244,13 @@ class Folder:
     def _remove(self, name: str) -> None:
         """Removes a checkpoint; it stops to count at once, even if a crash follows."""
         torn = self.path / f"{_stem(name)}{PARTIAL}"
-        self._disk.rename(self.path / name, torn)
-        self._disk.sync(self.path)
-        self._disk.remove(torn)
+        disk.rename(self.path / name, torn)
+        disk.sync(self.path)
+        disk.remove(torn)
 
     def _set_aside(self, step: int) -> None:
         """Renames a checkpoint, so that it no longer counts."""
-        present = self._disk.names(self.path)
+        present = disk.names(self.path)
         name = f"{step:08d}"
         if step in self.steps:
             aside = f"{name}{LATER}"
@@ -272,7 +265,7 @@ class Folder:
                 aside = f"{name}{DAMAGED}-{number}"
             self._damaged.pop(step, None)
             why = "damaged; never removed"
-        self._disk.rename(self.path / name, self.path / aside)
+        disk.rename(self.path / name, self.path / aside)
         self._log(f"{self.path / name} is set aside as {aside} ({why})")
 
     def digest(self, step: int) -> str:
@@ -281,7 +274,7 @@ class Folder:
         Raises:
           OSError: if it cannot be read.
         """
-        return self._disk.digest(self._final(step) / MANIFEST)
+        return disk.digest(self._final(step) / MANIFEST)
 
     def _final(self, step: int) -> pathlib.Path:
         return self.path / f"{step:08d}"
@@ -292,15 +285,13 @@ def verified_steps(path: pathlib.Path, log: Callable[[str], None]) -> list[int]:
 
     For a reader of any run's checkpoints.
     """
-    good, damaged = _examine(path, lambda about: "", real_disk)
+    good, damaged = _examine(path, lambda about: "")
     for step, damage in damaged.items():
         log(f"checkpoint of step {step} in {path} is damaged ({damage}); unused")
     return good
 
 
-def about(
-    path: pathlib.Path, step: int, disk: real_disk.Disk = real_disk
-) -> dict[str, Any]:
+def about(path: pathlib.Path, step: int) -> dict[str, Any]:
     """Returns the metadata of a checkpoint.
 
     Raises:
@@ -308,7 +299,7 @@ def about(
     """
     folder = path / f"{step:08d}"
     try:
-        return _manifest(folder, step, disk).about
+        return _manifest(folder, step).about
     except (OSError, ValueError) as error:
         raise CheckpointError(f"cannot use {folder}: {reason(error)}") from None
 
@@ -320,9 +311,9 @@ def newest_about(path: pathlib.Path) -> dict[str, Any]:
       CheckpointError: if there are checkpoints, but none with metadata.
     """
     damaged = {}
-    for step in reversed(_steps(path, real_disk)):
+    for step in reversed(_steps(path)):
         try:
-            return _manifest(path / f"{step:08d}", step, real_disk).about
+            return _manifest(path / f"{step:08d}", step).about
         except (OSError, ValueError) as error:
             damaged[step] = reason(error)
     if damaged:
@@ -343,18 +334,16 @@ def _stem(name: str) -> str:
     return name.partition(".")[0]
 
 
-def _steps(path: pathlib.Path, disk: real_disk.Disk) -> list[int]:
+def _steps(path: pathlib.Path) -> list[int]:
     """Returns every step that has a final name, ascending."""
     return sorted(int(name) for name in disk.names(path) if _STEP.fullmatch(name))
 
 
-def _examine(
-    path: pathlib.Path, differs: Differs, disk: real_disk.Disk
-) -> tuple[list[int], dict[int, str]]:
+def _examine(path: pathlib.Path, differs: Differs) -> tuple[list[int], dict[int, str]]:
     """Returns the good steps, and step -> damage in words of the others."""
     good, damaged = [], {}
-    for step in _steps(path, disk):
-        damage = _damage(path / f"{step:08d}", step, differs, disk)
+    for step in _steps(path):
+        damage = _damage(path / f"{step:08d}", step, differs)
         if damage:
             damaged[step] = damage
         else:
@@ -362,12 +351,10 @@ def _examine(
     return good, damaged
 
 
-def _damage(
-    folder: pathlib.Path, step: int, differs: Differs, disk: real_disk.Disk
-) -> str:
+def _damage(folder: pathlib.Path, step: int, differs: Differs) -> str:
     """Returns why a checkpoint cannot be used, in words; empty if it can."""
     try:
-        manifest = _manifest(folder, step, disk)
+        manifest = _manifest(folder, step)
         difference = differs(manifest.about)
     except OSError as error:
         return f"its manifest cannot be read: {reason(error)}"

@@ -112,8 +112,6 @@ class Front(NamedTuple):
       States, gradients so far, step) -> (gradients with this micro-batch's added,
       States, Selected payload of the gradient in h, None of a front). The first three
       as `forward` got them.
-    spec: (params, batch, rng, aux if it has any) -> the ShapeDtypeStructs of a front's
-      h, for channels.
     init_states: (spec of h, spec of what a middle part makes, aux=) -> States before
       the first step.
     zero_grads: (params) -> zeros for the first micro-batch to add to.
@@ -121,7 +119,6 @@ class Front(NamedTuple):
 
     forward: Callable[..., tuple[selector.Selected, Kept, jax.Array, States]]
     backward: Callable[..., tuple[Params, States, selector.Selected | None]]
-    spec: Callable[..., codec_lib.Spec]
     init_states: Callable[..., States]
     zero_grads: Callable[[Params], Params]
 
@@ -167,11 +164,6 @@ def front(
     """
     run = _front_fn(fn, has_loss, has_aux, has_h)
 
-    def spec(params: Params, batch: Batch, rng: Rng, aux: Any = None) -> codec_lib.Spec:
-        trained, frozen = partition.split(params, is_trained)
-        parts: tuple[Params, list[Any]] = trained, []
-        return jax.eval_shape(run, parts, frozen, None, aux, batch, rng)[1][0]
-
     def init_states(*specs: codec_lib.Spec, aux: Any = None) -> States:
         *h, made = specs
         before = init_codecs(backward, forward, *h) if has_h else NO_CODECS
@@ -181,7 +173,6 @@ def front(
     return Front(
         _forward(run, forward, is_trained, has_h),
         _backward(backward, has_h),
-        spec,
         init_states,
         functools.partial(zero_grads, is_trained=is_trained),
     )

@@ -129,15 +129,7 @@ def muon(
     )
 
 
-def sgd(
-    schedule: optax.Schedule, *, clip_norm: float = 0.0, **unused: float
-) -> optax.GradientTransformation:
-    """Makes gradient descent; it has none of Adam's other settings (`unused`)."""
-    del unused
-    return optax.chain(clip(clip_norm), optax.scale_by_learning_rate(schedule))
-
-
-BY_NAME = {"adamw": adam, "muon": muon, "sgd": sgd}
+BY_NAME = {"adamw": adam, "muon": muon}
 
 
 def clip(norm: float) -> optax.GradientTransformation:

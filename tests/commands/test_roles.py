@@ -59,7 +59,7 @@ import nebula_jax as nebula
 flags.DEFINE_integer("width", 3, "Columns.")
 
 def train(run):
-    print(run.cluster, "has width", run._hello().settings["--width"], flush=True)
+    print(run.cluster, "has width", run._hello(()).settings["--width"], flush=True)
 
 def main():
     nebula.main({"a": train, "b": train}, defaults={"tls": "off"})

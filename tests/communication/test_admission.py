@@ -1,7 +1,6 @@
 """A real listener, to which clusters come anew, or under names of others."""
 
 import concurrent.futures
-import contextlib
 
 import links
 import pytest
@@ -55,12 +54,6 @@ class Spoke(links.Pair):
     def break_line(self):
         self.proxy.go_down()
         wait_until(lambda: self.here.is_away)
-
-
-@pytest.fixture
-def stack():
-    with contextlib.ExitStack() as stack:
-        yield stack
 
 
 @pytest.mark.parametrize("is_away", [False, True])

@@ -1,4 +1,3 @@
-import contextlib
 import datetime
 import re
 import socket
@@ -41,15 +40,14 @@ OURS = hello("discriminator")
 
 
 @pytest.fixture
-def linked():
+def linked(stack):
     """Makes a listener's and a connector's link."""
-    with contextlib.ExitStack() as stack:
 
-        def linked(server=None, client=None, **settings):
-            pair = links.Pair(stack, server, client, **settings)
-            return pair.here, pair.there
+    def linked(server=None, client=None, **settings):
+        pair = links.Pair(stack, server, client, **settings)
+        return pair.here, pair.there
 
-        yield linked
+    return linked
 
 
 def arrays(seed):

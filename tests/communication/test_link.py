@@ -1,6 +1,5 @@
 """Peers that get nothing done, lines that are down: real sockets, short timeouts."""
 
-import contextlib
 import threading
 
 import jax
@@ -52,9 +51,8 @@ class Star:
 
 
 @pytest.fixture
-def star(pool):
-    with contextlib.ExitStack() as stack:
-        yield lambda *timeouts: Star(stack, pool, timeouts)
+def star(pool, stack):
+    return lambda *timeouts: Star(stack, pool, timeouts)
 
 
 def test_a_peer_that_pings_and_computes_nothing_is_given_up_and_named(star):
@@ -150,10 +148,9 @@ class Outage(links.Pair):
 
 
 @pytest.fixture
-def outage(pool, monkeypatch):
+def outage(pool, stack, monkeypatch):
     monkeypatch.setattr(windows, "WINDOW_BYTES", 1)  # so that two tensors fill it
-    with contextlib.ExitStack() as stack:
-        yield Outage(stack, pool)
+    return Outage(stack, pool)
 
 
 def test_while_the_line_is_down_a_full_window_blocks_and_loses_nothing(outage):

@@ -100,31 +100,29 @@ class Strangers:
 
 
 @pytest.fixture
-def linked(folder):
+def linked(folder, stack):
     """Makes a listener and its generator, over a line that can break."""
-    with contextlib.ExitStack() as stack:
 
-        def linked(encrypted=True):
-            server, client = {"clusters": ["generator:0"]}, {}
-            if encrypted:
-                server["tls"] = tls.server_contexts(folder / "discriminator")
-                client["tls"] = tls.client_contexts(folder / "generator-0")
-            return links.Pair(stack, server, client, breaks=True, **SETTINGS)
+    def linked(encrypted=True):
+        server, client = {"clusters": ["generator:0"]}, {}
+        if encrypted:
+            server["tls"] = tls.server_contexts(folder / "discriminator")
+            client["tls"] = tls.client_contexts(folder / "generator-0")
+        return links.Pair(stack, server, client, breaks=True, **SETTINGS)
 
-        yield linked
+    return linked
 
 
 @pytest.fixture
-def strangers():
+def strangers(stack):
     """Makes `Strangers`, who go when the test ends."""
-    with contextlib.ExitStack() as stack:
 
-        def strangers(*kind):
-            made = Strangers(*kind)
-            stack.callback(made.go)
-            return made
+    def strangers(*kind):
+        made = Strangers(*kind)
+        stack.callback(made.go)
+        return made
 
-        yield strangers
+    return strangers
 
 
 SAME, OTHERS = ["127.0.0.1"], [f"127.0.0.{index}" for index in range(2, 250)]

@@ -2,7 +2,6 @@
 
 import collections
 import concurrent.futures
-import threading
 
 import jax
 import jax.numpy as jnp
@@ -90,6 +89,12 @@ def opened(halves, specs, seconds=60.0):
     return lines
 
 
+def together(role, parts):
+    """Runs a role for each part of a chain, at the same time."""
+    with concurrent.futures.ThreadPoolExecutor(parts) as pool:
+        list(pool.map(role, range(parts)))
+
+
 def train(parts, steps=3, **settings):
     """Trains a chain, a thread a part; returns parameters and the losses."""
     halves, specs = made(parts, **settings)
@@ -108,11 +113,7 @@ def train(parts, steps=3, **settings):
                 losses.append(float(metrics["loss"]))
         params[part] = state.params
 
-    threads = [threading.Thread(target=role, args=(n,)) for n in range(parts)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
+    together(role, parts)
     return params, losses
 
 
@@ -193,12 +194,44 @@ def test_parts_that_are_not_at_the_same_batch_say_so(counts, identities, words):
         except nebula.errors.NebulaError as error:
             said.append(str(error))
 
-    threads = [threading.Thread(target=role, args=(n,)) for n in range(3)]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
+    together(role, 3)
     assert words in said[0] if words else not said
+
+
+def received(half, steps=1, identity=None):
+    """The line of a last part to which a micro-batch of each step has come."""
+    ends, spec = loopback.ends(), jax.ShapeDtypeStruct((3, 2), jnp.float32)
+    line = half.open(ends[0], spec)
+    sender = ends[1].sender("hidden", spec, nebula.codecs.identity())
+    ends[1].receiver("gradient", spec, nebula.codecs.identity())
+    for step in range(1, steps + 1):
+        sender.send(step, jnp.ones((3, 2)))
+        sender.end_step(step, 1, identity)
+    return line
+
+
+@pytest.mark.parametrize(
+    ("here", "there", "batch", "count"),
+    [
+        (None, None, np.ones(3), 1),
+        (7, None, np.ones(3), 1),
+        (None, 7, np.ones(3), 1),
+        (7, 7, np.ones(3), 0),
+        (None, None, None, 0),  # of a part that has none, such as no targets
+    ],
+)
+def test_batches_that_nothing_compares_are_named_once(
+    monkeypatch, here, there, batch, count
+):
+    told = []
+    monkeypatch.setattr(cut.process, "message", told.append)
+    cut._report_uncompared.cache_clear()
+    half = cut.back(lambda params, h, *_: jnp.sum(h @ params["w"]))
+    line = received(half, 2, there)
+    for step in (1, 2):
+        _, line, _ = half.step({"w": jnp.ones(2)}, [batch], None, step, line, here)
+    assert len(told) == count
+    assert all("Pass identity=" in each for each in told)
 
 
 @pytest.mark.parametrize(
@@ -237,12 +270,7 @@ def test_the_last_part_has_no_loss_beside_its_own():
 )
 def test_what_the_last_part_must_not_return_is_named(fn, words):
     half = cut.back(fn)
-    ends = loopback.ends()
-    spec = jax.ShapeDtypeStruct((3, 2), jnp.float32)
-    line = half.open(ends[0], spec)
-    sender = ends[1].sender("hidden", spec, nebula.codecs.identity())
-    ends[1].receiver("gradient", spec, nebula.codecs.identity())
-    sender.send(1, jnp.ones((3, 2)))
+    line = received(half)
     with pytest.raises(nebula.errors.SettingsError, match=words) as caught:
         half.step({"w": jnp.ones(2)}, [0], None, 1, line)
     assert isinstance(caught.value, TypeError)
@@ -343,12 +371,7 @@ def test_a_micro_batch_of_another_shape_names_what_was_opened(codec):
 def test_a_line_that_is_used_twice_is_named():
     halves, specs = made(2, codec="error_feedback(int8(4))")
     lines = opened(halves, specs)
-    answer = threading.Thread(
-        target=halves[1].step, args=(init(1), batches(1), KEY, 1, lines[1])
-    )
-    answer.start()
-    halves[0].step(init(0), batches(1), KEY, 1, lines[0])
-    answer.join(60)
+    together(lambda n: halves[n].step(init(n), batches(1), KEY, 1, lines[n]), 2)
     with pytest.raises(nebula.errors.SettingsError, match="step 2: this line is used"):
         halves[0].step(init(0), batches(2), KEY, 2, lines[0])
 

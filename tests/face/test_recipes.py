@@ -1,13 +1,12 @@
 """What the guide says about things that span a cut, over connections in one process."""
 
-import threading
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import trees
+import two_halves
 from flax import nnx
 
 import nebula_jax as nebula
@@ -21,20 +20,9 @@ OPTIMIZER = optax.sgd(0.2)
 
 def both(front_role, back_role):
     """Runs two roles on the two ends of a line; returns what they return."""
-    ends, results = loopback.ends(seconds=60.0), {}
-
-    def run(name, role, end):
-        results[name] = role(end)
-
-    threads = [
-        threading.Thread(target=run, args=("front", front_role, ends[0])),
-        threading.Thread(target=run, args=("back", back_role, ends[1])),
-    ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(60)
-    return results["front"], results["back"]
+    here, there = loopback.ends(seconds=60.0)
+    two, one = two_halves.both(lambda: front_role(here), lambda: back_role(there))
+    return one, two
 
 
 def trained(half, params, batch, h, end, aux=None, steps=3):

@@ -257,10 +257,10 @@ def test_other_roles_are_not_told_as_a_flag(tmp_path):
     hellos = []
     for names in (("front", "back"), ("rear", "front")):
         with alone(tmp_path / names[0], clusters=names) as run:
-            hellos.append(run._hello())
+            hellos.append(run._hello(()))
     with pytest.raises(bridge.Mismatch) as caught:
         command_line.with_flags(lambda: bridge.check_agreement(*hellos))
-    words = "rear has clusters (roles of nebula.main)=rear,front, front has"
+    words = "rear has roles=rear,front, front has roles=front,back"
     assert str(caught.value).startswith(words)
 
 

@@ -88,7 +88,7 @@ def test_runs_go_on_while_the_authority_is_away_for_three_days(clock, tmp_path):
                 clock.before_the_end(hours)
                 time.sleep(3 * upkeep.TURN_SECONDS)  # each switch looks at its lines
 
-        exchange_between(t, u, 15, gate)
+        exchange_between(t, u, 15, gate=gate)
         assert set(t.switch.state.lines) == {"lab-u"}
         # Whoever starts on the third day does, by certificates of the first.
         clock.before_the_end(hours=0)

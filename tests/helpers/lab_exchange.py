@@ -1,6 +1,6 @@
 """Trainers of two labs that exchange tensors over their switches."""
 
-import threading
+import concurrent.futures
 
 import jax
 import numpy as np
@@ -52,29 +52,27 @@ def discriminate(lab, steps, received, **more):
             link.step_done(step)
 
 
-def run(listening, dialing, steps=20, gate=lambda step: None, seconds=60, **more):
+def run(
+    listening,
+    dialing,
+    steps=20,
+    gate=lambda step: None,
+    seconds=60,
+    peers=("", ""),
+    **more,
+):
     """Runs both to their end; returns what the discriminator received, and errors."""
-    tokens, done, failed = [], [], []
-
-    def guarded(function, *args, **kwargs):
-        try:
-            function(*args, **kwargs)
-        except errors.NebulaError as error:
-            failed.append(error)
-
-    threads = [
-        threading.Thread(
-            target=guarded, args=(discriminate, listening, steps, tokens), kwargs=more
-        ),
-        threading.Thread(
-            target=guarded, args=(generate, dialing, steps, done, gate), kwargs=more
-        ),
-    ]
-    for each in threads:
-        each.start()
-    for each in threads:
-        each.join(seconds)
-        assert not each.is_alive()
+    tokens, failed = [], []
+    with concurrent.futures.ThreadPoolExecutor(2) as pool:
+        ends = [
+            pool.submit(discriminate, listening, steps, tokens, peer=peers[0], **more),
+            pool.submit(generate, dialing, steps, [], gate, peer=peers[1], **more),
+        ]
+        for each in ends:
+            try:
+                each.result(seconds)
+            except errors.NebulaError as error:
+                failed.append(error)
     return tokens, failed
 
 
@@ -89,22 +87,10 @@ def name_of(lab):
     return lab.switch.state.lab
 
 
-def exchange_between(listening, dialing, steps=20, gate=lambda step: None, **more):
+def exchange_between(listening, dialing, steps=20, **more):
     """The same of two labs of several: a trainer of each names the other's."""
-    tokens, failed = [], []
-
-    def discriminator():
-        try:
-            discriminate(listening, steps, tokens, peer=name_of(dialing), **more)
-        except errors.NebulaError as error:
-            failed.append(error)
-
-    thread = threading.Thread(target=discriminator)
-    thread.start()
-    generate(dialing, steps, [], gate, peer=name_of(listening), **more)
-    thread.join(60)
-    assert not failed
-    assert tokens == list(range(1, steps + 1))
+    peers = name_of(dialing), name_of(listening)
+    exchange(listening, dialing, steps, peers=peers, **more)
 
 
 def rotate(lab):

@@ -58,9 +58,7 @@ def assert_alike(*clusters):
 
 def member(name, codec="", config=CONFIG):
     given = dataclasses.asdict(config) | {"codec": codec}
-    made = member_lib.Member(settings_lib.Settings(**given), NAMES, name, params())
-    made.resume(made.first(params()), None)
-    return made
+    return member_lib.Member(settings_lib.Settings(**given), NAMES, name, params())
 
 
 class Cluster:

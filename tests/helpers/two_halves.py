@@ -17,6 +17,7 @@ import numpy as np
 import trees
 
 from nebula_jax.communication import wan
+from nebula_jax.face import cut
 
 B, L, D = 8, 6, 16
 INPUTS = 5  # features of a position; a kernel's shape is no activation's
@@ -125,6 +126,11 @@ def pieces(whole, count):
         return jax.tree.map(lambda leaf: leaf[rows] if leaf.ndim else leaf, whole)
 
     return [piece(number) for number in range(count)]
+
+
+def spec_of(count, front=front, **settings):
+    """The spec of h, of one of so many micro-batches."""
+    return cut.spec(front, init()[0], pieces(batch(), count)[0][0], **settings)
 
 
 def assert_close(got, want, atol=1e-6):

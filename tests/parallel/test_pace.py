@@ -2,9 +2,9 @@
 
 import functools
 import random
-import threading
 import types
 
+import greenlet
 import pytest
 
 from nebula_jax.parallel import pace
@@ -44,50 +44,28 @@ def test_alone_stops_before_the_next_step():
 
 
 class Turns:
-    """Threads of which one runs at a time, in an order drawn by a seed."""
+    """Greenlets of which one runs at a time, in an order drawn by a seed."""
 
     def __init__(self, seed):
-        self._order = random.Random(seed)
-        self._go = []
-        self._paused = threading.Semaphore(0)
-        self._running = set()
-        self._error = None
+        self._order, self._running = random.Random(seed), []
         self.between = []
-        """Functions that may run whenever a thread pauses."""
+        """Functions that may run whenever one pauses."""
 
     def add(self, work):
-        """Adds a thread; work: (pause) -> None."""
-        number = len(self._go)
-        self._go.append(threading.Semaphore(0))
-        self._running.add(number)
-
-        def pause():
-            self._paused.release()
-            self._go[number].acquire()
-
-        def body():
-            self._go[number].acquire()
-            try:
-                work(pause)
-            except BaseException as error:
-                self._error = error
-            self._running.discard(number)
-            self._paused.release()
-
-        threading.Thread(target=body, daemon=True).start()
+        """Adds one; work: (pause) -> None."""
+        pause = greenlet.getcurrent().switch
+        self._running.append(greenlet.greenlet(functools.partial(work, pause)))
 
     def run(self, most=20_000):
         """Runs all to their ends."""
         for _ in range(most):
+            self._running = [each for each in self._running if not each.dead]
             if not self._running:
                 return
             for each in self.between:
                 if self._order.random() < 0.5:
                     each()
-            self._go[self._order.choice(sorted(self._running))].release()
-            self._paused.acquire()
-            if self._error:
-                raise self._error
+            self._order.choice(self._running).switch()
         raise AssertionError(f"{self._running} wait for ever")
 
 
@@ -138,7 +116,7 @@ class LeaderLink:
         self.line.to_follower.append(("stop_step", step))
 
 
-def simulate(window, steps, seed, *, stopper=None, stop_at=0, start=0):
+def simulate(window, steps, seed, *, stopper=None, stop_at=0, start=0, is_chain=False):
     """Runs a leader and two followers, which need each other, in some order.
 
     Args:
@@ -149,6 +127,7 @@ def simulate(window, steps, seed, *, stopper=None, stop_at=0, start=0):
         such request.
       stop_at: steps taken by all together before that.
       start: the step that the run goes on after.
+      is_chain: True if the second follows the first, and that one the leader.
 
     Returns:
       The steps that each took, the leader's first.
@@ -156,6 +135,7 @@ def simulate(window, steps, seed, *, stopper=None, stop_at=0, start=0):
     turns, taken = Turns(seed), [[], [], []]
     lines = [Line(), Line()]
     leading = [LeaderLink(line) for line in lines]
+    between = [leading.pop()] if is_chain else []
 
     def newest(number):
         return max([start, *taken[number]])
@@ -176,7 +156,8 @@ def simulate(window, steps, seed, *, stopper=None, stop_at=0, start=0):
 
     def follow(number, link, pause):
         link.pause, link.token = pause, start
-        for step in pace.follow(link, start, steps, window, requested(number)):
+        given = link, start, steps, window, requested(number)
+        for step in pace.follow(*given, between if number == 1 else ()):
             assert step <= newest(0) + window + 1
             taken[number].append(step)
             pause()
@@ -189,22 +170,28 @@ def simulate(window, steps, seed, *, stopper=None, stop_at=0, start=0):
     return taken
 
 
-@pytest.mark.parametrize("window", [0, 1, 3])
+each_window = pytest.mark.parametrize(
+    ("window", "is_chain"), [(0, False), (1, False), (3, False), (0, True)]
+)
+
+
+@each_window
 @pytest.mark.parametrize("start", [0, 5])
-def test_undisturbed_clusters_take_all_steps(window, start):
+def test_undisturbed_clusters_take_all_steps(window, is_chain, start):
     for seed in range(5):
-        taken = simulate(window, 12, seed, start=start)
+        taken = simulate(window, 12, seed, start=start, is_chain=is_chain)
         assert taken == [list(range(start + 1, 13))] * 3
 
 
-@pytest.mark.parametrize("window", [0, 1, 3])
+@each_window
 @pytest.mark.parametrize("stopper", [0, 1, 2], ids=["leader", "follower", "other"])
-def test_after_a_stop_at_any_moment_all_end_at_the_same_step(window, stopper):
+def test_after_a_stop_at_any_moment_all_end_at_the_same_step(window, is_chain, stopper):
     """No follower is past the last step when it learns of it."""
     ends = set()
     for stop_at in range(0, 39, 2):
         for seed in range(3):
-            taken = simulate(window, 12, seed, stopper=stopper, stop_at=stop_at)
+            given = {"stopper": stopper, "stop_at": stop_at, "is_chain": is_chain}
+            taken = simulate(window, 12, seed, **given)
             assert taken[0] == taken[1] == taken[2] == list(range(1, len(taken[0]) + 1))
             ends.add(len(taken[0]))
     assert min(ends) <= window + 2

@@ -30,9 +30,8 @@ def halves(forward, backward):
     )
 
 
-def spec_of(front):
-    piece = two_halves.pieces(two_halves.batch(), COUNT)[0]
-    return front.spec(two_halves.init()[0], piece[0], two_halves.rngs()[0])
+def spec_of_h():
+    return two_halves.spec_of(COUNT, two_halves.front_with_loss, has_loss=True)
 
 
 def front_ends(link, spec, forward, backward):
@@ -67,7 +66,7 @@ def trained(params, states, step_of, steps):
 
 def trained_in_process(forward, backward, steps):
     both = halves(forward, backward)
-    carrier, spec = loopback.Loopback(), spec_of(both[0])
+    carrier, spec = loopback.Loopback(), spec_of_h()
     hidden = (
         carrier.sender("hidden", spec, forward),
         carrier.receiver("hidden", spec, forward),
@@ -111,7 +110,7 @@ def back_step_of(back, ends):
 def trained_over_a_bridge(forward, backward, steps, line="", ahead=3):
     """Both halves' parameters, what else the steps returned, and a byte ledger."""
     front, back = halves(forward, backward)
-    spec, params = spec_of(front), two_halves.init()
+    spec, params = spec_of_h(), two_halves.init()
     with two_halves.met(line) as (front_link, back_link):
 
         def run_front():
@@ -173,7 +172,7 @@ def test_over_a_line_every_bit_is_as_in_one_process(forward, backward, line, ahe
 def test_the_ledger_counts_what_was_planned_and_nothing_else():
     forward, backward = map(codecs.from_string, ("fp16", "int8(64)"))
     ledger = trained_over_a_bridge(forward, backward, steps=3)[2]
-    spec = spec_of(halves(forward, backward)[0])
+    spec = spec_of_h()
     kinds = {"received hidden": forward, "sent gradient": backward}
     end = frames.Tensor(0, 1, COUNT, [bytes(8)], frames.STEP_END)
     ends = 3 * sum(map(len, frames.encode(end, 1, 1)))
@@ -259,7 +258,7 @@ def test_codecs_go_by_the_optimization_step_not_by_micro_batches():
     late = codecs.from_step(2, codecs.fp16())
     sizes = []
     both = halves(late, late)
-    loop, spec = loopback.Loopback(), spec_of(both[0])
+    loop, spec = loopback.Loopback(), spec_of_h()
     hidden = loop.sender("hidden", spec, late), loop.receiver("hidden", spec, late)
     gradient = loop.sender("back", spec, late), loop.receiver("back", spec, late)
     states = tuple(half.init_states(spec) for half in both)

@@ -1,21 +1,13 @@
 """Where a run with a quorum goes on."""
 
-import contextlib
 import types
 
 import pytest
-import quorum_star
 from quorum_star import LIMIT, NAMES
 
 from nebula_jax import errors
 from nebula_jax.runtime import connect, local_steps
 from nebula_jax.runtime import context as context_lib
-
-
-@pytest.fixture
-def star():
-    with contextlib.ExitStack() as stack:
-        yield lambda **given: quorum_star.Star(stack, **given)
 
 
 def begun(star, number, saved):

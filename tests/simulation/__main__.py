@@ -11,8 +11,6 @@ os.environ.setdefault("JAX_PLATFORMS", "cpu")
 from nebula_jax.runtime.records import report
 from tests.simulation import bugs, faults, shrink, simulate, world
 
-MOST_SEEDS = 500  # until a planted bug must have been found
-
 
 def main() -> int:
     """Simulates what the flags choose; returns the exit status."""
@@ -42,21 +40,11 @@ def main() -> int:
             "first": flags.first,
             "events": events,
             "cpu_seconds": seconds,
-            "bugs": {name: first_seed(name) for name in bugs.BUGS},
+            "bugs": {name: shrink.first_seed(bug) for name, bug in bugs.BUGS.items()},
         }
         record = report.provenance(time.monotonic() - begin) | record
         report.write(pathlib.Path(flags.out), record)
     return 0
-
-
-def first_seed(name: str) -> int | None:
-    """Returns the first seed that finds a planted bug, if one does."""
-    for seed in range(MOST_SEEDS):
-        try:
-            simulate.Simulation(faults.draw(seed), bugs.BUGS[name]).run()
-        except world.Violation:
-            return seed
-    return None
 
 
 def replay(scenario: faults.Scenario) -> int:

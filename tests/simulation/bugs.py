@@ -6,6 +6,7 @@ A bug is a list of (object, attribute, function of what was there -> what is the
 from collections.abc import Callable
 from typing import Any
 
+from nebula_jax import disk
 from nebula_jax.communication import pending_connections
 from nebula_jax.communication.wire import (
     connection,
@@ -104,10 +105,10 @@ def _not_flushed(write_manifest: Callable) -> Callable:
     """Writes the manifest, and flushes neither it nor the arrays."""
 
     def writes(self: Any, partial: Any, step: int, about: Any) -> None:
-        names = self._disk.files(partial)
-        digests = {name: self._disk.digest(partial / name) for name in names}
+        names = disk.files(partial)
+        digests = {name: disk.digest(partial / name) for name in names}
         data = checkpoint_files.encode_manifest(step, about, digests)
-        self._disk.write(partial / checkpoint_files.MANIFEST, data)
+        disk.write(partial / checkpoint_files.MANIFEST, data)
 
     return writes
 

@@ -10,7 +10,7 @@ Bars: bytes of a state, 16; of a payload, `Scenario.payload_bytes`.
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -132,6 +132,7 @@ class Cluster:
         world, settings = simulation.world, simulation.settings
         self.work = activity.Work(settings.stuck_timeout, lambda: world.now)
         self.shape: Shape = simulation.scenario.shape
+        self.leads = self.name == self.shape.leader
         self.is_to_stop = False
 
     def stop_requested(self) -> bool:
@@ -164,72 +165,61 @@ class Cluster:
 
     def run(self) -> int:
         """Trains to the end; returns the exit status."""
-        lead_or_follow, opened = {
-            "discriminator": (lead, discriminator),
-            "generator": (follow, generator),
-            "source": (follow, source),
-            "target": (lead, target),
-        }[self.name.partition(":")[0]]
-        last = lead_or_follow(self, opened)
-        return 0 if last >= self.shape.steps else 3
+        shape, watch, work = self.shape, self.simulation, self.work
+        saved, settings = self.saved(), watch.settings
+        hello, names = self.hello(saved), [shape.leader, self.name]
+        if self.leads:
+            settings = dataclasses.replace(settings, peer="")
+            names = [shape.leader, *shape.names]
+        with all_clusters.connected(settings, hello, names, work=work) as peers:
+            links = list(peers.links.values())
+            train = OPENED[self.name.partition(":")[0]](self, links)
+            start = self.start(saved, links)
+            state = self.restore(saved, start)
+            work.begin()
+            step, (steps, done) = start, self.pace(start, links)
+            for step in steps:
+                watch.begins(self, step, links)
+                state = train(step, state, done)
+                self.reached(step, state)
+                saved.after(step, state)
+            saved.at_end(step, state)
+            if not self.leads:
+                links[0].wait_for_step(step)
+        return 0 if step >= shape.steps else 3
 
-
-def lead(cluster: Cluster, opened: Callable[..., Any]) -> int:
-    """Trains as the cluster that listens; returns the last step.
-
-    `opened` opens the channels on its links. It returns a function of a step, the state
-    before it, and what lets the others go on, which returns the state after it.
-    """
-    shape, watch = cluster.shape, cluster.simulation
-    saved = cluster.saved()
-    hello = cluster.hello(saved)
-    settings = dataclasses.replace(watch.settings, peer="")
-    names = [shape.leader, *shape.names]
-    with all_clusters.connected(settings, hello, names, work=cluster.work) as peers:
-        links = list(peers.links.values())
-        train = opened(cluster, links)
-        start = common_start(cluster, saved, links)
+    def start(self, saved: checkpoints.Checkpoints, links: Sequence[Any]) -> int:
+        """Returns the step that all go on after, which the leader finds."""
+        watch, shape = self.simulation, self.shape
+        if not self.leads:
+            return links[0].wait_for_welcome(watch.settings.connect_timeout)
+        steps = {link.peer.cluster: link.peer.checkpoints for link in links}
+        steps |= {self.name: saved.steps}
+        start = checkpoints.newest_of_all(steps, shape.every, shape.window)
+        watch.starts(start)
         for link in links:
             link.welcome(start)
-        state = cluster.restore(saved, start)
-        cluster.work.begin()
-        step, stop = start, cluster.stop_requested
-        steps = pace.Lead(links, start, shape.steps, shape.window, stop, watch.message)
+        return start
 
-        def done() -> None:
+    def pace(
+        self, start: int, links: Sequence[Any]
+    ) -> tuple[Iterable[int], Callable[[int], None]]:
+        """Returns the steps, and what lets the others go on after one."""
+        shape, watch = self.shape, self.simulation
+        given = start, shape.steps, shape.window, self.stop_requested
+        if not self.leads:
+            return pace.follow(links[0], *given), lambda step: None
+        steps = pace.Lead(links, *given, watch.message)
+
+        def done(step: int) -> None:
             watch.leads(step)
             steps.done(step)
 
-        for step in steps:
-            watch.begins(cluster, step, links)
-            state = train(step, state, done)
-            cluster.reached(step, state)
-            saved.after(step, state)
-        saved.at_end(step, state)
-    return step
+        return steps, done
 
 
-def follow(cluster: Cluster, opened: Callable[..., Any]) -> int:
-    """Trains as a cluster that dials, likewise; returns the last step."""
-    shape, watch = cluster.shape, cluster.simulation
-    saved = cluster.saved()
-    hello, work = cluster.hello(saved), cluster.work
-    names = [shape.leader, cluster.name]
-    with all_clusters.connected(watch.settings, hello, names, work=work) as peers:
-        link = peers.links[shape.leader]
-        train = opened(cluster, link)
-        start = link.wait_for_welcome(watch.settings.connect_timeout)
-        state = cluster.restore(saved, start)
-        work.begin()
-        step, stop = start, cluster.stop_requested
-        for step in pace.follow(link, start, shape.steps, shape.window, stop):
-            watch.begins(cluster, step, [link])
-            state = train(step, state)
-            cluster.reached(step, state)
-            saved.after(step, state)
-        saved.at_end(step, state)
-        link.wait_for_step(step)
-    return step
+# Each opens a cluster's channels, and returns a function of a step, the state before
+# it, and what lets the others go on, which returns the state after it.
 
 
 def discriminator(cluster: Cluster, links: Sequence[Any]) -> Callable[..., bytes]:
@@ -238,11 +228,11 @@ def discriminator(cluster: Cluster, links: Sequence[Any]) -> Callable[..., bytes
     tokens = [link.receiver("tokens", shape.spec, IDENTITY) for link in links]
     held_out = [link.receiver("held_out", shape.spec, IDENTITY) for link in links]
 
-    def train(step: int, state: bytes, done: Callable[[], None]) -> bytes:
+    def train(step: int, state: bytes, done: Callable[[int], None]) -> bytes:
         received = [take(each, step) for each in tokens]
         cluster.simulation.compute(cluster)
         state = chain(state, step, *received)
-        done()
+        done(step)
         if shape.is_evaluated(step):
             for channel, number in shape.each_of(held_out):
                 state = chain(state, take(channel, step, number))
@@ -251,13 +241,13 @@ def discriminator(cluster: Cluster, links: Sequence[Any]) -> Callable[..., bytes
     return train
 
 
-def generator(cluster: Cluster, link: Any) -> Callable[..., bytes]:
+def generator(cluster: Cluster, links: Sequence[Any]) -> Callable[..., bytes]:
     """Makes tokens; see experiments/m3/generator.py."""
-    shape, watch = cluster.shape, cluster.simulation
+    shape, watch, [link] = cluster.shape, cluster.simulation, links
     tokens = link.sender("tokens", shape.spec, IDENTITY)
     held_out = link.sender("held_out", shape.spec, IDENTITY)
 
-    def train(step: int, state: bytes) -> bytes:
+    def train(step: int, state: bytes, done: Callable[[int], None]) -> bytes:
         watch.compute(cluster)
         state = chain(state, step)
         put(tokens, step, payload(shape, state))
@@ -276,23 +266,23 @@ def target(cluster: Cluster, links: Sequence[Any]) -> Callable[..., bytes]:
     gradient = links[0].sender("gradient", cluster.shape.spec, IDENTITY)
     batch = range(cluster.shape.micro_batches)
 
-    def train(step: int, state: bytes, done: Callable[[], None]) -> bytes:
+    def train(step: int, state: bytes, done: Callable[[int], None]) -> bytes:
         received, _, _ = pipeline.back_step(
             Back(cluster), state, batch, None, step, hidden, gradient, None
         )
-        done()
+        done(step)
         return chain(state, step, *received)
 
     return train
 
 
-def source(cluster: Cluster, link: Any) -> Callable[..., bytes]:
+def source(cluster: Cluster, links: Sequence[Any]) -> Callable[..., bytes]:
     """Sends to the target; see experiments/abnet/source.py."""
-    hidden = link.sender("hidden", cluster.shape.spec, IDENTITY)
-    gradient = link.receiver("gradient", cluster.shape.spec, IDENTITY)
+    hidden = links[0].sender("hidden", cluster.shape.spec, IDENTITY)
+    gradient = links[0].receiver("gradient", cluster.shape.spec, IDENTITY)
     batch, ahead = range(cluster.shape.micro_batches), cluster.shape.ahead
 
-    def train(step: int, state: bytes) -> bytes:
+    def train(step: int, state: bytes, done: Callable[[int], None]) -> bytes:
         ends = hidden, gradient
         received, _, _ = pipeline.front_step(
             Front(cluster), state, batch, None, step, *ends, None, ahead=ahead
@@ -302,14 +292,12 @@ def source(cluster: Cluster, link: Any) -> Callable[..., bytes]:
     return train
 
 
-def common_start(cluster: Cluster, saved: Any, links: Sequence[Any]) -> int:
-    """Returns the step that all go on after."""
-    steps = {link.peer.cluster: link.peer.checkpoints for link in links}
-    start = checkpoints.newest_of_all(
-        steps | {cluster.name: saved.steps}, cluster.shape.every, cluster.shape.window
-    )
-    cluster.simulation.starts(start)
-    return start
+OPENED = {
+    "discriminator": discriminator,
+    "generator": generator,
+    "source": source,
+    "target": target,
+}
 
 
 class Front:

@@ -52,14 +52,14 @@ class Time:
 class Lock:
     """A `threading.Lock`."""
 
-    def __init__(self, count: int = 1) -> None:
-        self._left = count
+    def __init__(self) -> None:
+        self._is_free = True
         self._waiting: network_lib.Place = collections.deque()
 
     def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
         world.process()
-        if self._left:
-            self._left -= 1
+        if self._is_free:
+            self._is_free = False
             return True
         if not blocking or timeout == 0:
             return False
@@ -70,10 +70,7 @@ class Lock:
         while self._waiting:
             if world.wake(self._waiting.popleft()):
                 return  # it is theirs now
-        self._left += 1
-
-    def locked(self) -> bool:
-        return not self._left
+        self._is_free = True
 
     def __enter__(self) -> bool:
         world.give_way()
@@ -82,68 +79,6 @@ class Lock:
     def __exit__(self, *_: object) -> None:
         self.release()
         world.give_way()
-
-
-class Event:
-    """A `threading.Event`."""
-
-    def __init__(self) -> None:
-        self._is_set = False
-        self._waiting: network_lib.Place = collections.deque()
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-        world.wake_all(self._waiting)
-
-    def clear(self) -> None:
-        self._is_set = False
-
-    def wait(self, timeout: float | None = None) -> bool:
-        return self._is_set or world.sleep((self._waiting,), timeout)
-
-
-class Condition:
-    """A `threading.Condition`."""
-
-    def __init__(self, lock: Lock | None = None) -> None:
-        self._lock = lock or Lock()
-        self._waiting: network_lib.Place = collections.deque()
-        self.__enter__, self.__exit__ = self._lock.__enter__, self._lock.__exit__
-        self.acquire, self.release = self._lock.acquire, self._lock.release
-
-    def __enter__(self) -> bool:
-        return self._lock.__enter__()
-
-    def __exit__(self, *_: object) -> None:
-        self._lock.__exit__()
-
-    def wait(self, timeout: float | None = None) -> bool:
-        self._lock.release()
-        try:
-            return world.sleep((self._waiting,), timeout)
-        finally:
-            self._lock.acquire()
-
-    def wait_for(
-        self, predicate: Callable[[], Any], timeout: float | None = None
-    ) -> Any:
-        until = None if timeout is None else world.now + timeout
-        while not (result := predicate()):
-            left = None if until is None else until - world.now
-            if left is not None and left <= 0:
-                break
-            self.wait(left)
-        return result
-
-    def notify(self, count: int = 1) -> None:
-        while count and self._waiting:
-            count -= world.wake(self._waiting.popleft())
-
-    def notify_all(self) -> None:
-        world.wake_all(self._waiting)
 
 
 class Thread:
@@ -169,9 +104,6 @@ class Thread:
         if not self._task.dead:
             world.sleep((self._task.ended,), timeout)
 
-    def is_alive(self) -> bool:
-        return self._task is not None and not self._task.dead
-
 
 class Queue:
     """A `queue.Queue`."""
@@ -196,14 +128,8 @@ class Queue:
             world.sleep((self._waiting,), left)
         return self._items.popleft()
 
-    def get_nowait(self) -> Any:
-        return self.get(block=False)
-
     def full(self) -> bool:
         return 0 < self._most <= len(self._items)
-
-    def qsize(self) -> int:
-        return len(self._items)
 
     def empty(self) -> bool:
         return not self._items
@@ -312,15 +238,7 @@ def _constants(module: Any, *prefixes: str) -> dict[str, Any]:
 
 MODULES = {
     real_time: Time(),
-    real_threading: Module(
-        "threading",
-        Lock=Lock,
-        Semaphore=Lock,
-        BoundedSemaphore=Lock,
-        Event=Event,
-        Condition=Condition,
-        Thread=Thread,
-    ),
+    real_threading: Module("threading", Lock=Lock, Thread=Thread),
     real_queue: Module(
         "queue", Queue=Queue, Full=real_queue.Full, Empty=real_queue.Empty
     ),

@@ -143,12 +143,6 @@ class Descriptor:
         if self.is_closed:
             raise OSError(9, "Bad file descriptor")
 
-    def __enter__(self) -> "Descriptor":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
 
 class Listening(Descriptor):
     """A listening socket, once it is bound."""
@@ -216,9 +210,6 @@ class Socket(Descriptor):
         if option == socket.SO_RCVLOWAT:
             self._low_water = value
             self.world.wake_all(self.changed)
-
-    def getpeername(self) -> tuple[str, int]:
-        return self.peer_host, 40000
 
     def readiness(self) -> tuple[bool, bool]:
         """Returns whether it can be read, and written."""

@@ -6,6 +6,24 @@ from collections.abc import Sequence
 from tests.simulation import bugs, faults, simulate, world
 
 MOST_RUNS = 300
+MOST_SEEDS = 500  # until a planted bug must have been found
+
+
+def violation(
+    scenario: faults.Scenario, bug: Sequence[bugs.Patch] = ()
+) -> world.Violation | None:
+    """Returns the promise that a scenario breaks, if it does; bug: planted."""
+    try:
+        simulate.Simulation(scenario, bug).run()
+    except world.Violation as found:
+        return found
+    return None
+
+
+def first_seed(bug: Sequence[bugs.Patch]) -> int | None:
+    """Returns the first seed that finds a planted bug, if one does."""
+    seeds = range(MOST_SEEDS)
+    return next((seed for seed in seeds if violation(faults.draw(seed), bug)), None)
 
 
 def shrink(
@@ -29,12 +47,9 @@ def shrink(
     def breaks(candidate: faults.Scenario) -> bool:
         nonlocal runs, scenario, error
         runs += 1
-        try:
-            simulate.Simulation(candidate, bug).run()
-        except world.Violation as found:
+        if found := violation(candidate, bug):
             scenario, error = candidate, found
-            return True
-        return False
+        return found is not None
 
     pieces = 2
     while pieces <= 2 * len(scenario.tape) and runs < MOST_RUNS:

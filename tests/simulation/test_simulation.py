@@ -35,20 +35,12 @@ def test_a_failure_shows_its_seed_and_a_shorter_tape():
     scenario = next(
         scenario
         for scenario in map(faults.draw, range(500))
-        if len(scenario.tape) > 1 and breaks(scenario, bug)
+        if len(scenario.tape) > 1 and shrink.violation(scenario, bug)
     )
     with pytest.raises(world.Violation) as found:
         shrink.check(scenario, bug)
     assert f"seed {scenario.seed}" in str(found.value)
     shortest, _ = shrink.shrink(scenario, found.value, bug)
     assert [fault.kind for fault in shortest.tape] == ["flip"]
-    assert breaks(shortest, bug)
-    assert not breaks(dataclasses.replace(shortest, tape=()), bug)
-
-
-def breaks(scenario, bug):
-    try:
-        simulate.Simulation(scenario, bug).run()
-    except world.Violation:
-        return True
-    return False
+    assert shrink.violation(shortest, bug)
+    assert not shrink.violation(dataclasses.replace(shortest, tape=()), bug)

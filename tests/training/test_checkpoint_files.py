@@ -4,6 +4,7 @@ import errno
 import os
 import pathlib
 import shutil
+from unittest import mock
 
 import pytest
 
@@ -79,16 +80,26 @@ class SyncedDisk:
         self.dirty.add(new.parent)
 
 
-def opened(path, messages=None, disk=None):
-    disk = disk or Disk()
+def on(disk):
+    return mock.patch.object(checkpoint_files, "disk", disk)
+
+
+@pytest.fixture(autouse=True)
+def flushes_nothing():
+    with on(Disk()):
+        yield
+
+
+def opened(path, messages=None):
     log = print if messages is None else messages.append
-    return checkpoint_files.Folder(path, differs, log, disk)
+    return checkpoint_files.Folder(path, differs, log)
 
 
-def save(saved, *steps, about=ABOUT, keep=3, disk=real_disk):
+def save(saved, *steps, about=ABOUT, keep=3):
     for step in steps:
 
         def write_arrays(folder, step=step):
+            disk = checkpoint_files.disk
             disk.make_folder(folder / "deep" / "er")
             for name in ("a", "deep/b", "deep/er/c"):
                 disk.write(folder / name, f"{name} of {step}".encode())
@@ -130,8 +141,8 @@ def test_steps_of_more_digits_are_kept_and_superseded_alike(folder):
 
 def test_all_of_a_checkpoint_is_durable_before_it_has_its_name(folder):
     disk = SyncedDisk()
-    saved = opened(folder, disk=disk)
-    save(saved, 10, 20, disk=disk)
+    with on(disk):
+        save(opened(folder), 10, 20)
     assert disk.final == ["00000010", "00000020"]
     assert not disk.dirty, "the name itself is not durable"
 
@@ -295,10 +306,10 @@ def test_a_checkpoint_of_the_step_that_is_saved_is_not_lost(folder):
 def a_life(folder, disk):
     """Opens, goes on from 20, saves 30 and 40: what can fail, and how far it came."""
     log = []
-    saved = opened(folder, log, disk)
-    saved.go_on_from(20)
-    for step in (30, 40):
-        save(saved, step, keep=2, disk=disk)
+    with on(disk):
+        saved = opened(folder, log)
+        saved.go_on_from(20)
+        save(saved, 30, 40, keep=2)
     return log
 
 

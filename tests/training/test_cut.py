@@ -22,15 +22,10 @@ NO_STATES = cut.States()
 def run_of(forward=IDENTITY, backward=IDENTITY, front=two_halves.front, **settings):
     """Both halves around codecs; `has_loss` is of a front that has one."""
     has_loss = settings.pop("has_loss", False)
+    spec = two_halves.spec_of(2, front, has_loss=has_loss)
     front = cut.front(front, forward, backward, has_loss=has_loss, **settings)
     back = cut.back(two_halves.back, forward, backward, **settings)
-    return two_halves.Run(front, back, piece_spec(front))
-
-
-def piece_spec(front):
-    """Returns the spec of h of half a batch."""
-    batch = two_halves.pieces(two_halves.batch(), 2)[0]
-    return front.spec(two_halves.init()[0], batch[0], two_halves.rngs()[0])
+    return two_halves.Run(front, back, spec)
 
 
 def data(count=1):
@@ -137,8 +132,6 @@ def test_an_h_without_activations_is_named():
     params, [(batch, _)], _ = data()
     words = r"h has no floating-point array, so no gradient can come back: int32\(8,\)"
     with pytest.raises(TypeError, match=words):
-        front.spec(params[0], batch, None)
-    with pytest.raises(TypeError, match=words):
         front.forward(params[0], batch, None, NO_STATES, 1)
     back = cut.back(two_halves.back, IDENTITY, IDENTITY)
     sent = selector.Selected({"index": batch["index"]})
@@ -162,7 +155,7 @@ def test_gradients_are_those_of_what_was_received(named):
     forward, backward = (codecs.from_string(each) for each in named)
     run = run_of(forward, backward)
     params = two_halves.init()
-    spec = piece_spec(run.front)
+    spec = two_halves.spec_of(2)
     states = [forward.init(spec), backward.init(spec)]
     for step in range(2):  # what is fed back comes with the second
         _, micro_batches, keys = data(2)
@@ -317,7 +310,7 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
     ]
 
     def grads_of(params, batch):
-        run = two_halves.Run(front, back, piece_spec(front))
+        run = two_halves.Run(front, back, two_halves.spec_of(2))
         return run.step(params, [batch], keys())[0]
 
     got = grads_of(placed, both)
@@ -328,7 +321,7 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
 
 
 def test_the_spec_is_that_of_h():
-    spec = piece_spec(run_of().front)
+    spec = two_halves.spec_of(2)
     assert {name: (leaf.shape, leaf.dtype) for name, leaf in spec.items()} == {
         "h": ((B // 2, L, D), jnp.float32),
         "mask": ((B // 2, L), jnp.bool_),

@@ -8,6 +8,7 @@ import two_halves
 from flax import nnx
 
 from nebula_jax.communication import codec
+from nebula_jax.face import cut as face_cut
 from nebula_jax.training import cut, partition
 
 IDENTITY = codec.identity()
@@ -89,7 +90,7 @@ def test_gradients_are_the_uncut_models(model, has_frozen):
         cut.back(back, IDENTITY, IDENTITY, is_trained=is_trained),
     )
     params, rng = model.params, jax.random.key(0)
-    run = two_halves.Run(*halves, halves[0].spec(params[0], X[: B // 2], rng))
+    run = two_halves.Run(*halves, face_cut.spec(front, params[0], X[: B // 2]))
     micro_batches = zip(np.split(X, 2), np.split(Y, 2), strict=True)
     grads, *_ = run.step(params, micro_batches, [(rng, rng)] * 2)
     whole_grads = jax.grad(whole)(params)

@@ -64,7 +64,7 @@ def test_a_rate_that_would_make_parameters_infinite_is_no_step():
     jax.tree.map(np.testing.assert_array_equal, after.params, before.params)
 
 
-@pytest.mark.parametrize("name", ["adamw", "muon", "sgd"])
+@pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_at_another_step_the_rate_is_that_of_one_that_took_them_all(name):
     """And the next step is what its gradient makes of the moments that there are."""
     rates = []

@@ -5,7 +5,7 @@ Selector's option, and bytes.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -107,13 +107,8 @@ class _Subject:
     """A codec, compiled once for all rules, and the arrays that it is tried on."""
 
     def __init__(self, codec: selector.Selector, given: Any) -> None:
-        self.codec, self.given = codec, given
+        self.eager, self.codec, self.given = codec, selector.compiled(codec), given
         self.payloads = [codec_lib.payload_spec(each, given) for each in codec.codecs]
-        # A channel gives its state away in the same way.
-        self.encoders = [
-            jax.jit(each.encode, donate_argnums=1) for each in codec.codecs
-        ]
-        self.decoders = [jax.jit(each.decode) for each in codec.codecs]
 
     def arrays(self, step: int) -> Any:
         """Draws arrays that change a little from step to step."""
@@ -140,12 +135,8 @@ class _Line:
     """The two ends of a channel."""
 
     def __init__(self, subject: _Subject, eager: bool = False) -> None:
-        self._subject, self._codec = subject, subject.codec
-        self._encoders: Sequence[Callable[..., Any]] = subject.encoders
-        self._decoders: Sequence[Callable[..., Any]] = subject.decoders
-        if eager:
-            self._encoders = [each.encode for each in self._codec.codecs]
-            self._decoders = [each.decode for each in self._codec.codecs]
+        self._subject = subject
+        self._codec = subject.eager if eager else subject.codec
         self.sender = self._codec.init(subject.given)
         self.receiver = self._codec.init(subject.given)
         self.step = 0
@@ -153,15 +144,14 @@ class _Line:
     def send(self, arrays: Any) -> _Sent:
         """Raises ValueError if the payload is refused on arrival."""
         self.step += 1
-        option = self._codec.choose(arrays, self.sender, self.step)
-        payload, self.sender = self._encoders[option](arrays, self.sender)
-        planned = self._subject.payloads[option]
-        if found := codec_lib.difference(planned, payload):
+        sent, self.sender = self._codec.encode(arrays, self.sender, self.step)
+        planned = self._subject.payloads[sent.option]
+        if found := codec_lib.difference(planned, sent.payload):
             raise TypeError(
                 f"the payload should have {found[0]} and has {found[1]}: its shapes"
                 " must follow from those of the arrays alone"
             )
-        buffers = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(payload)]
+        buffers = [np.asarray(leaf).tobytes() for leaf in jax.tree.leaves(sent.payload)]
         arrived = [
             np.frombuffer(buffer, leaf.dtype).reshape(leaf.shape)
             for buffer, leaf in zip(buffers, jax.tree.leaves(planned), strict=True)
@@ -171,8 +161,9 @@ class _Line:
             arrivals.check_payload(payload)
         except ValueError as error:
             raise _Refused(str(error)) from None
-        got, self.receiver = self._decoders[option](payload, self.receiver)
-        return _Sent(arrays, option, buffers, jax.device_get(got))
+        came = selector.Selected(payload, sent.option)
+        got, self.receiver = self._codec.decode(came, self.receiver)
+        return _Sent(arrays, sent.option, buffers, jax.device_get(got))
 
 
 class _Refused(Exception):

@@ -34,14 +34,9 @@ class Activity(enum.IntEnum):
 class Report(NamedTuple):
     """A process's report of itself."""
 
-    activity: Activity
-    done: int
+    activity: Activity = Activity.COMPUTING
+    done: int = 0
     """A number that grows with what it gets done: its steps."""
-
-
-def unknown() -> Report:
-    """Returns the report of a process about which nothing is known."""
-    return Report(Activity.COMPUTING, 0)
 
 
 class Work:

@@ -21,8 +21,6 @@ class Shape(NamedTuple):
     channel: int
     sizes: tuple[int, ...]
     """Bytes of each buffer."""
-    nbytes: int
-    """Bytes of all buffers."""
     is_compressed: bool
     """True if sizes are limits, and a table of the true ones comes first."""
 
@@ -54,21 +52,18 @@ class Schema:
     def __init__(self) -> None:
         self._channels: list[list[Shape]] = []  # channel -> option
 
-    def add(self, options: Sequence[Sequence[int]], is_compressed: bool) -> int:
-        """Adds a channel: for each shape, the bytes of each buffer; returns its number.
+    def add(self, options: Sequence[Sequence[int]], is_compressed: bool) -> None:
+        """Adds a channel: for each shape, the bytes of each buffer.
 
         Raises:
           ValueError: if a table of its buffers' lengths would not fit on the stage.
         """
         number = len(self._channels)
-        shapes = [
-            Shape(number, tuple(sizes), sum(sizes), is_compressed) for sizes in options
-        ]
+        shapes = [Shape(number, tuple(sizes), is_compressed) for sizes in options]
         most = max(shape.table_bytes for shape in shapes)
         if is_compressed and most > receive_buffer.STAGE_BYTES // 2:
             raise ValueError("too many buffers in a tensor to compress")
         self._channels.append(shapes)
-        return number
 
     def message_sizes(self, head: frames.Head) -> Sequence[int]:
         """Returns the sizes of the payload's buffers of a message that is no tensor.
@@ -97,8 +92,7 @@ class Schema:
                 " are open"
             )
         if option == frames.STEP_END:
-            size = frames.IDENTITY_BYTES
-            return Shape(channel, (size,), size, is_compressed=False)
+            return Shape(channel, (frames.IDENTITY_BYTES,), is_compressed=False)
         shapes = self._channels[channel]
         if option >= len(shapes):
             raise frames.FrameError(

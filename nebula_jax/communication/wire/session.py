@@ -88,7 +88,7 @@ class Session:
         self.liveness = liveness.Liveness(peer_timeout)
         self.watch = stuck_peers.Watch(peer_timeout)
         """The progress of the peer."""
-        self.report: Callable[[], activity.Report] = activity.unknown
+        self.report: Callable[[], activity.Report] = activity.Report
         """Returns what this process is doing, for Pings."""
         self._now, self._head_came, self._moved = 0.0, 0.0, 0
         self._schema = schema.Schema()

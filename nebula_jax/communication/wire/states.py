@@ -12,7 +12,6 @@ from nebula_jax.communication.wire.frames import (
     End,
     Hello,
     Open,
-    Ping,
     StepDone,
     Stop,
     Tensor,
@@ -79,23 +78,6 @@ TRANSITIONS: dict[Role, dict[State, dict[type, State]]] = {
     },
 }
 
-# Phase of the connection -> message that may come on it -> next phase. What is numbered
-# must be allowed by TRANSITIONS as well.
-PHASE_TRANSITIONS: dict[Phase, dict[type, Phase]] = {
-    Phase.NONE: {},
-    Phase.OPENING: {Open: Phase.RUNNING, Abort: Phase.NONE},
-    Phase.RUNNING: {
-        Hello: Phase.RUNNING,
-        Welcome: Phase.RUNNING,
-        Tensor: Phase.RUNNING,
-        StepDone: Phase.RUNNING,
-        Stop: Phase.RUNNING,
-        Ping: Phase.RUNNING,
-        End: Phase.RUNNING,
-        Abort: Phase.NONE,
-    },
-}
-
 States = Mapping[Role, State]
 STARTED: States = {role: State.START for role in Role}
 
@@ -126,10 +108,14 @@ def advance(states: States, sender: Role, kind: type) -> States:
 def advance_phase(phase: Phase, kind: type) -> Phase:
     """Returns the phase of a connection after a message of the peer.
 
+    Open is the first message on it, and Abort its last. What is numbered must be
+    allowed by TRANSITIONS as well.
+
     Raises:
       OutOfPlace: if the phase does not allow it.
     """
-    following = PHASE_TRANSITIONS[phase].get(kind)
-    if following is None:
-        raise OutOfPlace(f"{kind.__name__} {phase}")
-    return following
+    if phase is not Phase.NONE and kind is Abort:
+        return Phase.NONE
+    if phase is (Phase.OPENING if kind is Open else Phase.RUNNING):
+        return Phase.RUNNING
+    raise OutOfPlace(f"{kind.__name__} {phase}")

@@ -49,7 +49,7 @@ class Member:
         own: str,
         params: Any,
     ) -> None:
-        """Begins without arrays: `first` makes those of step 0.
+        """Begins at step 0; without arrays if there are specs of them alone.
 
         Args:
           settings: of the run.
@@ -83,6 +83,8 @@ class Member:
         """The outer steps that made each fragment's anchor, P."""
         self.asking: list[str] = []
         """The clusters that have requested the end of the run."""
+        if not is_planned(params):
+            self.resume(self.first(params), None)
 
     def first(self, params: Any) -> dict[str, Any]:
         """Returns `arrays` at step 0: the anchor is a copy of the parameters."""
@@ -296,6 +298,11 @@ class Member:
     def _digest_of_all(self) -> np.ndarray:
         parts = {str(f): self.digest(f) for f in range(len(self.outers))}
         return np.frombuffer(diloco.digest(parts), np.uint8)
+
+
+def is_planned(params: Any) -> bool:
+    """Returns True if these are specs of parameters."""
+    return isinstance(jax.tree.leaves(params)[0], jax.ShapeDtypeStruct)
 
 
 def _on_host(arrays: diloco.Fragment) -> Any:

@@ -75,7 +75,7 @@ class Exchange:
         """
         self._clusters, self._own, self._is_hub = list(clusters), own, hub == own
         through = links.get(hub)
-        is_line = isinstance(through, Link | worker_link.WorkerLink)
+        is_line = isinstance(through, worker_link.AnyLink)
         self._of_hub = through if is_line else None
         self._taken: dict[str, dict[Key, Selected]] = {name: {} for name in clusters}
         self._senders: dict[tuple[str, str], list[channels.Sender]] = {}

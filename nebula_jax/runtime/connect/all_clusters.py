@@ -21,7 +21,7 @@ from nebula_jax.communication import link as link_lib
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames
-from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import gathering as gathering_lib
 from nebula_jax.runtime.connect import routes
@@ -29,7 +29,6 @@ from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
 from nebula_jax.security import names as names_lib
 
-AnyLink = Link | WorkerLink
 PLAIN_RETURN = (
     "tls=off: anybody who reaches this cluster can take the place of one that may"
     " come back"
@@ -239,7 +238,9 @@ def agree_start(peers: Peers, every: int, window: int, timeout: float) -> int:
     """Returns the step that all clusters resume after; 0 for the beginning.
 
     The hub computes it from the steps in all Hellos; without a hub each cluster does,
-    and they compare. All channels have to be open: this sends Welcome, or waits for it.
+    and they compare. In a chain the hub of each part is the next one: the last part
+    computes it, and the others pass it on. All channels have to be open: this sends
+    Welcome, or waits for it.
 
     Args:
       every: steps between checkpoints.
@@ -255,15 +256,16 @@ def agree_start(peers: Peers, every: int, window: int, timeout: float) -> int:
     if not ranks.is_root():
         return ranks.agree(0)
     own, deadline = peers.hello.cluster, time.monotonic() + timeout
-    if peers.hub not in ("", own):
-        return ranks.agree(peers.links[peers.hub].wait_for_welcome(timeout))
-    steps = {name: link.peer.checkpoints for name, link in peers.links.items()}
-    steps[own] = peers.hello.checkpoints
-    start = checkpoints.newest_of_all(steps, every, window)
+    if peers.hub in ("", own):
+        steps = {name: link.peer.checkpoints for name, link in peers.links.items()}
+        steps[own] = peers.hello.checkpoints
+        start = checkpoints.newest_of_all(steps, every, window)
+    else:
+        start = peers.links[peers.hub].wait_for_welcome(timeout)
     for name, link in peers.links.items():
         if name not in peers.dialed:
             link.welcome(start)
-    for name in peers.dialed:
+    for name in (each for each in peers.dialed if each != peers.hub):
         there = _welcomed(peers, name, deadline, timeout)
         if there != start:
             raise bridge.Mismatch(

@@ -15,7 +15,7 @@ from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames, session
-from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.runtime.connect import routes
 
 POLL_SECONDS = 0.1  # between looks at the links, while others are waited for
@@ -154,7 +154,7 @@ def _reason(link: Link | None) -> str:
     return ""
 
 
-def abort(links: Iterable[Link | WorkerLink], error: BaseException) -> None:
+def abort(links: Iterable[AnyLink], error: BaseException) -> None:
     """Aborts all links at once: one that takes long keeps no other cluster waiting."""
     reason = errors.reason(error)
     threads = [

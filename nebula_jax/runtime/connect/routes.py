@@ -123,9 +123,6 @@ class Routes:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
         """Ends this process's part in a federation."""
         if self._switch is not None:
             self._switch.close()

@@ -122,7 +122,9 @@ class Checkpoints:
         """Returns the data position that was saved with `step`; None for step 0."""
         if step == 0:
             return None
-        return self._of_root(lambda saved: saved.about(step)["position"])
+        return self._of_root(
+            lambda saved: checkpoint_files.about(saved.path, step)["position"]
+        )
 
     def restore(
         self, step: int, fresh: mesh_lib.ShardedInit, is_behind: bool = False
@@ -170,7 +172,7 @@ class Checkpoints:
     def _grown(self, step: int) -> str:
         """Returns what follows if a checkpoint's run was to have fewer steps; or ""."""
         assert self._saved is not None
-        saved = self._saved.about(step)["settings"]
+        saved = checkpoint_files.about(self._saved.path, step)["settings"]
         for name in STEPS:
             if (now := self._settings.get(name)) != saved.get(name):
                 return (

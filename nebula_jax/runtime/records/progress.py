@@ -13,7 +13,7 @@ from nebula_jax import errors
 from nebula_jax.communication import ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity
-from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.runtime.life import phases as phases_lib
 from nebula_jax.runtime.life import process, restarts, screen
 from nebula_jax.runtime.records import report, run_folder, traces
@@ -36,7 +36,7 @@ class Traffic(NamedTuple):
     """Seconds."""
 
 
-def _organizations(links: Sequence[Link | WorkerLink]) -> dict[str, dict[str, str]]:
+def _organizations(links: Sequence[AnyLink]) -> dict[str, dict[str, str]]:
     """Returns whose each peer was, by its certificate; nothing without any."""
     found = {
         each.peer.cluster: each.owner
@@ -46,7 +46,7 @@ def _organizations(links: Sequence[Link | WorkerLink]) -> dict[str, dict[str, st
     return {"certificates_of_peers": found} if found else {}
 
 
-def traffic(links: Sequence[Link | WorkerLink]) -> Traffic:
+def traffic(links: Sequence[AnyLink]) -> Traffic:
     """Returns the traffic of several links together."""
     return Traffic(
         sum(link.bytes_moved("sent") for link in links),
@@ -55,7 +55,7 @@ def traffic(links: Sequence[Link | WorkerLink]) -> Traffic:
     )
 
 
-def waited(links: Sequence[Link | WorkerLink]) -> dict[str, float]:
+def waited(links: Sequence[AnyLink]) -> dict[str, float]:
     """Returns the seconds so far in which each peer was waited for."""
     found: dict[str, float] = {}
     for link in links:  # of a peer that has rejoined there are several
@@ -126,7 +126,7 @@ class Progress:
         start: int,
         steps: int,
         log_every: int,
-        links: Sequence[Link | WorkerLink] = (),
+        links: Sequence[AnyLink] = (),
         work: activity.Work | None = None,
         allow_nonfinite: int = 0,
         phases: phases_lib.Phases | None = None,

@@ -6,8 +6,7 @@ from typing import Any
 
 from nebula_jax import trace as trace_lib
 from nebula_jax.communication import ranks
-from nebula_jax.communication.link import Link
-from nebula_jax.communication.worker_link import WorkerLink
+from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 
@@ -26,7 +25,7 @@ def _name(rank: int) -> str:
     return f"trace-{rank}.json" if rank else NAME
 
 
-def time(trace: trace_lib.Trace, links: Sequence[Link | WorkerLink]) -> dict[str, Any]:
+def time(trace: trace_lib.Trace, links: Sequence[AnyLink]) -> dict[str, Any]:
     """Returns where the time of this process went, and what crossed its lines.
 
     Returns:

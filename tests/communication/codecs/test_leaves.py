@@ -8,6 +8,7 @@ import pytest
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, loopback
+from nebula_jax.face import cut as face_cut
 from nebula_jax.training import cut, partition
 
 SPEC = jax.ShapeDtypeStruct((16, 77), jnp.float32)
@@ -74,11 +75,10 @@ def test_a_channel_of_nothing_is_refused():
 )
 def test_a_leaf_that_is_no_array_is_named(leaf, words):
     tree = {"layers": [leaf], "x": jnp.ones(3)}
-    front = cut.front(lambda params, x, rng: tree, codecs.fp16(), codecs.fp16())
     for refused in (
         lambda: loopback.Loopback().sender("h", tree, codecs.fp16()),
         lambda: partition.split(tree, partition.train_all),
-        lambda: front.spec({}, jnp.ones(3), None),
+        lambda: face_cut.spec(lambda params, x, rng: tree, {}, jnp.ones(3)),
     ):
         with pytest.raises(errors.SettingsError, match=re.escape(words)):
             refused()

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import struct
 
-from nebula_jax.communication import codec, codecs
+from nebula_jax.communication import codec, codecs, selector
 from nebula_jax.communication.codecs import bits as bits_lib
 from nebula_jax.communication.codecs import packing
 
@@ -119,13 +119,7 @@ def a_batch(mask):
 @functools.cache
 def compiled(**settings):
     """`pack_tokens`, each option's functions compiled once for each shape."""
-    pack = codecs.pack_tokens(**settings)
-    return pack._replace(
-        codecs=tuple(
-            each._replace(encode=jax.jit(each.encode), decode=jax.jit(each.decode))
-            for each in pack.codecs
-        )
-    )
+    return selector.compiled(codecs.pack_tokens(**settings))
 
 
 @hypothesis.settings(max_examples=25)

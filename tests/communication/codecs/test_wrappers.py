@@ -19,17 +19,15 @@ class Ends:
     """Both ends of a line, each with its own state."""
 
     def __init__(self, codec, spec):
-        self.codec = codec = selector.as_selector(codec)
+        self.codec = codec = selector.compiled(codec)
         self.sender, self.receiver = codec.init(spec), codec.init(spec)
         self.step = 0
-        self.encoders = [jax.jit(each.encode) for each in codec.codecs]
-        self.decoders = [jax.jit(each.decode) for each in codec.codecs]
 
     def send(self, arrays):
         self.step += 1
-        self.option = self.codec.choose(arrays, self.sender, self.step)
-        payload, self.sender = self.encoders[self.option](arrays, self.sender)
-        arrays, self.receiver = self.decoders[self.option](payload, self.receiver)
+        sent, self.sender = self.codec.encode(arrays, self.sender, self.step)
+        self.option = sent.option
+        arrays, self.receiver = self.codec.decode(sent, self.receiver)
         return arrays
 
 

@@ -1,6 +1,5 @@
 """A session on one socket after the other, in time that only the tests move on."""
 
-import contextlib
 import socket
 import ssl
 import types
@@ -75,15 +74,14 @@ class Side:
 
 
 @pytest.fixture
-def side(monkeypatch):
-    with contextlib.ExitStack() as stack:
-        side = Side(stack, monkeypatch)
-        side.now = 10.0
-        side.break_it()
-        assert side.left == TIMEOUT
-        side.now = 18.0
-        side.connect()
-        yield side
+def side(monkeypatch, stack):
+    side = Side(stack, monkeypatch)
+    side.now = 10.0
+    side.break_it()
+    assert side.left == TIMEOUT
+    side.now = 18.0
+    side.connect()
+    return side
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import contextlib
+import functools
 import random
 import socket
 import threading
@@ -81,9 +82,8 @@ class Line(links.Pair):
 
 
 @pytest.fixture
-def line():
-    with contextlib.ExitStack() as stack:
-        yield lambda **settings: Line(stack, **settings)
+def line(stack):
+    return functools.partial(Line, stack)
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])

@@ -20,10 +20,7 @@ from nebula_jax.training import diloco
 def members(codec="", config=CONFIG, shares=()):
     given = dataclasses.asdict(config) | {"codec": codec, "shares": shares}
     settings = settings_lib.Settings(**given)
-    found = [member.Member(settings, NAMES, name, params()) for name in NAMES]
-    for each in found:
-        each.resume(each.first(params()), None)
-    return found
+    return [member.Member(settings, NAMES, name, params()) for name in NAMES]
 
 
 def moved(seed: int):

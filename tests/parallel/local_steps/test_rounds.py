@@ -1,7 +1,6 @@
 """The exchange of messages among clusters: all to all, and through a hub."""
 
 import concurrent.futures
-import contextlib
 import itertools
 import threading
 
@@ -117,15 +116,14 @@ SENT = [selector.Selected({"x": np.full(1 << 18, k, np.float32)}) for k in range
 
 
 @pytest.fixture
-def a_line(monkeypatch):
+def a_line(monkeypatch, stack):
     """The links of a hub and of its leaf, which keep no more than one tensor unread."""
     monkeypatch.setattr(receive_queue, "MAX_TENSORS", 1)
     monkeypatch.setattr(receive_queue, "MAX_BYTES", 1)
     monkeypatch.setattr(receive_queue, "FLOOD_BYTES", 1)
-    with contextlib.ExitStack() as stack:
-        server, client = {"ours": NAMES[0]}, {"theirs": NAMES[1], "peer": NAMES[0]}
-        pair = links.Pair(stack, server, client, reconnect_timeout=5.0)
-        yield pair.here, pair.there
+    server, client = {"ours": NAMES[0]}, {"theirs": NAMES[1], "peer": NAMES[0]}
+    pair = links.Pair(stack, server, client, reconnect_timeout=5.0)
+    return pair.here, pair.there
 
 
 def over(link, own, peer):

@@ -75,10 +75,6 @@ def meet(pool, names, wanted, first=None):
     return [link.peer.cluster for link in peers.links.values()]
 
 
-def test_links_are_in_the_order_that_was_wanted(pool):
-    assert meet(pool, ["g:1", "g:0"], ["g:0", "g:1"]) == ["g:0", "g:1"]
-
-
 def test_who_is_not_expected_is_refused_and_the_waiting_goes_on(pool, monkeypatch):
     said = []
     monkeypatch.setattr(process, "message", said.append)
