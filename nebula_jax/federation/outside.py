@@ -15,7 +15,7 @@ from typing import Any
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints, pending_connections
-from nebula_jax.communication.wire import greeting
+from nebula_jax.communication.wire import greeting, json_lines
 from nebula_jax.federation import joining, line, state, streams
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs, credentials
@@ -153,6 +153,8 @@ async def _checked(
 def refused(made: state.State, host: str, error: BaseException) -> None:
     """Notes the refusal of a host, or of a lab, that an error is."""
     reason = between_labs.reason_of(error)
+    if isinstance(error, json_lines.Malformed):  # which is no fault of this lab's
+        reason = "malformed"
     text = f"refused a connection from {host}: {reason}: {between_labs.in_words(error)}"
     made.note(STRANGERS, text, "refusal", host, reason=reason)
 
