@@ -8,6 +8,7 @@ python my_split.py --cluster=back --listen=0.0.0.0:7070 --tls=FOLDER
 python my_split.py --cluster=front --peer=back.example:7070 --tls=FOLDER
 """
 
+import contextlib
 import dataclasses
 import functools
 import pathlib
@@ -20,7 +21,7 @@ from absl import flags
 
 from nebula_jax import errors
 from nebula_jax.commands import cluster_flags, command_line, entry, fields
-from nebula_jax.communication import codecs
+from nebula_jax.communication import codecs, ranks
 from nebula_jax.face import report
 from nebula_jax.face import run as run_lib
 from nebula_jax.runtime import connect
@@ -116,7 +117,8 @@ def _train(
             agreed=agreed,
             **fields.common(given, connect.Settings),
         ) as run,
-        run_folder.lock(run.folder),
+        # Of a cluster's processes, the root alone has its folder.
+        run_folder.lock(run.folder) if ranks.is_root() else contextlib.nullcontext(),
     ):
         role(run)
         return run.exit_status()

@@ -4,7 +4,11 @@ import subprocess
 import sys
 
 import pytest
+from absl import flags
+from absl.testing import flagsaver
 
+from nebula_jax import errors
+from nebula_jax.commands import fields, roles
 from nebula_jax.runtime.records import run_folder
 
 SCRIPT = """
@@ -89,6 +93,20 @@ def test_a_folder_is_of_one_command_at_a_time(tmp_path, cluster, folder):
         found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert found.returncode == 1
     assert f"error: another process works in {folder}; wait" in found.stderr
+
+
+def test_the_folder_of_a_cluster_is_its_first_processs(tmp_path, monkeypatch):
+    flags.FLAGS(["test"])
+    with flagsaver.flagsaver(workdir=str(tmp_path), cluster="a", tls="off"):
+        given = fields.read(roles.Flags)
+    monkeypatch.setattr(roles.ranks, "is_root", lambda: False)
+    trained = []
+    with (
+        run_folder.lock(tmp_path / "a"),
+        pytest.raises(errors.SettingsError, match="the function of a returned before"),
+    ):
+        roles._train(trained.append, given, ["a", "b"], {})
+    assert trained
 
 
 def test_help_names_the_scripts_own_clusters(tmp_path):
