@@ -31,9 +31,10 @@ from typing import Any, NamedTuple
 
 import jax
 
-# The one private import: no public function returns what Slurm, Open MPI or Kubernetes
-# have set, which coordinator=auto needs before jax.distributed begins.
-from jax._src import clusters
+# The private imports: no public function returns what Slurm, Open MPI or Kubernetes
+# have set, which coordinator=auto needs before jax.distributed begins, or that it is
+# too late for it to begin.
+from jax._src import clusters, xla_bridge
 
 from nebula_jax import errors
 from nebula_jax.communication import endpoints, ranks
@@ -113,6 +114,11 @@ def run(
     place = _place_of(settings)
     if place.processes == 1:
         return train()
+    if xla_bridge.backends_are_initialized():
+        raise errors.SettingsError(
+            "coordinator: JAX has computed before the processes of this cluster meet,"
+            " perhaps when the script was imported: leave that to its roles"
+        )
     members = members_lib.Members(place.rank, settings.peer_timeout)
     with _folder_of_service(members) as folder:
         _join(settings, place, described, members, folder / "service")

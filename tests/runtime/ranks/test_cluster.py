@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import ports
 import pytest
 import ranked
@@ -266,6 +267,15 @@ def test_a_cluster_of_one_process_needs_no_others():
 )
 def test_settings_that_cannot_work_are_refused(settings, words):
     with pytest.raises(errors.SettingsError, match=re.escape(words)):
+        cluster.run(settings, {}, train_alone)
+
+
+def test_a_script_that_has_computed_already_is_told_so():
+    jax.devices()
+    settings = cluster.Settings(
+        coordinator="127.0.0.1:1", num_processes=2, process_id=0
+    )
+    with pytest.raises(errors.SettingsError, match=r"before the processes .* meet"):
         cluster.run(settings, {}, train_alone)
 
 
