@@ -1,0 +1,127 @@
+"""The task that every framework is given: model, batches and held-out text, in NumPy.
+
+The model guesses a byte from the 16 before it: an embedding and two hidden layers. All
+begin with the same parameters and take the same batches in the same order.
+"""
+
+import dataclasses
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+import numpy as np
+
+SYMBOLS, CONTEXT, EMBEDDING = 128, 16, 64
+HELD_OUT = 4096  # examples
+
+
+@dataclasses.dataclass(frozen=True)
+class Task:
+    """What one worker has to do."""
+
+    worker: int
+    """0 or 1; 2 for the server of a framework that has one."""
+    width: int
+    """Of both hidden layers."""
+    rounds: int
+    inner_steps: int
+    batch: int
+    """Examples of one worker in a step."""
+    folder: str
+    """With `text.npy`; takes the worker's log and what else the framework writes."""
+    host: str
+    """The worker's own address."""
+    root: str
+    """The address of worker 0, where a server runs if a framework has one."""
+    device: str
+    """The network interface of `host`."""
+    variant: str = ""
+    rate: float = 1e-3
+
+    @property
+    def steps(self) -> int:
+        """All steps of a worker."""
+        return self.rounds * self.inner_steps
+
+    def parameters(self) -> dict[str, np.ndarray]:
+        """Returns those of step 0: weights [in, out] and biases, float32."""
+        draw = np.random.default_rng(0)
+        sizes = {
+            "embedding": (SYMBOLS, EMBEDDING),
+            "first": (CONTEXT * EMBEDDING, self.width),
+            "second": (self.width, self.width),
+            "head": (self.width, SYMBOLS),
+        }
+        found = {}
+        for name, (inputs, outputs) in sizes.items():
+            scale = 1.0 if name == "embedding" else inputs**-0.5
+            values = draw.standard_normal((inputs, outputs)) * scale
+            found[name] = values.astype(np.float32)
+            if name != "embedding":
+                found[f"{name}_bias"] = np.zeros(outputs, np.float32)
+        return found
+
+    def write(self) -> None:
+        """Leaves it in its folder, for workers that are told the folder alone."""
+        path = pathlib.Path(self.folder, "task.json")
+        path.write_text(json.dumps(dataclasses.asdict(self)))
+
+    def rows(self, step: int) -> np.ndarray:
+        """Returns this worker's batch of a step, from 1: int32 [B, CONTEXT + 1]."""
+        draw = np.random.default_rng([step, self.worker])
+        return self._examples(
+            draw.integers(HELD_OUT * 32, len(self._text()), self.batch)
+        )
+
+    def held_out(self) -> np.ndarray:
+        """Returns text that nobody trains on: int32 [HELD_OUT, CONTEXT + 1]."""
+        return self._examples(np.arange(HELD_OUT) * 31 + CONTEXT)
+
+    def _text(self) -> np.ndarray:
+        return np.load(pathlib.Path(self.folder, "text.npy"), mmap_mode="r")
+
+    def _examples(self, ends: np.ndarray) -> np.ndarray:
+        return self._text()[ends[:, None] + np.arange(-CONTEXT, 1)].astype(np.int32)
+
+
+class Log:
+    """What a worker reports, a line of JSON each: when rounds ended, and the end."""
+
+    def __init__(self, task: Task) -> None:
+        """Appends to the worker's file: it may have been killed before."""
+        self._path = pathlib.Path(task.folder, f"worker{task.worker}.jsonl")
+        self._computed, self._since = 0.0, 0.0
+
+    def begin_step(self) -> None:
+        """Starts the clock of computing."""
+        self._since = time.perf_counter()
+
+    def end_step(self) -> None:
+        """Stops it."""
+        self._computed += time.perf_counter() - self._since
+
+    def round(self, number: int) -> None:
+        """Reports that a round has ended: the parameters of the next one are there."""
+        self._write(round=number, computed=self._computed)
+        self._computed = 0.0
+
+    def end(self, loss: float) -> None:
+        """Reports the held-out loss, in nats."""
+        self._write(loss=loss)
+
+    def _write(self, **found: Any) -> None:
+        with self._path.open("a") as file:
+            file.write(json.dumps({"at": time.time(), **found}) + "\n")
+
+
+def of_command() -> Task:
+    """Returns the task of this process, from the first argument of its command."""
+    return Task(**json.loads(sys.argv[1]))
+
+
+def of_folder(folder: str, worker: int) -> Task:
+    """Returns what `Task.write` left, for a worker."""
+    found = json.loads(pathlib.Path(folder, "task.json").read_text())
+    return Task(**found | {"worker": worker})

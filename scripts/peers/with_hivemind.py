@@ -1,0 +1,65 @@
+"""hivemind: local updates, the mean of parameters in 16 bits by all-reduce, a DHT."""
+
+import pathlib
+import time
+
+import hivemind
+import torch
+from hivemind import compression
+
+from scripts.peers import task as task_lib
+from scripts.peers import torch_model
+
+
+def table(task: task_lib.Task) -> hivemind.DHT:
+    """Returns the distributed hash table by which the two find each other."""
+    path, known = pathlib.Path(task.folder, "root_address"), []
+    while task.worker and not (
+        known := path.read_text().split() if path.exists() else []
+    ):
+        time.sleep(0.1)
+    maddr = f"/ip4/{task.host}/tcp/0"
+    found = hivemind.DHT(host_maddrs=[maddr], initial_peers=known, start=True)
+    if not task.worker:
+        path.write_text(" ".join(str(each) for each in found.get_visible_maddrs()))
+    return found
+
+
+def main() -> None:
+    """Trains as one of two peers."""
+    task = task_lib.of_command()
+    torch.set_num_threads(1)
+    log, model = task_lib.Log(task), torch_model.Model(task)
+    dht = table(task)
+    averaged = hivemind.Optimizer(
+        dht=dht,
+        run_id="bench",
+        batch_size_per_step=task.batch,
+        target_batch_size=2 * task.batch * task.inner_steps,
+        optimizer=torch_model.optimizer(task, model),
+        use_local_updates=True,
+        delay_state_averaging=False,
+        matchmaking_time=3.0,
+        averaging_timeout=300.0,
+        state_averaging_compression=compression.Float16Compression(),
+        tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.5},
+    )
+    pathlib.Path(task.folder, f"ready{task.worker}").touch()
+    # Who is alone trains alone: there is no number of peers to wait for.
+    while not pathlib.Path(task.folder, f"ready{1 - task.worker}").exists():
+        time.sleep(0.1)
+    number, epoch = 0, 0
+    while epoch < task.rounds:
+        number += 1
+        torch_model.step(task, log, number, model, averaged)
+        averaged.step()
+        if averaged.local_epoch > epoch:
+            epoch = averaged.local_epoch
+            log.round(epoch)
+    log.end(torch_model.held_out_loss(task, model))
+    averaged.shutdown()
+    dht.shutdown()
+
+
+if __name__ == "__main__":
+    main()

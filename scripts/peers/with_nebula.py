@@ -1,0 +1,82 @@
+"""Nebula-JAX: local steps in a mesh or around a hub, of what a variant says."""
+
+import functools
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import nebula_jax as nebula
+from scripts.peers import task as task_lib
+
+OUTER = {"learning_rate": 0.7, "momentum": 0.9, "mixing": 0.0}
+VARIANTS = {
+    "mesh float32": {"codec": "identity"},
+    "hub float32": {"codec": "identity", "hub": "replica:0"},
+    "mesh e3m0": {"codec": "e3m0(256)"},
+    "streaming e3m0": {
+        "codec": "e3m0(256)",
+        "fragments": 2,
+        "delay": 5,
+        "mixing": 0.5,
+    },
+}
+"""Name -> settings of local steps, and the hub."""
+
+
+def loss_of(params: dict[str, jax.Array], rows: jax.Array) -> jax.Array:
+    """Returns the mean loss of rows [B, CONTEXT + 1], in nats."""
+    gelu = functools.partial(jax.nn.gelu, approximate=False)
+    x = params["embedding"][rows[:, :-1]].reshape(len(rows), -1)
+    x = gelu(x @ params["first"] + params["first_bias"][None])
+    x = gelu(x @ params["second"] + params["second_bias"][None])
+    logits = x @ params["head"] + params["head_bias"][None]
+    loss = optax.softmax_cross_entropy_with_integer_labels
+    return loss(logits, rows[:, -1]).mean()
+
+
+def train(task: task_lib.Task, run: nebula.Run) -> None:
+    """Trains a replica."""
+    log, settings = task_lib.Log(task), OUTER | VARIANTS[task.variant]
+    grads_of = jax.jit(jax.grad(loss_of))
+    params = {name: jnp.asarray(value) for name, value in task.parameters().items()}
+    state = nebula.state(params, optax.adamw(task.rate, weight_decay=1e-4))
+    with run.meet(hub=settings.pop("hub", "")) as peers:
+        rounds = nebula.local_steps(
+            run, peers, state.params, inner_steps=task.inner_steps, **settings
+        )
+        state, rounds = run.restore(state, rounds)
+        for step, mine in run.batches(task.rows):
+            log.begin_step()
+            state = state.apply(grads_of(state.params, mine))
+            jax.block_until_ready(state.params)
+            log.end_step()
+            state = state.replace(params=rounds.after(step, state.params))
+            run.done(step, (state, rounds))
+            if step % task.inner_steps == 0:
+                jax.block_until_ready(state.params)
+                log.round(step // task.inner_steps)
+    held_out = np.array_split(task.held_out(), 8)
+    parts = [float(loss_of(state.params, part)) for part in held_out]
+    log.end(float(np.mean(parts)))
+
+
+def main() -> None:
+    """Trains as one of two clusters, without TLS, as the others do."""
+    task = task_lib.of_command()
+    sys.argv[1:] = [
+        f"--cluster=replica:{task.worker}",
+        f"--peer={task.root}:7070" if task.worker else f"--listen={task.root}:7070",
+        "--clusters=2",
+        "--tls=off",
+        f"--steps={task.steps}",
+        f"--checkpoint_every={task.inner_steps}",
+        f"--workdir={task.folder}/run",
+    ]
+    nebula.main({"replica:*": functools.partial(train, task)})
+
+
+if __name__ == "__main__":
+    main()
