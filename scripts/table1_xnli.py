@@ -3,8 +3,8 @@
     python -m scripts.table1_xnli --scale=six --data_dir=../shared/data
     python -m scripts.table1_xnli --scale=tiny --data_dir=../shared/data
 
-The second takes a quarter of an hour, and shows how the table is made: after so few
-steps and pairs its accuracies are nearly guesses. The first takes nine hours.
+The first takes nine hours. The second shows in a small part of that how the table is
+made: after so few steps and pairs its accuracies are nearly guesses.
 
 All rows begin with the first layers of the same encoder, as many as `--scale` names: as
 it comes; after masked language modeling went on for as many seconds; after M3. Each is
