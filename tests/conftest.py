@@ -94,6 +94,12 @@ def pytest_collection_modifyitems(items):
 _MOST_MAPS = 30_000  # of the kernel's 65,530 (vm.max_map_count)
 
 
+@pytest.fixture(autouse=True, scope="session")
+def flags_of_grain():
+    """Defines them: those that come within a flagsaver's block go with it."""
+    import grain  # noqa: F401
+
+
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs_do_not_pile_up():
     """Forgets them when a process has very many, before XLA crashes.

@@ -19,7 +19,7 @@ HELD_OUT = 4096  # examples
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """What one worker has to do."""
+    """A worker's part of the work."""
 
     worker: int
     """0 or 1; 2 for the server of a framework that has one."""
@@ -42,7 +42,7 @@ class Task:
 
     @property
     def steps(self) -> int:
-        """All steps of a worker."""
+        """The number of steps of a worker."""
         return self.rounds * self.inner_steps
 
     def parameters(self) -> dict[str, np.ndarray]:
@@ -87,7 +87,7 @@ class Task:
 
 
 class Log:
-    """What a worker reports, a line of JSON each: when rounds ended, and the end."""
+    """A worker's reports, a line of JSON each: when rounds ended, and the end."""
 
     def __init__(self, task: Task) -> None:
         """Appends to the worker's file: it may have been killed before."""

@@ -14,7 +14,7 @@ import tiny_runs
 import tiny_translations
 import trees
 
-from experiments import translate
+from experiments.abnet import translator
 
 STEPS, EVERY = 21, 4  # the last step is no multiple: it has a checkpoint of its own
 SIDES = ("source", "target")
@@ -98,7 +98,7 @@ def test_the_bottleneck_trains_and_translates(runs, whole):
         flags[name] = str(runs.folder / flags[name])
     run = tiny_translations.run(**flags)
     lines = ["la casa tiene 3 puertas", "la torre tiene 5 puertas"]
-    assert len(translate.Translator(run).translate(lines)) == 2
+    assert len(translator.Translator(run).translate(lines)) == 2
 
 
 @pytest.mark.slow
