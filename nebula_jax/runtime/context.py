@@ -207,10 +207,15 @@ class Context:
         )
 
     def follow(self, link: AnyLink, followers: Links = ()) -> Iterator[int]:
-        """Returns the steps of a cluster that dialed: see `pace.follow`."""
+        """Yields the steps of a cluster that dialed: see `pace.follow`."""
         settings, stop = self.settings, self.stop_requested
         last, window = settings.steps, settings.window
-        return pace.follow(link, self.step, last, window, stop, followers)
+        yield from pace.follow(link, self.step, last, window, stop, followers)
+        if link.stop_step is not None and not stop():
+            # It has printed which cluster asked; for a chain, from one to the next.
+            process.message(
+                f"{link.peer.cluster} named the last step; it says who asked to stop"
+            )
 
     def lead(self, links: Links) -> pace.Lead:
         """Returns the steps of the cluster that listens: see `pace.Lead`."""

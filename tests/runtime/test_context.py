@@ -55,6 +55,16 @@ def test_a_run_ends_where_a_follower_may_be_by_then(context):
     assert link.stopped == [WINDOW + 1]  # no token has left yet
 
 
+def test_a_follower_says_which_cluster_has_ended_its_run(context, capsys):
+    assert list(context.follow(Link(stop_step=7))) == list(range(1, 8))
+    said = "other named the last step; it says who asked to stop\n"
+    assert capsys.readouterr().err == said
+    for step in context.each(context.follow(Link(stop_step=7))):
+        if step == 3:
+            signal.raise_signal(signal.SIGTERM)  # it has asked itself
+    assert said not in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(("rank", "name"), [(0, "here"), (1, "here (process 1)")])
 def test_a_process_says_at_its_end_how_far_the_run_is_and_where(
     context, tmp_path, monkeypatch, capsys, rank, name
