@@ -96,7 +96,8 @@ def curves(
         values = {name: record[name] for name in metrics.losses(record)}
         for name, value in record.items():
             if name.startswith(HELD_OUT) and value:
-                values[name] = statistics.fmean(value.values())
+                is_each = isinstance(value, Mapping)  # of several languages
+                values[name] = statistics.fmean(value.values()) if is_each else value
         for name, value in values.items():
             if not isinstance(value, Mapping):
                 found.setdefault(name, []).append((record["step"], value))

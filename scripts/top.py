@@ -68,6 +68,7 @@ def cells(name: str, record: Mapping[str, Any], now: float, is_done: bool) -> li
     share = f"{step / (step + left):.0%}" if left is not None else ""
     in_losses = (f"{each} {record[each]:.4f}" for each in metrics.losses(record))
     age = now - record["time"]
+    ended = ("stopped" if left else "done") if is_done else ""
     return [
         name,
         f"{step:,}",
@@ -75,11 +76,11 @@ def cells(name: str, record: Mapping[str, Any], now: float, is_done: bool) -> li
         metrics.in_time(record["seconds_left"]) if left else "",
         "  ".join(in_losses),
         metrics.speed(record),
-        f"{record['sent_mbit']:.1f}",
-        f"{record['received_mbit']:.1f}",
+        f"{record.get('sent_mbit', 0.0):.1f}",
+        f"{record.get('received_mbit', 0.0):.1f}",
         f"{1000 * max(trips.values()):.0f} ms" if trips else "",
-        f"{record['waiting_share']:.0%}{metrics.waited_for(record)}",
-        "done" if is_done else f"{metrics.in_time(max(0.0, age))} ago",
+        f"{record.get('waiting_share', 0.0):.0%}{metrics.waited_for(record)}",
+        ended or f"{metrics.in_time(max(0.0, age))} ago",
     ]
 
 

@@ -92,15 +92,23 @@ def _copy(earlier: pathlib.Path, workdir: pathlib.Path) -> None:
     """Copies PLM-T of an earlier run, whose pieces and head the adapters go with.
 
     Raises:
-      errors.SettingsError: if it is not there.
+      errors.SettingsError: if it is not there, or `workdir` has another one.
     """
-    if (folder(workdir) / MADE_OF).is_file():
-        return
+    there = folder(workdir) / MADE_OF
     if not (folder(earlier) / MADE_OF).is_file():
+        if there.is_file():  # the run goes on without the earlier one
+            return
         raise errors.SettingsError(
             f"--init_from={earlier}: the target's model is not there, at"
             f" {folder(earlier)}"
         )
+    if there.is_file():
+        if there.read_bytes() != (folder(earlier) / MADE_OF).read_bytes():
+            raise errors.SettingsError(
+                f"{workdir} has another target model than --init_from={earlier}; name"
+                " another workdir"
+            )
+        return
     with files.writing(folder(workdir)) as new:
         shutil.copytree(folder(earlier), new)
 

@@ -189,7 +189,8 @@ def evaluate(run: config.Run) -> int:
     tested = split_parallel.pairs_to_test(local.data_dir, languages, local.max_words)
     translator = Translator(run)
     words, found = bleu.tokenizer_of(languages[1]), {}
-    digest = files.digest_of(sorted(tested.items()))
+    how = [translator.step, agreed.beams, agreed.iterations, agreed.bleu_sentences]
+    digest = files.digest_of([*how, *sorted(tested.items())])
     out = local.workdir / run_folder.EVALUATED / f"{agreed.pair}-{digest}"
     out.mkdir(parents=True, exist_ok=True)
     for split, pairs in tested.items():
@@ -198,7 +199,8 @@ def evaluate(run: config.Run) -> int:
             lines = translator.translate(sources)
         score = bleu.corpus_bleu(lines, references, tokenize=words)
         found[split] = {"bleu": score.score, "sentences": len(lines)}
-        (out / f"{split}.txt").write_text("".join(f"{x}\n" for x in lines), "utf-8")
+        with files.writing(out / f"{split}.txt") as partial:
+            partial.write_text("".join(f"{line}\n" for line in lines), "utf-8")
     record = {
         "command": run_report.command(),
         "commit": run_report.commit(),

@@ -65,7 +65,11 @@ def evaluate(run: config.Run) -> int:
             f"--data_dir={run.local.data_dir} has no mono/LANG.valid.txt in a language"
             f" of the run: {', '.join(itertools.chain(*agreed.groups()))}"
         )
-    out = run.local.workdir / run_folder.EVALUATED / f"rtd-{files.digest_of(read)}"
+    out = (
+        run.local.workdir
+        / run_folder.EVALUATED
+        / f"rtd-{files.digest_of([step, *read])}"
+    )
     record = {
         "command": run_report.command(),
         "commit": run_report.commit(),

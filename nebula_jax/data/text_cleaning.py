@@ -2,7 +2,8 @@
 
 A text is brought into Unicode's NFC, its white space into single spaces. A row is
 dropped for one of REASONS. What is held out is chosen by a hash of its text, and no
-line that is trained on equals it, but for case and punctuation.
+line that the same language's, or pair's, files train on equals it, but for case and
+punctuation: text of another language or pair is not compared.
 """
 
 import contextlib
@@ -168,10 +169,14 @@ def write(
         if not count or (most and not each):
             few = f"{count} rows are left, too few to hold any out (held_out)"
             raise tsv.CorpusError("\n  ".join([few, *report.lines()]))
-        chosen = {
-            row: lacking[place % len(lacking)]
-            for place, row in enumerate(smallest[: each * len(lacking)])
-        }
+        chosen, place_of = dict[Chosen, str](), dict[int, str]()
+        for place, row in enumerate(smallest[: each * len(lacking)]):
+            # One that shares a text with another goes beside it; with some of two
+            # splits, nowhere.
+            beside = {place_of[key] for key in row.keys if key in place_of}
+            if len(beside) < 2:
+                chosen[row] = beside.pop() if beside else lacking[place % len(lacking)]
+                place_of |= dict.fromkeys(row.keys, chosen[row])
         _write(kept, out, languages, split, chosen, report)
     name = "-".join(languages)
     with files.writing(out / "imports" / f"{name}.{split}.json") as partial:

@@ -29,6 +29,8 @@ TFDS = "tfds:"
 BATCH = 1024  # rows of a Parquet file that are read at once
 _JSON = (".jsonl", ".ndjson")
 _TABLES = (".parquet", ".arrow")
+_UNREAD = (".json", ".csv", ".tsv", ".tmx", ".xml", ".html", ".pdf")
+_UNREAD += (".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
 _STATE, _DICT = "state.json", "dataset_dict.json"  # of `datasets`
 _FEATURES = "features.json"  # of TFDS
 _ABSENT = object()
@@ -79,10 +81,21 @@ def read(
 
 
 def _is_plain(name: str) -> bool:
-    """Returns True for the name of a file of plain text."""
+    """Returns True for the name of a file of plain text.
+
+    Raises:
+      CorpusError: if it is that of another format, whose signs would count as text.
+    """
     if name.startswith(TFDS) or pathlib.Path(name).is_dir():
         return False
-    return not name.removesuffix(".gz").endswith(_JSON + _TABLES)
+    last = name.removesuffix(".gz")
+    if last.endswith(_JSON + _TABLES):
+        return False
+    if last.endswith(_UNREAD):
+        raise tsv.NoCorpusError(
+            f"input={name}: no format that is read here; see --help"
+        )
+    return True
 
 
 def _lines(path: pathlib.Path) -> Iterator[tuple[str, bytes]]:
@@ -135,18 +148,18 @@ def _files(path: pathlib.Path, split: str) -> list[pathlib.Path]:
     if not path.is_dir():
         return [path]
     if (path / _DICT).is_file():  # of `datasets`, several splits
-        known = json.loads((path / _DICT).read_text("utf-8"))["splits"]
+        known = _described(path / _DICT, "splits")
         if split not in known:
             raise _no_split(path, split, known)
         path /= split
     if (path / _STATE).is_file():  # of `datasets`, one split
-        state = json.loads((path / _STATE).read_text("utf-8"))
-        if state.get("_indices_data_files"):
+        if _described(path / _STATE, "_indices_data_files", None):
             raise tsv.CorpusError(
                 f"{path}: its rows are chosen by indices; save it again after"
                 " flatten_indices()"
             )
-        return [path / each["filename"] for each in state["_data_files"]]
+        named = _described(path / _STATE, "_data_files")
+        return [path / pathlib.Path(each["filename"]).name for each in named]
     every = sorted(
         each
         for each in path.rglob("*")
@@ -157,7 +170,23 @@ def _files(path: pathlib.Path, split: str) -> list[pathlib.Path]:
     found = [each for each in every if wanted.search(each.relative_to(path).as_posix())]
     if not found:
         raise _no_split(path, split, [each.name for each in every])
+    folders = sorted({each.parent.relative_to(path).as_posix() for each in found})
+    if len(folders) > 1:  # such as configurations, each of another language
+        raise tsv.NoCorpusError(
+            f"input={path}: split {split} is in {', '.join(folders[:20])}: name one"
+        )
     return found
+
+
+def _described(path: pathlib.Path, name: str, *default: Any) -> Any:
+    """Returns what a description that `datasets` writes says of `name`."""
+    try:
+        found = json.loads(path.read_text("utf-8"))
+        return found.get(name, *default) if default else found[name]
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise tsv.CorpusError(
+            f"{path}: malformed ({type(error).__name__}: {error})"
+        ) from None
 
 
 def _no_split(path: pathlib.Path, split: str, known: Sequence[str]) -> tsv.CorpusError:

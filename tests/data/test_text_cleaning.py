@@ -134,6 +134,7 @@ def test_a_training_pair_has_neither_side_of_one_that_is_held_out(tmp_path):
     )
     held_out = {french for _, french in dev + test}
     assert not held_out & {french for _, french in train}
+    assert not {french for _, french in dev} & {french for _, french in test}
 
 
 @pytest.mark.parametrize(

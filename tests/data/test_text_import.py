@@ -169,6 +169,34 @@ def test_what_cannot_be_read_is_named(tmp_path, write, more, words):
         read(write(tmp_path), **more)
 
 
+@pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.json", "a.zst"])
+def test_another_format_is_no_plain_text(tmp_path, name):
+    (tmp_path / name).write_text("de\tfr\n")
+    with pytest.raises(
+        tsv.NoCorpusError, match=rf"{name}: no format that is read here"
+    ):
+        read(tmp_path / name, languages=["de"])
+
+
+def test_configurations_of_a_dataset_are_not_mixed(tmp_path):
+    for language in ("de", "fr"):
+        (tmp_path / f"2023.{language}").mkdir()
+        write_parquet(tmp_path / f"2023.{language}")
+    with pytest.raises(
+        tsv.NoCorpusError, match=r"is in 2023\.de/data, 2023\.fr/data: na"
+    ):
+        read(tmp_path)
+    assert read(tmp_path / "2023.de")
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}"])
+def test_a_damaged_description_is_named(tmp_path, text):
+    write_saved(tmp_path)
+    (tmp_path / "train" / "state.json").write_text(text)
+    with pytest.raises(tsv.CorpusError, match=r"state\.json: malformed"):
+        read(tmp_path)
+
+
 def test_rows_that_indices_choose_are_not_read_as_all_rows(tmp_path):
     write_saved(tmp_path)
     state = {"_data_files": [], "_indices_data_files": [{"filename": "i.arrow"}]}

@@ -56,11 +56,15 @@ def test_each_cluster_has_a_row_and_those_elsewhere_too(tmp_path):
 def test_a_cluster_may_have_taken_no_step_or_have_ended(tmp_path):
     metrics.MetricsLog(tmp_path / "a", 0, print).close()
     log(tmp_path / "b", steps_left=0, seconds_left=0.0, waiting_for={})
-    report.write(tmp_path / "b" / "summary.json", {"cluster": "b", "last_step": 40})
+    log(tmp_path / "c")
+    for name in "bc":
+        about = {"cluster": name, "last_step": 40}
+        report.write(tmp_path / name / "summary.json", about)
     found = shown(tmp_path, time.time())
     assert found["a"][-1] == "no step yet"
     assert found["b"][1:3] == ["100%", ""]
     assert found["b"][-1] == "done"
+    assert found["c"][-1] == "stopped"
 
 
 def test_into_a_pipe_the_page_is_printed_once(tmp_path, capsys):

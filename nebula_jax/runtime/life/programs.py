@@ -45,5 +45,6 @@ def keep() -> None:
     except (OSError, RuntimeError):  # no home, or none to write to: nothing is kept
         return
     for name, value in ((VARIABLE, str(kept)), (f"{PREFIX}_MAX_SIZE", MOST_BYTES)):
-        os.environ[name] = str(value)
-        jax.config.update(name.lower(), value)
+        if name not in os.environ:
+            os.environ[name] = str(value)
+            jax.config.update(name.lower(), value)

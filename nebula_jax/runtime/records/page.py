@@ -135,12 +135,10 @@ def line_panels(
     panels = []
     for title, unit, name in found:
         of_each = {
-            cluster: [
-                (each["step"], each[name]) for each in of_cluster if each.get(name)
-            ]
+            cluster: [(each["step"], each[name]) for each in of_cluster if name in each]
             for cluster, of_cluster in records.items()
         }
-        if any(of_each.values()):
+        if any(value for points in of_each.values() for _, value in points):
             panels.append(report.Panel(title, unit, of_each))
     return panels
 

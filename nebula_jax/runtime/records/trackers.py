@@ -22,6 +22,9 @@ from nebula_jax.runtime.life import process
 from nebula_jax.training import metrics
 
 PROJECT = "nebula"
+PRIVATE = ("account", "coordinator", "federation", "id_key", "job", "listen", "peer")
+PRIVATE += ("tls",)
+"""Flags that a tracker is not told: where clusters are, and who takes part."""
 HERE = "127.0.0.1"
 MOST_PORTS = 32
 """Ports that are tried: several clusters on one machine are given the same one."""
@@ -43,7 +46,10 @@ class About(NamedTuple):
 
     @property
     def settings(self) -> dict[str, str]:
-        """The flags of `run.flags` that are not empty; none without such a file."""
+        """The flags of `run.flags` that are not empty, but those of the connection.
+
+        None without such a file.
+        """
         paths = [each / "run.flags" for each in (self.folder, self.workdir)]
         path = next((each for each in paths if each.is_file()), None)
         lines = path.read_text("utf-8").splitlines() if path else ()
@@ -51,7 +57,7 @@ class About(NamedTuple):
         return {
             name: value if is_set else "true"
             for name, is_set, value in flags
-            if value or not is_set
+            if (value or not is_set) and name not in PRIVATE
         }
 
 
@@ -70,6 +76,11 @@ class WandB:
             dir=str(about.folder),
             config=about.settings,
             resume="allow",
+            # What is printed names other organizations; code and machine are not asked
+            # for.
+            settings=wandb.Settings(
+                console="off", disable_git=True, save_code=False, x_disable_meta=True
+            ),
         )
         # A run that is resumed takes steps again that W&B has seen: its own count of
         # steps cannot go back, a metric can.
@@ -277,7 +288,10 @@ def opened(
         except Exception as error:  # as of a service that wants a key
             _left_out(str(each), error)
     if metrics_port:
-        found.append(Prometheus(metrics_port, about.cluster))
+        try:
+            found.append(Prometheus(metrics_port, about.cluster))
+        except errors.NebulaError as error:  # the run is connected already
+            _left_out("Prometheus", error)
     return Trackers(found)
 
 

@@ -116,6 +116,8 @@ def test_the_line_has_its_curves_where_there_is_a_line():
     assert sent.curves == {"g": [(1, 0.5), (2, 1.0)], "d": []}
     assert waited.curves["g"] == [(1, 0.25), (2, 0.25)]
     assert page.line_panels({"whole": [{"step": 1, "sent_mbit": 0.0}]}) == []
+    records[0]["sent_mbit"] = 0.0  # the line was cut
+    assert page.line_panels({"g": records})[0].curves["g"] == [(1, 0.0), (2, 1.0)]
 
 
 def test_samples_are_read_back(tmp_path):

@@ -17,7 +17,8 @@ VALUES = {"loss": 2.5, "held_out_auc": {"en": 0.5, "zh-TW": float("nan")}}
 def about(tmp_path):
     folder = tmp_path / "m3" / "generator-0"
     folder.mkdir(parents=True)
-    (folder / "run.flags").write_text("# a command\n--steps=5\n--notrace\n--wan=\n")
+    text = "# a command\n--steps=5\n--notrace\n--wan=\n--peer=b.example:7\n--job=x\n"
+    (folder / "run.flags").write_text(text)
     return trackers.About(tmp_path / "m3", "generator:0", folder)
 
 
@@ -44,7 +45,7 @@ def test_a_cluster_has_the_same_name_when_it_is_resumed_and_its_settings(about):
     again = trackers.About(about.workdir, about.cluster, about.folder)
     assert about.id == again.id
     assert about.id != about._replace(folder=about.workdir / "generator-1").id
-    assert about.settings == {"steps": "5", "notrace": "true"}
+    assert about.settings == {"steps": "5", "notrace": "true"}  # not where it connects
     assert about._replace(folder=about.workdir).settings == {}
     (about.workdir / "run.flags").write_text("--steps=6\n")
     assert about._replace(folder=about.workdir / "b").settings == {"steps": "6"}
@@ -53,13 +54,18 @@ def test_a_cluster_has_the_same_name_when_it_is_resumed_and_its_settings(about):
 @pytest.mark.parametrize("name", ["wandb", "trackio"])
 def test_a_run_of_a_service_takes_flat_numbers(monkeypatch, about, name):
     run, begun = Recorder(), {}
-    module(monkeypatch, name, init=lambda **given: begun.update(given) or run)
+    init = lambda **given: begun.update(given) or run  # noqa: E731
+    module(monkeypatch, name, init=init, Settings=dict)
     made = trackers.opened([name], "", about)
     made.write(7, VALUES)
     made.close()
     assert (begun["group"], begun["resume"]) == ("m3", "allow")
     assert "generator:0" in begun["name"]
     assert begun["config"] == about.settings
+    if name == "wandb":  # neither what is printed nor code or machine is sent
+        assert begun["settings"]["console"] == "off"
+        assert begun["settings"]["disable_git"]
+        assert begun["settings"]["x_disable_meta"]
     logged, ended = run.calls[-2:]
     values = logged[1][0]
     assert values["loss"] == 2.5
@@ -184,11 +190,19 @@ def test_a_tracker_that_fails_is_left_out_and_the_others_go_on(about, capsys):
     )
 
 
+def test_an_address_of_another_host_is_left_out(about, capsys):
+    """The run is connected by then, and goes on."""
+    trackers.opened([], "192.0.2.1:9400", about).close()
+    assert (
+        "Prometheus takes no more metrics, and the run goes" in capsys.readouterr().err
+    )
+
+
 def test_a_service_that_lets_nobody_in_is_left_out(monkeypatch, about, capsys):
     def init(**given):
         raise PermissionError("no key")
 
-    module(monkeypatch, "wandb", init=init)
+    module(monkeypatch, "wandb", init=init, Settings=dict)
     made = trackers.opened(["wandb"], "", about)
     made.write(1, VALUES)
     made.close()
