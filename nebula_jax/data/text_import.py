@@ -29,8 +29,10 @@ TFDS = "tfds:"
 BATCH = 1024  # rows of a Parquet file that are read at once
 _JSON = (".jsonl", ".ndjson")
 _TABLES = (".parquet", ".arrow")
-_UNREAD = (".json", ".csv", ".tsv", ".tmx", ".xml", ".html", ".pdf")
-_UNREAD += (".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz")
+_UNREAD = (
+    *(".json", ".csv", ".tsv", ".tmx", ".xml", ".html", ".pdf"),
+    *(".bz2", ".xz", ".zst", ".zip", ".tar", ".tgz"),
+)
 _STATE, _DICT = "state.json", "dataset_dict.json"  # of `datasets`
 _FEATURES = "features.json"  # of TFDS
 _ABSENT = object()

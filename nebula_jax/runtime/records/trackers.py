@@ -22,8 +22,9 @@ from nebula_jax.runtime.life import process
 from nebula_jax.training import metrics
 
 PROJECT = "nebula"
-PRIVATE = ("account", "coordinator", "federation", "id_key", "job", "listen", "peer")
-PRIVATE += ("tls",)
+PRIVATE = (
+    *("account", "coordinator", "federation", "id_key", "job", "listen", "peer", "tls"),
+)
 """Flags that a tracker is not told: where clusters are, and who takes part."""
 HERE = "127.0.0.1"
 MOST_PORTS = 32
