@@ -16,7 +16,7 @@ from scripts.peers import sites as sites_lib
 from scripts.peers import task as task_lib
 from scripts.peers import trials, with_nebula
 
-SIZE = trials.Size(width=16, rounds=3, inner_steps=4, batch=8)
+SIZE = trials.Size(width=16, rounds=3, inner_steps=12, batch=8)
 
 
 @pytest.fixture

@@ -123,6 +123,8 @@ class Screen:
 
     def message(self, name: str, line: str) -> None:
         """Shows a cluster's message; of the launcher itself if `name` is empty."""
+        if not name:  # it concerns all: what they have said before comes before
+            self._others.flush()
         line = f"[{name}] {line}" if name else line
         if self._live:
             self.output(line)

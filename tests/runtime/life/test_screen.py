@@ -47,6 +47,18 @@ def test_elsewhere_than_on_a_terminal_lines_are_plain(capsys):
     assert err == "[target] going on\nall clusters start again\n"
 
 
+def test_the_launcher_has_the_last_word(monkeypatch):
+    """A cluster's newest line, which had to wait, comes before the error."""
+    written = io.StringIO()
+    monkeypatch.setattr(sys, "stdout", written)
+    monkeypatch.setattr(sys, "stderr", written)
+    with screen.Screen(["a"]) as shown:
+        for step in (1, 2):
+            shown.progress("a", f"a step {step}")
+        shown.message("", "error: a has failed")
+    assert written.getvalue() == "a step 1\na step 2\nerror: a has failed\n"
+
+
 @pytest.mark.parametrize("is_terminal", [False, True])
 @pytest.mark.parametrize(
     "error",
