@@ -95,7 +95,7 @@ def _is_plain(name: str) -> bool:
         return False
     if last.endswith(_UNREAD):
         raise tsv.NoCorpusError(
-            f"input={name}: no format that is read here; see --help"
+            f"input={name}: no format that is read here; make it text or JSON Lines"
         )
     return True
 
