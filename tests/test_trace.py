@@ -1,22 +1,16 @@
 import json
 import threading
 
+import clocks
 import jax.numpy as jnp
 import pytest
 
 from nebula_jax import trace as trace_lib
 
 
-class Clock:
-    now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return clocks.Clock()
 
 
 @pytest.fixture

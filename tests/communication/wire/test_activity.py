@@ -1,20 +1,13 @@
+import clocks
 import pytest
 
 from nebula_jax.communication.wire import activity
 from nebula_jax.communication.wire.activity import Activity
 
 
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return clocks.Clock()
 
 
 def take(work, clock, *seconds):

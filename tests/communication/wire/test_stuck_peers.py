@@ -1,18 +1,12 @@
 import time
 
+import clocks
 import pytest
 
 from nebula_jax.communication.wire import activity, session, stuck_peers
 from nebula_jax.communication.wire.activity import Activity, Report
 
 PEER_TIMEOUT, STUCK_TIMEOUT = 8.0, 60.0
-
-
-class Clock:
-    now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def begun(watch, clock):
@@ -28,7 +22,7 @@ def begun(watch, clock):
 
 def wait(doing, seconds):
     """Waits so long for a peer that reports what it is doing; checks at the end."""
-    watch, clock = stuck_peers.Watch(10.0), Clock()
+    watch, clock = stuck_peers.Watch(10.0), clocks.Clock(1000.0)
     watch.connected(1000.0)
     watch.pinged(Report(doing, 0), 0, 1000.0)
     waiting = begun(watch, clock)
@@ -56,10 +50,11 @@ def test_the_error_names_who_waits_for_whom_for_what_and_since_when():
 
 
 def test_a_wait_sleeps_for_what_is_left_of_its_time_and_no_longer():
-    clock = Clock()
+    clock = clocks.Clock(1000.0)
+    begin = clock.now
     waiting = begun(stuck_peers.Watch(10.0), clock)
     for seconds, left in ((0.0, 5.0), (3.0, 2.0), (9.0, 0.0)):
-        clock.now = Clock.now + seconds
+        clock.now = begin + seconds
         assert waiting.pause(timeout=5.0) == left
 
 

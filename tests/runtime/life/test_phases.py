@@ -1,23 +1,14 @@
 import json
 
+import clocks
 import pytest
 
 from nebula_jax.runtime.life import phases, process
 
 
-class Clock:
-    """A clock that a test moves."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self):
-        return self.now
-
-
 @pytest.fixture
 def clock():
-    return Clock()
+    return clocks.Clock()
 
 
 def begun(clock, monkeypatch, importing=None):

@@ -2,18 +2,10 @@ import errno
 import io
 import sys
 
+import clocks
 import pytest
 
 from nebula_jax.runtime.life import process, screen
-
-
-class Clock:
-    """A clock that a test moves."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 class Terminal(io.StringIO):
@@ -77,7 +69,7 @@ def test_a_run_goes_on_without_its_screen(monkeypatch, error, is_terminal):
 
 
 def test_elsewhere_few_lines_of_a_cluster_are_shown_and_its_last(capsys):
-    clock = Clock()
+    clock = clocks.Clock(0.0)
     with screen.Screen(["source", "target"], clock) as shown:
         for step in range(100):
             clock.now = float(step)
@@ -95,7 +87,7 @@ def test_elsewhere_few_lines_of_a_cluster_are_shown_and_its_last(capsys):
 
 
 def test_a_line_that_had_to_wait_is_shown_when_it_is_time(capsys):
-    clock = Clock()
+    clock = clocks.Clock(0.0)
     with screen.Screen(["source"], clock) as shown:
         shown.progress("source", "source  preparing")
         shown.progress("source", "source  waiting for target")
@@ -121,7 +113,7 @@ def test_a_program_gets_every_line(monkeypatch, capsys):
 
 def test_on_a_terminal_a_line_that_stays_has_its_age(monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
-    clock = Clock()
+    clock = clocks.Clock(0.0)
     shown = screen.Screen(["source", "target"], clock)
     assert shown._all().plain.splitlines() == [
         "source        importing",
