@@ -5,7 +5,6 @@ What crosses between two clusters goes through no codec here.
 B sentences of a batch, l length of its bucket, Q longest target row.
 """
 
-import itertools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
@@ -26,16 +25,15 @@ from nebula_jax.data import (
 from nebula_jax.evaluation import bleu
 from nebula_jax.models import abnet, mixed_precision
 from nebula_jax.runtime.life import process
+from nebula_jax.runtime.records import checkpoints, run_folder
 from nebula_jax.runtime.records import report as run_report
-from nebula_jax.runtime.records import run_folder
-from nebula_jax.training import checkpoint, checkpoint_files
+from nebula_jax.training import checkpoint
 
 BATCH = 64  # sentences: enough for all cores
 NOTHING = "-"  # stands in for an empty line, whose translation is empty
 WHOLE, SIDES = ("whole",), ("source", "target")
 LAYOUTS = (WHOLE, SIDES)
 """Folders of a run that together have what both sides trained."""
-CHECKPOINTS = "checkpoints"
 
 
 class Translator:
@@ -141,32 +139,24 @@ def trained_params(workdir: pathlib.Path) -> tuple[int, list[Any]]:
     layouts = [
         names
         for names in LAYOUTS
-        if all((workdir / name / CHECKPOINTS).is_dir() for name in names)
+        if all(checkpoints.folder_of(workdir, name).is_dir() for name in names)
     ] or [SIDES]
-    saved = {
-        name: checkpoint_files.verified_steps(
-            workdir / name / CHECKPOINTS, process.message
-        )
-        for name in itertools.chain.from_iterable(layouts)
-    }
-    common = [
-        (step, names)
-        for names in layouts
-        for step in set.intersection(*(set(saved[name]) for name in names))
-    ]
+    common, missing = [], []
+    for names in layouts:
+        try:
+            common.append((checkpoints.newest_in_all(workdir, names), names))
+        except checkpoint.CheckpointError as error:
+            missing.append(str(error))
     if not common:
-        have = "; ".join(
-            f"{name} has {', '.join(map(str, each)) or 'none'}"
-            for name, each in saved.items()
-        )
         raise errors.NebulaError(
-            f"{workdir}: no checkpoint of both sides ({have}); the folders of both"
-            " clusters have to be in it"
+            f"{'; '.join(missing)}; the folders of both clusters have to be in it"
         )
     step, names = max(common, key=lambda each: each[0])
     if len(layouts) > 1:
         process.message(f"{workdir}: step {step} of {' and '.join(names)}")
-    states = [checkpoint.read(workdir / name / CHECKPOINTS, step) for name in names]
+    states = [
+        checkpoint.read(checkpoints.folder_of(workdir, name), step) for name in names
+    ]
     if names == WHOLE:
         states = list(states[0])
     return step, [each["state"]["params"] for each in states]
