@@ -12,6 +12,7 @@ import pathlib
 import shutil
 from importlib.metadata import version
 
+import clocks
 import hypothesis
 import pytest
 
@@ -113,6 +114,12 @@ def compiled_programs_do_not_pile_up():
 
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture
+def clock():
+    """A clock that the test moves."""
+    return clocks.Clock()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import pathlib
 import pytest
 
 import nebula_jax
-from nebula_jax.communication import codecs
 
 ROOT = pathlib.Path(nebula_jax.__file__).parent
 FILES = [
@@ -25,13 +24,3 @@ def test_examples_in_docstrings_run(file):
     )
     assert result.attempted > 0
     assert result.failed == 0
-
-
-def test_every_codec_says_what_it_does_in_the_same_way():
-    for name, make in codecs.NAMES.items():
-        text = make.__doc__
-        for word in ("Payload", "ire", "NaN", ">>>"):
-            assert word in text or (name, word) == ("identity", ">>>"), (name, word)
-        if make.__code__.co_argcount:
-            assert "Args:" in text, name
-            assert "Raises:" in text, name

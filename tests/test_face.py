@@ -4,9 +4,8 @@ import doctest
 import importlib
 import inspect
 import re
-import subprocess
-import sys
 
+import children
 import jax.numpy as jnp
 import optax
 import pdoc
@@ -49,7 +48,7 @@ def test_a_name_that_is_not_public_is_named():
 
 def test_importing_it_imports_no_jax():
     code = "import sys, nebula_jax; print('jax' in sys.modules)"
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    found = children.python("-c", code)
     assert found.stdout == "False\n"
 
 

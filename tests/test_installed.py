@@ -10,6 +10,7 @@ import sys
 import venv
 import zipfile
 
+import children
 import pytest
 
 from nebula_jax import __main__ as command
@@ -21,12 +22,12 @@ ROOT = pathlib.Path(__file__).parents[1]
 def nebula(folder, *arguments):
     """Runs `nebula` in a folder, as the program that pip makes does."""
     program = "import sys; from nebula_jax.__main__ import main; sys.exit(main())"
-    return subprocess.run(
-        [sys.executable, "-c", program, *arguments],
+    return children.python(
+        "-c",
+        program,
+        *arguments,
         cwd=folder,
         env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
     )
 
 
@@ -138,13 +139,7 @@ def test_the_library_needs_no_extra():
         if path.name != "__init__.py"
     ]
     more = ["scripts.nebula", SPLIT]
-    done = subprocess.run(
-        [sys.executable, "-c", IMPORTER, *names, *more],
-        cwd=ROOT,
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = children.python("-c", IMPORTER, *names, *more, cwd=ROOT, check=True)
     assert set(done.stdout.split()) == {
         f"nebula_jax.{name}" for name in ROOMS_OF_EXTRAS
     }

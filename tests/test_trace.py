@@ -1,16 +1,10 @@
 import json
 import threading
 
-import clocks
 import jax.numpy as jnp
 import pytest
 
 from nebula_jax import trace as trace_lib
-
-
-@pytest.fixture
-def clock():
-    return clocks.Clock()
 
 
 @pytest.fixture
@@ -137,16 +131,3 @@ def test_the_first_spans_are_kept_and_the_others_counted(
     whole = json.loads((tmp_path / "t.json").read_text())
     assert whole["otherData"] == {"spans not kept": 3}
     assert trace.ledger.parts == {"compute": 5}
-
-
-def test_the_traces_of_several_processes_make_one(trace, tmp_path):
-    for name in ("a", "b"):
-        trace.write(tmp_path / f"{name}.json", name)
-    trace_lib.merge([tmp_path / "a.json", tmp_path / "b.json"], tmp_path / "t.json")
-    named = [
-        each for each in read(tmp_path / "t.json") if each["name"] == "process_name"
-    ]
-    assert [(each["pid"], each["args"]["name"]) for each in named] == [
-        (1, "a"),
-        (2, "b"),
-    ]

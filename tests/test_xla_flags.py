@@ -2,9 +2,8 @@
 
 import importlib.metadata
 import os
-import subprocess
-import sys
 
+import children
 import pytest
 
 from nebula_jax import xla_flags
@@ -32,10 +31,9 @@ IS_WRONG = VERSION in xla_flags.WRONG
 
 
 def child(program, own=""):
-    return subprocess.run(
-        [sys.executable, "-c", program],
-        capture_output=True,
-        text=True,
+    return children.python(
+        "-c",
+        program,
         env=os.environ | {"XLA_FLAGS": own, "JAX_ENABLE_COMPILATION_CACHE": "0"},
     )
 

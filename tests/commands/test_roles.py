@@ -1,8 +1,6 @@
 """What `nebula.main` refuses: flags, names and roles of a script, in one line each."""
 
-import subprocess
-import sys
-
+import children
 import pytest
 from absl import flags
 from absl.testing import flagsaver
@@ -44,8 +42,7 @@ def ended(tmp_path, *flags):
     """Runs the script; returns what it has printed, and its errors."""
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    command = [sys.executable, str(path), *flags]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    found = children.python(path, *flags, cwd=tmp_path)
     return found.stdout, found.stderr.splitlines()
 
 
@@ -75,11 +72,9 @@ def test_a_command_as_pip_installs_one_starts_all_clusters(tmp_path):
     path = tmp_path / "my-split"
     path.write_text("import program; program.main()")
     (tmp_path / "program.py").write_text(PROGRAM)
-    command = [sys.executable, str(path), "--workdir=run", "--width=5"]
-    found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+    found = children.python(path, "--workdir=run", "--width=5", cwd=tmp_path)
     assert " has width 5" in found.stdout, found.stderr
-    code = [sys.executable, "-c", f"{PROGRAM}\nmain()"]
-    found = subprocess.run(code, capture_output=True, text=True, cwd=tmp_path)
+    found = children.python("-c", f"{PROGRAM}\nmain()", cwd=tmp_path)
     assert "error: --cluster=all starts the script's file" in found.stderr
 
 
@@ -89,8 +84,7 @@ def test_a_folder_is_of_one_command_at_a_time(tmp_path, cluster, folder):
     path.write_text(f"{PROGRAM}\nmain()")
     flags = f"--cluster={cluster}", "--workdir=run"
     with run_folder.lock(tmp_path / folder):
-        command = [sys.executable, str(path), *flags]
-        found = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
+        found = children.python(path, *flags, cwd=tmp_path)
     assert found.returncode == 1
     assert f"error: another process works in {folder}; wait" in found.stderr
 

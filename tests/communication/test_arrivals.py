@@ -93,13 +93,6 @@ def test_an_experiments_own_check_is_of_the_arrays():
         receiver.recv(2)
 
 
-@pytest.mark.parametrize("bad", [np.nan, -np.inf])
-def test_floats_that_are_not_finite_are_named(bad):
-    arrivals.check_finite(np.zeros(3))
-    with pytest.raises(ValueError, match=f"{bad} is not finite"):
-        arrivals.check_finite(np.array([0.0, bad]))
-
-
 def test_over_a_link_the_sender_is_named_and_told():
     spec = jax.ShapeDtypeStruct((3,), np.int32)
     with two_halves.met() as (front, back):

@@ -3,9 +3,8 @@
 import dataclasses
 import os
 import pathlib
-import subprocess
-import sys
 
+import children
 import configured
 import pytest
 import tiny_runs
@@ -26,12 +25,12 @@ CONFIGS = {
 
 
 def command(module, *arguments):
-    return subprocess.run(
-        [sys.executable, "-m", module, *arguments],
+    return children.python(
+        "-m",
+        module,
+        *arguments,
         cwd=ROOT,
         env=os.environ | {"PYTHONPATH": tiny_runs.QUICK_PATH},
-        capture_output=True,
-        text=True,
     )
 
 

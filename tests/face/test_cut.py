@@ -1,6 +1,5 @@
 """A chain of any length, cut, trains as the uncut model does."""
 
-import collections
 import concurrent.futures
 
 import jax
@@ -374,23 +373,3 @@ def test_a_line_that_is_used_twice_is_named():
     together(lambda n: halves[n].step(init(n), batches(1), KEY, 1, lines[n]), 2)
     with pytest.raises(nebula.errors.SettingsError, match="step 2: this line is used"):
         halves[0].step(init(0), batches(2), KEY, 2, lines[0])
-
-
-def test_a_tree_of_parameters_may_be_callable():
-    """As a module of Equinox is."""
-
-    @jax.tree_util.register_pytree_node_class
-    class Module(collections.UserList):
-        def __call__(self, x):
-            raise AssertionError("is no init")
-
-        def tree_flatten(self):
-            return self.data, None
-
-        @classmethod
-        def tree_unflatten(cls, _, leaves):
-            return cls(leaves)
-
-    params, x = Module([jnp.ones((3, 2))]), jnp.ones((4, 3))
-    found = cut.spec(lambda params, x, rng: x @ params.data[0], params, x)
-    assert found.shape == (4, 2)

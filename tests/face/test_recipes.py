@@ -63,36 +63,6 @@ def test_a_table_that_both_parts_share_gets_both_gradients():
     np.testing.assert_allclose(two.params["w"], params[1]["w"], atol=1e-6)
 
 
-def test_a_part_may_have_a_loss_of_its_own():
-    def front(params, x, rng):
-        hidden = x @ params["w"]
-        return hidden, 0.1 * jnp.mean(hidden**2)
-
-    def back(params, h, nothing, rng):
-        return jnp.mean((h @ params["w"] - 1) ** 2)
-
-    begin = {"w": jnp.full((5, 4), 0.1)}, {"w": jnp.full((4, 1), 0.2)}
-    h = nebula.cut.spec(front, begin[0], X[0], has_loss=True)
-    (one, _), _ = both(
-        lambda end: trained(
-            nebula.cut.front(front, has_loss=True), begin[0], list(X), h, end
-        ),
-        lambda end: trained(nebula.cut.back(back), begin[1], [None, None], h, end),
-    )
-
-    def loss(params):
-        found = 0.0
-        for x in X:
-            hidden, own = front(params[0], x, None)
-            found += (own + back(params[1], hidden, None, None)) / 2
-        return found
-
-    params = begin
-    for _ in range(3):
-        params = jax.tree.map(lambda p, g: p - 0.2 * g, params, jax.grad(loss)(params))
-    np.testing.assert_allclose(one.params["w"], params[0]["w"], atol=1e-6)
-
-
 def test_a_dropout_of_nnx_draws_by_the_key_of_step_and_micro_batch():
     class Stem(nnx.Module):
         def __init__(self, rngs):

@@ -1,8 +1,7 @@
 import asyncio
 import shutil
-import subprocess
-import sys
 
+import children
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -98,12 +97,7 @@ def test_a_full_disk_is_an_error_and_what_was_there_stays(tmp_path):
     Many writes fail at once, and nothing but the error is printed.
     """
     save(tmp_path, 10)
-    done = subprocess.run(
-        [sys.executable, "-c", ON_A_FULL_DISK, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = children.python("-c", ON_A_FULL_DISK, str(tmp_path), timeout=60)
     assert done.returncode == 1
     assert done.stderr == f"could not save step 20 in {tmp_path}: File too large\n"
     left = opened(tmp_path)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import two_halves
-from two_halves import B, D, L
+from two_halves import L
 
 from nebula_jax.communication import codec, codecs, selector
 from nebula_jax.parallel import mesh as mesh_lib
@@ -318,12 +318,3 @@ def test_a_cluster_of_several_devices_computes_the_same(caplog):
     two_halves.assert_close(got, grads_of(params, batch), atol=1e-3)
     again = functools.partial(grads_of, placed, both)
     assert compiled(caplog, again) == [0, 0, 0]
-
-
-def test_the_spec_is_that_of_h():
-    spec = two_halves.spec_of(2)
-    assert {name: (leaf.shape, leaf.dtype) for name, leaf in spec.items()} == {
-        "h": ((B // 2, L, D), jnp.float32),
-        "mask": ((B // 2, L), jnp.bool_),
-        "index": ((B // 2,), jnp.int32),
-    }

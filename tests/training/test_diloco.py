@@ -33,16 +33,6 @@ def test_nesterov_by_hand():
     assert found == [9.5, 7.875, 8.3125]
 
 
-def test_weights_by_shares():
-    settings = config(learning_rate=1.0, momentum=0.0)
-    outer = diloco.begin(settings, fragment(0.0))
-    weights = diloco.weights_of([300, 100])
-    outer = diloco.outer_step(
-        settings, outer, [fragment(4.0), fragment(8.0)], weights, False
-    )
-    assert outer.anchor["w"].tolist() == [-5.0]
-
-
 def test_a_median_norm_bounds_what_one_cluster_does():
     usual = [{"w": jnp.full(4, each)} for each in (0.5, 1.0)]
     deltas = [*usual, {"w": jnp.full(4, -1e6)}]
@@ -56,12 +46,6 @@ def test_a_median_norm_bounds_what_one_cluster_does():
     moved = diloco.outer_step(config, outer, deltas, weights, is_first=True)
     # (0.5 + 1 - 1) / 3: the third counts as one of the median norm, 2.
     np.testing.assert_allclose(moved.anchor["w"], -0.5 / 3, rtol=1e-3)
-
-
-def test_momentum_needs_enough_steps():
-    assert config(inner_steps=23).outer_momentum == 0
-    assert config(inner_steps=24).outer_momentum == diloco.MOMENTUM
-    assert config(inner_steps=1, momentum=0.5).outer_momentum == 0.5
 
 
 def test_an_outer_step_rounds_every_operation_by_itself():

@@ -7,11 +7,10 @@ spec, the option's number and the bytes, and nothing else.
 import dataclasses
 import functools
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from typing import Any
 
+import children
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -424,11 +423,12 @@ def test_differences_of_parameters_are_the_same_bits_in_another_process(tmp_path
         codec = codecs.from_string(string)
         payload, _ = jax.jit(codec.encode)(h, codec.init(h))
         np.savez(tmp_path / f"{number}.npz", *map(np.asarray, jax.tree.leaves(payload)))
-    done = subprocess.run(
-        [sys.executable, "-c", ELSEWHERE % (B, L, D), str(tmp_path), *strings],
+    done = children.python(
+        "-c",
+        ELSEWHERE % (B, L, D),
+        str(tmp_path),
+        *strings,
         env=os.environ | {"XLA_FLAGS": ""},
-        capture_output=True,
-        text=True,
     )
     assert done.returncode == 0, done.stderr
     for number, string in enumerate(strings):

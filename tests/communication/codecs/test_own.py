@@ -2,10 +2,10 @@
 
 import os
 import pathlib
-import subprocess
 import sys
 import textwrap
 
+import children
 import jax.numpy as jnp
 import pytest
 
@@ -147,11 +147,5 @@ def test_a_module_is_found_by_scripts_and_by_modules(folder):
     (folder / "tried.py").write_text(code)
     root = str(pathlib.Path(codecs.__file__).parents[3])
     for how in (["elsewhere/tried.py"], ["tried.py"], ["-m", "tried"]):
-        done = subprocess.run(
-            [sys.executable, *how],
-            cwd=folder,
-            env=os.environ | {"PYTHONPATH": root},
-            capture_output=True,
-            text=True,
-        )
+        done = children.python(*how, cwd=folder, env=os.environ | {"PYTHONPATH": root})
         assert done.stdout == "my_codecs:HALF\n", done.stderr

@@ -1,7 +1,6 @@
 import os
-import subprocess
-import sys
 
+import children
 import jax
 import jax.numpy as jnp
 import ml_dtypes
@@ -131,9 +130,7 @@ for string in ("error_feedback(int4(64))", "error_feedback(e3m0, 0.9)"):
 def test_what_is_fed_back_is_the_same_in_fully_optimized_programs():
     """In a process of its own: here, XLA's optimizations are turned down."""
     environment = os.environ | {"XLA_FLAGS": ""}
-    done = subprocess.run(
-        [sys.executable, "-c", IN_STEP], env=environment, capture_output=True, text=True
-    )
+    done = children.python("-c", IN_STEP, env=environment)
     assert done.returncode == 0, done.stderr
 
 

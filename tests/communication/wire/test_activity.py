@@ -1,13 +1,5 @@
-import clocks
-import pytest
-
 from nebula_jax.communication.wire import activity
 from nebula_jax.communication.wire.activity import Activity
-
-
-@pytest.fixture
-def clock():
-    return clocks.Clock()
 
 
 def take(work, clock, *seconds):

@@ -35,6 +35,7 @@ def test_streaming_is_the_papers_outer_step():
     assert config_of(made).outer_momentum == 0.9
     assert config_of(settings()).mixing == 0.5  # without a delay too
     assert config_of(settings(inner_steps=23)).outer_momentum == 0
+    assert config_of(settings(inner_steps=24)).outer_momentum == diloco.MOMENTUM
     assert config_of(settings(inner_steps=23, outer_momentum=0.8)).momentum == 0.8
     assert config_of(settings(inner_steps=30, outer_momentum=0)).momentum == 0
 

@@ -1,14 +1,6 @@
 import json
 
-import clocks
-import pytest
-
 from nebula_jax.runtime.life import phases, process
-
-
-@pytest.fixture
-def clock():
-    return clocks.Clock()
 
 
 def begun(clock, monkeypatch, importing=None):

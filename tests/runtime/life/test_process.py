@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 
+import children
 import pytest
 
 from nebula_jax import errors, printable
@@ -177,11 +178,7 @@ def test_for_a_program_each_line_is_an_object(monkeypatch, capsys):
 
 def test_a_process_knows_its_age():
     code = "import time; time.sleep(0.3); from nebula_jax.runtime.life import process;"
-    done = subprocess.run(
-        [sys.executable, "-c", f"{code} print(process.age())"],
-        capture_output=True,
-        text=True,
-    )
+    done = children.python("-c", f"{code} print(process.age())")
     assert 0.3 <= float(done.stdout) < 60.0
 
 

@@ -1,7 +1,7 @@
 import os
-import subprocess
 import sys
 
+import children
 import pytest
 
 from nebula_jax.runtime.life import processes, programs
@@ -23,12 +23,7 @@ def ran(home, **more):
         for name, value in os.environ.items()
         if not name.startswith(("JAX_COMPILATION", "XDG_CACHE"))
     }
-    done = subprocess.run(
-        [sys.executable, "-c", PROGRAM],
-        env=environment | {"HOME": str(home)} | more,
-        capture_output=True,
-        text=True,
-    )
+    done = children.python("-c", PROGRAM, env=environment | {"HOME": str(home)} | more)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("2.0")
     kept = [path for path in home.rglob("*-cache") if path.is_file()]

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 
+import children
 import pytest
 
 ROOT = pathlib.Path(__file__).parents[3]
@@ -132,7 +133,5 @@ def test_the_second_request_does_not_cut_short_what_the_first_began():
         "        signal.raise_signal(signal.SIGTERM)\n"
         "        print('ended', flush=True)\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True
-    )
+    done = children.python("-c", program, cwd=ROOT)
     assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "ended\n")

@@ -4,10 +4,9 @@ import contextlib
 import functools
 import os
 import socket
-import subprocess
-import sys
 import tempfile
 
+import children
 import pytest
 
 from nebula_jax.runtime.ranks import proxy
@@ -89,9 +88,7 @@ def test_another_process_of_this_host_is_not_served():
             f"import socket; s = socket.create_connection({where!r}, {SECONDS})\n"
             "s.sendall(b'PRI * HTTP/2.0'); print(s.recv(1))"
         )
-        stranger = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=60
-        )
+        stranger = children.python("-c", code, timeout=60)
         assert stranger.stdout == "b''\n" or "ConnectionReset" in stranger.stderr
         with contextlib.ExitStack() as stack:  # the first to come is this process
             served = stack.enter_context(socket.create_connection(where, SECONDS))

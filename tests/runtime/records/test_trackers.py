@@ -5,6 +5,7 @@ import sys
 import types
 import urllib.request
 
+import ports
 import pytest
 
 from nebula_jax import errors, installed
@@ -136,13 +137,8 @@ def read(port):
         return found.read().decode()
 
 
-def free_port():
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        return server.getsockname()[1]
-
-
 def test_prometheus_reads_the_newest_values(about, capsys):
-    port = free_port()
+    port = ports.free_port()
     made = trackers.opened([], str(port), about)
     said = capsys.readouterr().err
     assert said == f"generator:0: metrics at http://127.0.0.1:{port}/metrics\n"
@@ -158,7 +154,7 @@ def test_prometheus_reads_the_newest_values(about, capsys):
 
 
 def test_clusters_on_one_machine_take_the_ports_that_follow(about, capsys):
-    port = free_port()
+    port = ports.free_port()
     with socket.create_server(("127.0.0.1", port)):
         made = trackers.opened([], f"127.0.0.1:{port}", about)
         made.close()
@@ -248,11 +244,3 @@ def test_a_library_that_is_missing_names_its_extra(monkeypatch, name, port):
     extra = name or "prometheus"
     with pytest.raises(installed.MissingExtra, match=rf"nebula_jax\[{extra}\]"):
         trackers.check([name] if name else [], port)
-
-
-@pytest.mark.parametrize("made", trackers.MADE_BY.values())
-def test_an_adapter_is_short(made):
-    """Whoever wants another service writes as much."""
-    import inspect
-
-    assert len(inspect.getsource(made).splitlines()) < 40
