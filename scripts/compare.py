@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from nebula_jax import errors
 from nebula_jax.runtime.life import process
-from nebula_jax.runtime.records import page, report, run_folder
+from nebula_jax.runtime.records import page, plots, report, run_folder
 from nebula_jax.training import metrics
 
 HELD_OUT = "held_out_"
@@ -104,7 +104,7 @@ def curves(
     return found
 
 
-def panels(runs: Sequence[Read]) -> list[report.Panel]:
+def panels(runs: Sequence[Read]) -> list[plots.Panel]:
     """Returns a panel for each loss and figure, with the curves of all runs."""
     together: dict[str, dict[str, list[tuple[int, float]]]] = {}
     of_line: dict[str, Sequence[Mapping[str, Any]]] = {}
@@ -113,7 +113,7 @@ def panels(runs: Sequence[Read]) -> list[report.Panel]:
             of_line[f"{run.name} {cluster}"] = records
             for name, points in curves(records).items():
                 together.setdefault(name, {})[f"{run.name} {cluster}"] = points
-    found = [report.Panel(name, "", each) for name, each in together.items()]
+    found = [plots.Panel(name, "", each) for name, each in together.items()]
     return found + page.line_panels(of_line)
 
 

@@ -7,7 +7,8 @@ A run's summary.json and plot are kept in experiments/results/ under the run's n
 benchmark writes there itself, with --out=experiments/results/bench_NAME.json, and so do
 the tables' scripts. A record NAME.json has its block in the page NAME.md beside it
 (those of SECURITY in SECURITY.md), README.md a table of the main results, each between
-two markers. The text around them is written by hand and has no measured figure.
+two markers; README.md's picture is drawn anew when the records change. The text around
+them is written by hand and has no measured figure.
 """
 
 import json
@@ -39,7 +40,7 @@ from scripts import (
 )
 from scripts.bench import report as bench_report
 from scripts.leaks import markdown as leaks_markdown
-from scripts.tables import codec_choice, main_results
+from scripts.tables import codec_choice, main_results, pictures
 
 flags.DEFINE_string(
     "collect", "", "Folder of a finished run whose record is taken into the results."
@@ -211,6 +212,9 @@ def main() -> int:
     # `pages` makes all of them before any is written: one may be an error.
     for path, text in pages().items():
         path.write_text(text, "utf-8")
+    points, picture = pictures.quality_points(RESULTS), RESULTS / pictures.QUALITY
+    if pictures.drawn_points(picture) != points:
+        pictures.quality(points, picture)
     return 0
 
 

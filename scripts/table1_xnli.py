@@ -231,10 +231,10 @@ def _accuracies(rows: Sequence[Mapping[str, Any]]) -> str:
 
 
 def _spread(row: Mapping[str, Any], name: str) -> str:
-    mean = f"{100 * row['accuracy'][name]:.1f}"
+    mean = 100 * row["accuracy"][name]
     if row["seeds"] == 1:
-        return mean
-    return f"{mean} ± {100 * row['deviation'][name]:.1f}"
+        return f"{mean:.1f}"
+    return sweep.mean_and_error(mean, 100 * row["deviation"][name], ".1f")
 
 
 def _against(rows: Sequence[Mapping[str, Any]], name: str) -> str:

@@ -311,7 +311,7 @@ def _difference(row: Mapping[str, Any]) -> str:
         return ""
     if found["seeds"] == 1:
         return f"{found['mean']:+.2%} (1 seed)"
-    return f"{found['mean']:+.2%} ± {found['standard_error']:.2%}"
+    return sweep.mean_and_error(found["mean"], found["standard_error"], "+.2%")
 
 
 def _bytes(name: str, form: str, row: Mapping[str, Any]) -> str:

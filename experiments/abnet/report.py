@@ -8,8 +8,8 @@ from experiments import here
 from experiments.abnet import config
 from nebula_jax.data import split_parallel
 from nebula_jax.evaluation import bleu
+from nebula_jax.runtime.records import plots, run_folder
 from nebula_jax.runtime.records import report as run_report
-from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import metrics
 
 SPLIT = split_parallel.HELD_OUT
@@ -101,7 +101,7 @@ def _examples(folder: pathlib.Path, scored: Sequence[Mapping[str, Any]]) -> list
 def curves(
     _: Mapping[str, Mapping[str, Any]],
     of_all: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> list[run_report.Panel]:
+) -> list[plots.Panel]:
     """Returns loss and BLEU of the first cluster against steps."""
     records = next(iter(of_all.values()))
     losses = [(each["step"], each["loss"]) for each in records if "loss" in each]
@@ -111,8 +111,8 @@ def curves(
             scores.setdefault(split, []).append((each["step"], score))
     unit = "nats per target token"
     return [
-        run_report.Panel("Translation loss", unit, {"training": losses}),
-        run_report.Panel("BLEU (case-insensitive)", "BLEU", scores),
+        plots.Panel("Translation loss", unit, {"training": losses}),
+        plots.Panel("BLEU (case-insensitive)", "BLEU", scores),
     ]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import here
+from nebula_jax.runtime.records import plots
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.training import metrics
 
@@ -107,7 +108,7 @@ def mean(figures: Mapping[str, float | None]) -> float:
 def curves(
     _: Mapping[str, Mapping[str, Any]],
     records: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> list[run_report.Panel]:
+) -> list[plots.Panel]:
     """Returns every cluster's training loss, and its held-out loss, against steps."""
     training = {
         name: [(each["step"], each["loss"]) for each in of_cluster if "loss" in each]
@@ -119,8 +120,8 @@ def curves(
     }
     unit, title = "nats per masked token", "Held-out text, mean of the languages"
     return [
-        run_report.Panel("Training", unit, training),
-        run_report.Panel(title, unit, evaluated),
+        plots.Panel("Training", unit, training),
+        plots.Panel(title, unit, evaluated),
     ]
 
 

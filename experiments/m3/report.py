@@ -8,6 +8,7 @@ from typing import Any
 from experiments import here
 from experiments.m3 import config
 from nebula_jax.communication import codecs
+from nebula_jax.runtime.records import plots
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.training import masking
 
@@ -141,7 +142,7 @@ def of_generators(
 def curves(
     found: Mapping[str, Mapping[str, Any]],
     of_all: Mapping[str, Sequence[dict[str, Any]]],
-) -> list[run_report.Panel]:
+) -> list[plots.Panel]:
     """Returns losses of all clusters, RTD AUC by language and probes against steps.
 
     Args:
@@ -172,21 +173,21 @@ def curves(
         for figure, label in PROBED.items()
     }
     return [
-        run_report.Panel(
+        plots.Panel(
             "Language models (dotted: frequencies alone)",
             "nats per masked token",
             losses,
             frequencies,
         ),
-        run_report.Panel("RTD loss (eq. 8)", "nats per token", rtd),
-        run_report.Panel(
+        plots.Panel("RTD loss (eq. 8)", "nats per token", rtd),
+        plots.Panel(
             "RTD on held-out text (0.5: a guess; better fakes lower it)",
             "AUC",
             auc,
             {"": 0.5},
             has_mean=True,
         ),
-        run_report.Panel("Translations in the discriminator's encoder", "", probed),
+        plots.Panel("Translations in the discriminator's encoder", "", probed),
     ]
 
 

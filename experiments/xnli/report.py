@@ -12,7 +12,7 @@ from experiments.xnli import data as xnli_data
 from nebula_jax.data import nli
 from nebula_jax.evaluation import xnli
 from nebula_jax.runtime.life import process
-from nebula_jax.runtime.records import page
+from nebula_jax.runtime.records import page, plots
 from nebula_jax.runtime.records import report as run_report
 from nebula_jax.training import metrics
 
@@ -137,8 +137,8 @@ def write_page(folder: pathlib.Path, cluster: pathlib.Path) -> None:
     losses = [(each["step"], each["loss"]) for each in records if "loss" in each]
     dev = [(each["step"], each["accuracy"]) for each in summary["dev"]]
     panels = [
-        run_report.Panel("Training", "nats a pair", {"loss": losses}),
-        run_report.Panel("English dev", "accuracy", {"accuracy": dev}),
+        plots.Panel("Training", "nats a pair", {"loss": losses}),
+        plots.Panel("English dev", "accuracy", {"accuracy": dev}),
     ]
     training = [summary["training"]] if summary["training"] else []
     page.of_run(folder / page.NAME, summary, training, markdown(summary), panels)

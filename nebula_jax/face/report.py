@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from nebula_jax.runtime.life import restarts
-from nebula_jax.runtime.records import page
+from nebula_jax.runtime.records import page, plots
 from nebula_jax.runtime.records import report as records_lib
 from nebula_jax.training import metrics
 
@@ -13,16 +13,14 @@ Records = Mapping[str, Sequence[Mapping[str, Any]]]
 """Name of a cluster -> the records of its metrics.jsonl."""
 
 
-def losses(
-    summaries: Mapping[str, Any], records: Records
-) -> Sequence[records_lib.Panel]:
+def losses(summaries: Mapping[str, Any], records: Records) -> Sequence[plots.Panel]:
     """Returns the curves of the clusters' losses; none if no loss was logged."""
     del summaries
     found = {
         name: [(each["step"], each["loss"]) for each in of_cluster if "loss" in each]
         for name, of_cluster in records.items()
     }
-    return [records_lib.Panel("loss", "loss", found)] if any(found.values()) else []
+    return [plots.Panel("loss", "loss", found)] if any(found.values()) else []
 
 
 def table(summary: Mapping[str, Any]) -> str:
@@ -36,7 +34,7 @@ def report(
     more: Mapping[str, Any],
     seconds: float,
     *,
-    curves: Callable[..., Sequence[records_lib.Panel]] = losses,
+    curves: Callable[..., Sequence[plots.Panel]] = losses,
     figures: Callable[..., Mapping[str, Any]] = lambda *_: {},
     markdown: Callable[..., str] = table,
 ) -> None:
@@ -64,7 +62,7 @@ def report(
         records = {name: metrics.read(each) for name, each in clusters.items()}
         panels = [*curves(found, records), *page.line_panels(records)]
         if panels:
-            records_lib.draw(panels, picture)
+            plots.draw(panels, picture)
         summary = {
             **records_lib.provenance(records_lib.wall_seconds(seconds, there)),
             **more,

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from nebula_jax.runtime.records import report
-from scripts.tables import held_out
+from scripts.tables import held_out, sweep
 
 Record = Mapping[str, Any]
 FASTER = 170 / 60
@@ -69,5 +69,5 @@ def _local_row(row: Record) -> list[str]:
         str(row["clusters"]),
         f"{sent['per_token']:.2f}",
         f"{sent['fewer']:.0f}",
-        f"{apart['mean']:+.1%} ± {apart['standard_error']:.1%}",
+        sweep.mean_and_error(apart["mean"], apart["standard_error"], "+.1%"),
     ]

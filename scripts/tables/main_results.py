@@ -8,7 +8,7 @@ from typing import Any
 
 from experiments.m3 import report as m3_report
 from nebula_jax.runtime.records import report
-from scripts.tables import abnet, held_out
+from scripts.tables import abnet, held_out, sweep
 
 Record = Mapping[str, Any]
 HEADER = ("what", "result", "spread, or cost", "seeds", "page")
@@ -86,8 +86,9 @@ def _fewer(record: Record, row: Record) -> str:
 def _local_steps(record: Record) -> Figures:
     (row,) = (row for row in record["rows"] if row["key"] == "streaming2")
     apart = row["difference"]
-    loss = f"loss {apart['mean']:+.1%} ± {apart['standard_error']:.1%}"
-    return f"{row['bytes']['fewer']:.0f} times fewer bytes", loss, apart["seeds"]
+    loss = sweep.mean_and_error(apart["mean"], apart["standard_error"], "+.1%")
+    fewer = f"{row['bytes']['fewer']:.0f} times fewer bytes"
+    return fewer, f"loss {loss}", apart["seeds"]
 
 
 def _bridge(record: Record) -> Figures:

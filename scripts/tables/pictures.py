@@ -1,12 +1,42 @@
 """The pictures of tables, from their records."""
 
+import json
 import pathlib
 import statistics
+import xml.etree.ElementTree
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from nebula_jax.runtime.records import report
-from scripts.tables import compression_rows, held_out
+import numpy as np
+
+from nebula_jax import installed
+from nebula_jax.runtime.records import plots
+from scripts.tables import abnet, compression_rows, held_out, sweep
+
+QUALITY = "quality.svg"
+"""The picture of README.md."""
+THEIRS, OURS = "cut: the paper's codecs", "cut: no padding, 8 or 4 bits"
+NARROW = "cut: so many of 384 columns, at 4 bits"
+LOCAL = "local steps, of so many clusters"
+STYLE = {  # colors of Okabe and Ito, distinct for the color-blind too
+    THEIRS: ("#D55E00", "s"),
+    OURS: ("#0072B2", "o"),
+    NARROW: ("#007356", "^"),
+    LOCAL: ("#A0478A", "D"),
+}
+
+
+class Point(NamedTuple):
+    """A way to send less, in the picture of bytes against quality."""
+
+    group: str
+    name: str
+    fewer: float
+    """Times fewer bytes than padded float32, or than an all-reduce a step."""
+    loss: float
+    """Held-out loss above that of sending all, in %, mean of the seeds."""
+    error: float
+    """Standard error of this mean."""
 
 
 def table3(record: Mapping[str, Any], out: pathlib.Path) -> None:
@@ -35,7 +65,7 @@ def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:
     ):
         parts[label] = [each for each in record["curve"] if each["cluster"] == cluster]
     panels = [
-        report.Panel(
+        plots.Panel(
             title,
             "nats",
             {
@@ -48,13 +78,13 @@ def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:
             ("clm_loss", "CLM loss (eq. 10)"),
         )
     ]
-    report.draw(panels, path)
+    plots.draw(panels, path)
 
 
 def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
     """Draws the training loss of each row, mean of the seeds: the paper's left."""
     panels = [
-        report.Panel(
+        plots.Panel(
             title,
             "nats per target token",
             {
@@ -65,7 +95,7 @@ def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
         )
         for title, is_ours in (("the paper's rows", False), ("our rows", True))
     ]
-    report.draw(panels, path)
+    plots.draw(panels, path)
 
 
 def figure10(record: Mapping[str, Any], path: pathlib.Path) -> None:
@@ -76,19 +106,20 @@ def figure10(record: Mapping[str, Any], path: pathlib.Path) -> None:
     rows = dict(sorted(starts.items()))
     *bleus, plain = held_out.bleus([*rows.values(), by_name["baseline"]])
     means = [statistics.fmean(each) for each in bleus]
-    seeds = zip(*bleus, strict=True)
-    scores = {"mean": means, **{f"seed {n}": each for n, each in enumerate(seeds)}}
-    score = report.Panel(
+    errors = [sweep.standard_error(each) for each in bleus if len(each) > 1]
+    name = "mean of the seeds"
+    score = plots.Panel(
         "BLEU against the first compressed step; dotted: baseline",
         "BLEU",
-        {name: [*zip(rows, each, strict=True)] for name, each in scores.items()},
+        {name: [*zip(rows, means, strict=True)]},
         {"baseline": statistics.fmean(plain)},
+        errors={name: errors} if errors else {},
     )
     losses = {
         f"from step {step}": mean_curve(row["losses"]) for step, row in rows.items()
     }
-    loss = report.Panel("Training loss", "nats per target token", losses)
-    report.draw([score, loss], path)
+    loss = plots.Panel("Training loss", "nats per target token", losses)
+    plots.draw([score, loss], path)
 
 
 def mean_curve(
@@ -99,3 +130,100 @@ def mean_curve(
     values = [[loss for _, loss in seed] for seed in losses]
     means = [statistics.fmean(each) for each in zip(*values, strict=True)]
     return [*zip(steps, means, strict=True)]
+
+
+def quality_points(results: pathlib.Path) -> list[Point]:
+    """Returns what `quality` draws: rows of several seeds that are not withdrawn.
+
+    Args:
+      results: folder of the records.
+    """
+    cut, local = (
+        json.loads((results / f"{name}.json").read_text("utf-8"))
+        for name in ("table5_bottleneck", "local_steps")
+    )
+    known = {row.name for row in compression_rows.rows()}
+    plain = cut["rows"][0]["held_out"]["loss"]
+    found = []
+    for row in cut["rows"][1:]:
+        if row["name"] in known:
+            apart = row["held_out"]["difference"]
+            losses = [100 * apart[seed] / plain[seed] for seed in apart]
+            fewer = 2 * cut["padded_bytes"] / sum(abnet.step_bytes(row).values())
+            group = NARROW if row["bottleneck"] else OURS if row["is_ours"] else THEIRS
+            figures = fewer, statistics.fmean(losses), sweep.standard_error(losses)
+            found.append((group, _short(row["name"]), figures))
+    for row in local["rows"]:
+        apart = row["difference"]
+        if row.get("bytes") and apart["seeds"] > 1:
+            name = f"{row['name'].partition(',')[0]}, {row['clusters']}"
+            loss, error = 100 * apart["mean"], 100 * apart["standard_error"]
+            found.append((LOCAL, name, (row["bytes"]["fewer"], loss, error)))
+    return [
+        Point(group, name, *(round(figure, 3) for figure in figures))
+        for group, name, figures in found
+    ]
+
+
+def _short(name: str) -> str:
+    """Returns the name of a row of Table 5 as it stands beside its point.
+
+    >>> _short("FP16(SVD(0.8))+INT8"), _short("bottleneck of 208 by token and zstd")
+    ('SVD(0.8)', '208, zstd')
+    """
+    name = name.replace("FP16(SVD", "SVD").replace("))+INT8", ")")
+    name = name.replace(" by token and zstd", ", zstd")
+    return name.removeprefix("bottleneck of ").removesuffix(" both ways")
+
+
+def quality(points: Sequence[Point], path: pathlib.Path) -> None:
+    """Draws bytes against quality, and keeps the points in the picture's metadata.
+
+    Args:
+      points: from `quality_points`.
+      path: of the SVG.
+    """
+    with installed.extra("plots"):
+        import matplotlib.figure
+
+    figure = matplotlib.figure.Figure(figsize=(8.5, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.axhline(0, color="0.5", linewidth=1)
+    for group, (color, marker) in STYLE.items():
+        x, y, errors = np.transpose([each[2:] for each in points if each[0] == group])
+        style = {"color": color, "elinewidth": 1, "capsize": 2}
+        axes.errorbar(x, y, errors, fmt=marker, label=group, **style)
+    ticks = [2, 4, 8, 16, 32, 64, 128, 256, 512]
+    axes.set(xscale="log", xlim=(1.7, 900))
+    axes.set_xticks(ticks, [str(each) for each in ticks], minor=False)
+    axes.minorticks_off()
+    axes.set_title(
+        "A translator cut in two, and BERT by local steps (bars: standard errors)",
+        fontsize=11,
+    )
+    axes.set_xlabel("times fewer bytes between clusters")
+    axes.set_ylabel("held-out loss above sending all, %")
+    axes.grid(alpha=0.25)
+    axes.legend(frameon=False, fontsize=9, loc="upper center")
+    labels = [
+        (each.fewer, each.loss, each.name, STYLE[each.group][0]) for each in points
+    ]
+    lines = [(x, 0.0) for x in np.geomspace(*axes.get_xlim())]
+    lines += [
+        (each.fewer, each.loss + each.error * part)
+        for each in points
+        for part in np.linspace(-1, 1, 9)
+    ]
+    plots.label_points(axes, labels, lines)
+    described = {"Date": None, "Description": json.dumps(points)}
+    with matplotlib.rc_context({"svg.hashsalt": "nebula"}):
+        figure.savefig(path, metadata=described)
+
+
+def drawn_points(path: pathlib.Path) -> list[Point]:
+    """Reads what a picture of `quality` was drawn of; [] if there is none."""
+    if not path.is_file():
+        return []
+    tag = "{http://purl.org/dc/elements/1.1/}description"
+    (found,) = xml.etree.ElementTree.parse(path).iter(tag)
+    return [Point(*each) for each in json.loads(found.text or "")]

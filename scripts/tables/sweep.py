@@ -62,11 +62,24 @@ def spread(by_seed: Collection[float], form: str, of_mean: bool = False) -> str:
     """
     if not by_seed:
         return ""
-    mean = f"{statistics.fmean(by_seed):{form}}"
     if len(by_seed) == 1:
-        return mean
-    error = statistics.stdev(by_seed) / (len(by_seed) ** 0.5 if of_mean else 1)
-    return f"{mean} ± {error:{form.lstrip('+')}}"
+        return f"{statistics.fmean(by_seed):{form}}"
+    error = standard_error(by_seed) if of_mean else statistics.stdev(by_seed)
+    return mean_and_error(statistics.fmean(by_seed), error, form)
+
+
+def standard_error(by_seed: Collection[float]) -> float:
+    """Returns the standard error of a mean over seeds, at least two."""
+    return statistics.stdev(by_seed) / len(by_seed) ** 0.5
+
+
+def mean_and_error(mean: float, error: float, form: str) -> str:
+    """Renders a mean with its error; the error has no sign.
+
+    >>> mean_and_error(0.0238, 0.0043, "+.1%")
+    '+2.4% ± 0.4%'
+    """
+    return f"{mean:{form}} ± {error:{form.lstrip('+')}}"
 
 
 class Sweep(NamedTuple):

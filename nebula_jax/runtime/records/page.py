@@ -13,7 +13,7 @@ from typing import Any
 import markdown_it
 
 from nebula_jax import files, installed
-from nebula_jax.runtime.records import report
+from nebula_jax.runtime.records import plots, report
 from nebula_jax.training import metrics
 
 NAME = "report.html"
@@ -37,7 +37,7 @@ def of_run(
     summary: Mapping[str, Any],
     clusters: Sequence[Mapping[str, Any]],
     markdown: str,
-    panels: Sequence[report.Panel],
+    panels: Sequence[plots.Panel],
     samples: Sequence[str] = (),
 ) -> None:
     """Writes the page of a run.
@@ -103,12 +103,12 @@ def write(path: pathlib.Path, title: str, sections: Mapping[str, str]) -> None:
         partial.write_text("\n".join(parts) + "\n", "utf-8")
 
 
-def curves(panels: Sequence[report.Panel]) -> str:
+def curves(panels: Sequence[plots.Panel]) -> str:
     """Returns panels as SVG; a sentence without what draws them."""
     if not panels:
         return ""
     try:
-        figure = report.drawn(panels)
+        figure = plots.drawn(panels)
     except installed.MissingExtra as error:
         return f"No curves: {error}"
     import matplotlib
@@ -122,14 +122,15 @@ def curves(panels: Sequence[report.Panel]) -> str:
 
 def line_panels(
     records: Mapping[str, Sequence[Mapping[str, Any]]],
-) -> list[report.Panel]:
-    """Returns the curves of the line: rates and waiting of each cluster.
+) -> list[plots.Panel]:
+    """Returns the curves of the line: rates each way and waiting of each cluster.
 
     Args:
       records: cluster -> its metrics; those of a run without a line have no curve.
     """
     found = [
         ("Sent", "Mbit/s", "sent_mbit"),
+        ("Received", "Mbit/s", "received_mbit"),
         ("Waited for others", "share of the time", "waiting_share"),
     ]
     panels = []
@@ -139,7 +140,7 @@ def line_panels(
             for cluster, of_cluster in records.items()
         }
         if any(value for points in of_each.values() for _, value in points):
-            panels.append(report.Panel(title, unit, of_each))
+            panels.append(plots.Panel(title, unit, of_each))
     return panels
 
 

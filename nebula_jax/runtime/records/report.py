@@ -14,10 +14,9 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import numpy as np
 import rich.console
 import rich.markdown
 
@@ -28,10 +27,6 @@ from nebula_jax.training import metrics
 
 NOTHING = "–"
 """The cell of a figure that was not measured."""
-MOST_IN_LEGEND = 6
-"""Curves of a panel that a legend names; more are named at their ends."""
-LABEL_HEIGHT = 0.045
-"""Share of a panel's height that a name at the end of a line takes."""
 VERDICTS = {True: "met", False: "**not met**", None: "too noisy to decide"}
 """The cell of a target: met, not met, or not decided."""
 
@@ -114,102 +109,6 @@ def read_summary(folder: pathlib.Path) -> dict[str, Any]:
     """Reads the summary.json of a cluster or a run; {} if there is none."""
     path = folder / "summary.json"
     return json.loads(path.read_text("utf-8")) if path.is_file() else {}
-
-
-class Panel(NamedTuple):
-    """A place in which curves are drawn against steps.
-
-    curves: name -> (step, value) points; those without points are left out.
-    levels: name -> a value that is drawn as a dotted line, in the color of the curve of
-      this name if there is one.
-    has_mean: True if the mean of the curves, which have the same steps, is drawn too.
-    """
-
-    title: str
-    ylabel: str
-    curves: Mapping[str, Sequence[tuple[int, float]]]
-    levels: Mapping[str, float] = {}
-    has_mean: bool = False
-
-
-def draw(panels: Sequence[Panel], picture: pathlib.Path) -> None:
-    """Draws a run's curves; a run ends well without what draws them, and says so."""
-    try:
-        drawn(panels).savefig(picture, dpi=110)
-    except installed.MissingExtra as error:
-        process.message(f"no curves were drawn: {error}")
-
-
-def drawn(panels: Sequence[Panel]) -> Any:
-    """Returns the curves as a figure of matplotlib, which may be missing.
-
-    Raises:
-      installed.MissingExtra: if it is.
-    """
-    # Imported here, so that clusters, which draw nothing, need not wait for it.
-    with installed.extra("plots"):
-        import matplotlib.figure
-    columns = min(2, len(panels))
-    rows = math.ceil(len(panels) / columns)
-    size = 5.5 * columns, 4.1 * rows
-    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
-    places = figure.subplots(rows, columns, squeeze=False).flat
-    for axes, panel in zip(places, panels, strict=False):
-        count = 10 if len(panel.curves) <= 10 else 20  # in pairs that look alike
-        axes.set_prop_cycle(color=matplotlib.colormaps[f"tab{count}"](range(count)))
-        lines = {
-            name: axes.plot(*zip(*points, strict=True), label=name)[0]
-            for name, points in panel.curves.items()
-            if points
-        }
-        if panel.has_mean and len(lines) > 1:
-            every = [line.get_ydata() for line in lines.values()]
-            steps = next(iter(lines.values())).get_xdata()
-            style = {"color": "black", "linewidth": 2.5, "label": "mean"}
-            lines["mean"] = axes.plot(steps, np.mean(every, axis=0), **style)[0]
-        for name, level in panel.levels.items():
-            color = lines[name].get_color() if name in lines else "black"
-            axes.axhline(level, color=color, linewidth=0.8, linestyle=":")
-        axes.set(xlabel="step", ylabel=panel.ylabel, title=panel.title)
-        axes.grid(alpha=0.3)
-        if len(lines) > MOST_IN_LEGEND:  # more colors look alike
-            _label_ends(axes, lines)
-        elif lines:
-            axes.legend(fontsize=7)
-    return figure
-
-
-def _label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
-    """Writes the names of lines beside their ends, none over another."""
-    low, high = axes.get_ylim()
-    ends = {
-        name: (line.get_ydata()[-1] - low) / (high - low)
-        for name, line in lines.items()
-        if math.isfinite(line.get_ydata()[-1])
-    }
-    names = sorted(ends, key=ends.__getitem__)
-    places: list[float] = []
-    for name in names:
-        places.append(max(ends[name], places[-1] + LABEL_HEIGHT if places else 0.0))
-    # Those that would stand above the picture push the ones below them down.
-    highest = 1.0
-    for number in reversed(range(len(places))):
-        places[number] = min(places[number], highest)
-        highest = places[number] - LABEL_HEIGHT
-    for name, place in zip(names, places, strict=True):
-        end = lines[name].get_xdata()[-1], lines[name].get_ydata()[-1]
-        color = lines[name].get_color()
-        axes.annotate(
-            name,
-            end,
-            (1.03, place),
-            textcoords="axes fraction",
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5},
-            color=color,
-            fontsize=7,
-            fontweight="bold" if name == "mean" else "normal",
-            va="center",
-        )
 
 
 def print_paths(*paths: pathlib.Path) -> None:

@@ -3,7 +3,7 @@
 import html.parser
 import sys
 
-from nebula_jax.runtime.records import page, report
+from nebula_jax.runtime.records import page, plots
 
 CLUSTER = {
     "cluster": "generator:0",
@@ -30,7 +30,7 @@ SUMMARY = {
         },
     ],
 }
-PANEL = report.Panel("Loss <1>", "nats", {"generator:0": [(1, 2.0), (2, 1.0)]})
+PANEL = plots.Panel("Loss <1>", "nats", {"generator:0": [(1, 2.0), (2, 1.0)]})
 VOID = {"meta", "br", "hr", "img", "input", "link"}
 
 
@@ -111,9 +111,15 @@ def test_without_matplotlib_it_says_so_and_has_the_rest(tmp_path, monkeypatch):
 
 
 def test_the_line_has_its_curves_where_there_is_a_line():
-    records = [{"step": n, "sent_mbit": n / 2, "waiting_share": 0.25} for n in (1, 2)]
-    sent, waited = page.line_panels({"g": records, "d": [{"step": 1, "loss": 1.0}]})
+    records = [
+        {"step": n, "sent_mbit": n / 2, "received_mbit": n / 4, "waiting_share": 0.25}
+        for n in (1, 2)
+    ]
+    sent, received, waited = page.line_panels(
+        {"g": records, "d": [{"step": 1, "loss": 1.0}]}
+    )
     assert sent.curves == {"g": [(1, 0.5), (2, 1.0)], "d": []}
+    assert received.curves["g"] == [(1, 0.25), (2, 0.5)]
     assert waited.curves["g"] == [(1, 0.25), (2, 0.25)]
     assert page.line_panels({"whole": [{"step": 1, "sent_mbit": 0.0}]}) == []
     records[0]["sent_mbit"] = 0.0  # the line was cut

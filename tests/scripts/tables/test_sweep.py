@@ -66,3 +66,11 @@ def test_a_sweep_does_each_run_once_and_writes_record_and_picture(
     assert found["seeds"] == ["0", "1"]
     assert (tmp_path / "a.png").read_text() == "1"
     assert "| row |\n|---|\n| a |" in capsys.readouterr().out
+
+
+def test_a_mean_over_seeds_has_its_error_and_that_no_sign():
+    assert sweep.spread([], ".1f") == ""
+    assert sweep.spread([2.0], "+.1f") == "+2.0"
+    assert sweep.spread([1.0, 3.0], "+.2f") == "+2.00 ± 1.41"
+    assert sweep.spread([1.0, 3.0], "+.2f", of_mean=True) == "+2.00 ± 1.00"
+    assert sweep.mean_and_error(-0.25, 0.125, "+.1%") == "-25.0% ± 12.5%"

@@ -1,0 +1,225 @@
+"""Pictures of records: curves against steps, and names beside lines and points.
+
+Nothing here is needed for a run to end well: without matplotlib none is drawn.
+"""
+
+import itertools
+import math
+import pathlib
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nebula_jax import installed
+from nebula_jax.runtime.life import process
+
+MOST_IN_LEGEND = 6
+"""Curves of a panel that a legend names; more are named at their ends."""
+LABEL_HEIGHT = 0.045
+"""Share of a panel's height that a name at the end of a line takes."""
+DISTANCES = (9, 14, 20, 28, 38)
+"""Points (of type) between a point and its name, nearest first."""
+MARGIN = 3
+"""Pixels around a name that should stay free."""
+
+
+class Panel(NamedTuple):
+    """A place in which curves are drawn against steps.
+
+    curves: name -> (step, value) points; those without points are left out.
+    levels: name -> a value that is drawn as a dotted line, in the color of the curve of
+      this name if there is one.
+    has_mean: True if the mean of the curves, which have the same steps, is drawn too.
+    errors: name -> errors of a curve's points, drawn as bars.
+    """
+
+    title: str
+    ylabel: str
+    curves: Mapping[str, Sequence[tuple[int, float]]]
+    levels: Mapping[str, float] = {}
+    has_mean: bool = False
+    errors: Mapping[str, Sequence[float]] = {}
+
+
+def draw(panels: Sequence[Panel], picture: pathlib.Path) -> None:
+    """Draws a run's curves; a run ends well without what draws them, and says so."""
+    try:
+        drawn(panels).savefig(picture, dpi=110)
+    except installed.MissingExtra as error:
+        process.message(f"no curves were drawn: {error}")
+
+
+def drawn(panels: Sequence[Panel]) -> Any:
+    """Returns the curves as a figure of matplotlib, which may be missing.
+
+    Raises:
+      installed.MissingExtra: if it is.
+    """
+    # Imported here, so that clusters, which draw nothing, need not wait for it.
+    with installed.extra("plots"):
+        import matplotlib.figure
+    columns = min(2, len(panels))
+    rows = math.ceil(len(panels) / columns)
+    size = 5.5 * columns, 4.1 * rows
+    figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False).flat
+    for axes, panel in itertools.zip_longest(places, panels):
+        if panel is None:  # an odd number of panels
+            axes.set_axis_off()
+            continue
+        count = 10 if len(panel.curves) <= 10 else 20  # in pairs that look alike
+        axes.set_prop_cycle(color=matplotlib.colormaps[f"tab{count}"](range(count)))
+        lines = {
+            name: axes.plot(*zip(*points, strict=True), label=name)[0]
+            for name, points in panel.curves.items()
+            if points
+        }
+        if panel.has_mean and len(lines) > 1:
+            every = [line.get_ydata() for line in lines.values()]
+            steps = next(iter(lines.values())).get_xdata()
+            style = {"color": "black", "linewidth": 2.5, "label": "mean"}
+            lines["mean"] = axes.plot(steps, np.mean(every, axis=0), **style)[0]
+        for name, errors in panel.errors.items():
+            line = lines[name]
+            style = {"color": line.get_color(), "fmt": "none", "capsize": 3}
+            axes.errorbar(*line.get_data(), errors, **style)
+        for name, level in panel.levels.items():
+            color = lines[name].get_color() if name in lines else "black"
+            axes.axhline(level, color=color, linewidth=0.8, linestyle=":")
+        axes.set(xlabel="step", ylabel=panel.ylabel, title=panel.title)
+        axes.grid(alpha=0.3)
+        if len(lines) > MOST_IN_LEGEND:  # more colors look alike
+            label_ends(axes, lines)
+        elif lines:
+            axes.legend(fontsize=8)
+    return figure
+
+
+def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
+    """Writes the names of lines beside their right ends, none over another.
+
+    Args:
+      axes: of matplotlib, with all of its lines.
+      lines: name -> its line.
+    """
+    axes.get_ylim()  # brings limits up to date with what was drawn
+    to_share = axes.transData + axes.transAxes.inverted()
+    ends = {
+        name: to_share.transform(line.get_xydata()[-1])[1]
+        for name, line in lines.items()
+        if math.isfinite(line.get_ydata()[-1])
+    }
+    names = sorted(ends, key=ends.__getitem__)
+    places: list[float] = []
+    for name in names:
+        places.append(max(ends[name], places[-1] + LABEL_HEIGHT if places else 0.0))
+    # Those that would stand above the picture push the ones below them down.
+    highest = 1.0
+    for number in reversed(range(len(places))):
+        places[number] = min(places[number], highest)
+        highest = places[number] - LABEL_HEIGHT
+    for name, place in zip(names, places, strict=True):
+        end = lines[name].get_xdata()[-1], lines[name].get_ydata()[-1]
+        color = lines[name].get_color()
+        axes.annotate(
+            name,
+            end,
+            (1.03, place),
+            textcoords="axes fraction",
+            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5},
+            color=color,
+            fontsize=8,
+            fontweight="bold" if name == "mean" else "normal",
+            va="center",
+        )
+
+
+def label_points(
+    axes: Any,
+    labels: Sequence[tuple[float, float, str, str]],
+    obstacles: Sequence[Sequence[float]] = (),
+) -> None:
+    """Writes names beside their points, each where it covers least.
+
+    Args:
+      axes: of matplotlib, with the limits and the size that they will have.
+      labels: x, y, name and color of each.
+      obstacles: other (x, y) that names should not cover, such as points on lines.
+    """
+    axes.figure.draw_without_rendering()  # only now it is known where pixels are
+    to_pixels, scale = axes.transData.transform, axes.figure.dpi / 72
+    points = to_pixels([each[:2] for each in labels])
+    taken = np.concatenate([points, to_pixels(np.reshape(obstacles, (-1, 2)))])
+    frame = axes.get_window_extent().extents
+    angles = np.arange(16) * np.pi / 8
+    names: list[np.ndarray] = []
+    for x, y, text, color in sorted(labels):
+        style = {"fontsize": 8, "color": color}
+        trial = axes.annotate(text, (x, y), **style)
+        size = trial.get_window_extent()
+        trial.remove()
+        half, at = np.array([size.width, size.height]) / 2, to_pixels((x, y))
+        places = [
+            (far, _place(half, far * scale, angle))
+            for far, angle in itertools.product(DISTANCES, angles)
+        ]
+        costs = [
+            far + _covers(at + box, at, taken, points, names, frame)
+            for far, box in places
+        ]
+        far, box = places[int(np.argmin(costs))]
+        names.append(at + box)
+        arrow = {"arrowstyle": "-", "lw": 0.5, "color": "0.6", "shrinkA": 0}
+        axes.annotate(
+            text,
+            (x, y),
+            box.mean(axis=0) / scale,
+            textcoords="offset points",
+            ha="center",
+            va="center",
+            arrowprops=arrow | {"shrinkB": 3} if far > DISTANCES[1] else None,
+            **style,
+        )
+
+
+def _place(half: np.ndarray, far: float, angle: float) -> np.ndarray:
+    """Returns [2, 2], from where to where a name of this half size goes.
+
+    Its edge, not its middle, is so far to the left or right of its point, the origin.
+    """
+    away = far * np.array([np.cos(angle), np.sin(angle)])
+    middle = away + np.sign(np.round(away, 6)) * (half[0], 0)
+    return np.array([middle - half, middle + half])
+
+
+def _covers(
+    box: np.ndarray,
+    at: np.ndarray,
+    taken: np.ndarray,
+    points: np.ndarray,
+    names: Sequence[np.ndarray],
+    frame: np.ndarray,
+) -> float:
+    """Returns how bad a name's place is, in pixels: what it covers, whose it seems.
+
+    Args:
+      box: [2, 2], from where to where it goes.
+      at: [2], its point.
+      taken: [T, 2], what it should not cover.
+      points: [N, 2], those that have a name.
+      names: boxes of names that stand already.
+      frame: [4], left, low, right and high edge of the axes.
+    """
+    (low, high), middle, half = box, box.mean(axis=0), (box[1] - box[0]) / 2
+    hits = np.sum(np.all((taken > low - MARGIN) & (taken < high + MARGIN), axis=1))
+    shared = sum(
+        np.prod(np.maximum(0, np.minimum(high, b) - np.maximum(low, a) + 2))
+        for a, b in names
+    )
+    outside = np.sum(np.maximum(0, [*(frame[:2] - low), *(high - frame[2:])]))
+    # Nearer to another point than to its own, it would seem to be that one's.
+    gaps = np.hypot(*np.maximum(0, np.abs(points - middle) - half).T)
+    own = np.hypot(*np.maximum(0, np.abs(at - middle) - half))
+    is_astray = np.sum(gaps < own) > 0
+    return 60 * hits + 40 * shared + 200 * outside + 150 * is_astray
