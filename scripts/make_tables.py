@@ -36,6 +36,7 @@ from scripts import (
     table3_throughput,
     table4_speedup,
     table5_compression,
+    table_body,
     table_local_steps,
 )
 from scripts.bench import report as bench_report
@@ -61,6 +62,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "table5_": table5_compression.markdown,
     "bert_": bert_report.markdown,
     "local_steps": table_local_steps.markdown,
+    "body": table_body.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_device": bench_device.markdown,
     "bench_bridge": bench_report.bridge,

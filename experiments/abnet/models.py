@@ -110,6 +110,11 @@ def load(
         remat=local.remat,
         log=process.message,
     )
+    if model.config.body is not None:
+        raise errors.SettingsError(
+            f"{folder} is a {model.family}; ABNet's adapters and its decoding token by"
+            " token are made for BERT's layers: name a model of another family"
+        )
     checkpoint = checkpoint_folder.digest(folder)
     if layers:
         model = trimming.first_layers(model, layers)

@@ -170,7 +170,7 @@ def check(run: Run) -> None:
             f" {replicas} devices"
         )
     wanted = {"layers": agreed.layers, "max_length": agreed.max_length}
-    hot_start.check(local, "the MLM head is", wanted)
+    hot_start.check(agreed, local, "the MLM head is", wanted)
 
 
 def _check_clusters(agreed: Agreed) -> None:

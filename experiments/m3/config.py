@@ -182,7 +182,7 @@ def check(run: Run) -> None:
     for start, name in zip(starts, ("generator", "discriminator"), strict=True):
         layers = {f"{name}_layers": getattr(agreed, f"{name}_layers")}
         wanted = {**layers, "max_length": agreed.max_length}
-        hot_start.check(start, "the heads of eq. 6 and 10 are", wanted)
+        hot_start.check(agreed, start, "the heads of eq. 6 and 10 are", wanted)
 
 
 def names(agreed: Agreed) -> list[str]:

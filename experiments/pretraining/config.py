@@ -6,6 +6,7 @@ from experiments import configuration
 from experiments import shared_flags as _defines_flags  # noqa: F401
 from nebula_jax import errors
 from nebula_jax.commands import fields
+from nebula_jax.models import transformer
 from nebula_jax.runtime.served import data_channels
 from nebula_jax.training import masking, warm_start
 
@@ -28,6 +29,13 @@ class Agreed(configuration.Agreed):
         "de-fr,en-hi: the cluster that reads fr also reads parallel/de-fr.train.tsv.",
     )
     max_length: int = fields.of_data(64, "Tokens of a sequence.", lower=8)
+    body: str = fields.of_model(
+        "bert",
+        "Form of the encoders' layers: bert; or modern, as ModernBERT's: norms before"
+        " the layers, rotary positions, GeGLU, no biases, local and global attention in"
+        " turn. With --hot_start it has to name that encoder's.",
+        choices=list(transformer.BODIES),
+    )
     dropout: float = fields.of_training(0.1, "Dropout rate in the encoders.", upper=0.9)
     mask_rate: float = fields.of_training(
         0.15, "Share of tokens masked.", lower=0.01, upper=0.9, source="section 4.1"

@@ -53,10 +53,13 @@ def digest(local: config.Local) -> str:
 _digest = functools.cache(checkpoint_folder.digest)
 
 
-def check(local: config.Local, heads: str, wanted: Mapping[str, int]) -> None:
+def check(
+    agreed: config.Agreed, local: config.Local, heads: str, wanted: Mapping[str, int]
+) -> None:
     """Checks --hot_start, if it is given, by its config.json alone.
 
     Args:
+      agreed: has the form of its layers.
       heads: the heads that are tied to its embeddings, for an error.
       wanted: flag -> layers or positions that it must have; `max_length` of positions.
 
@@ -72,6 +75,12 @@ def check(local: config.Local, heads: str, wanted: Mapping[str, int]) -> None:
         raise errors.SettingsError(
             f"--hot_start={local.hot_start}: its embeddings are narrower than its"
             f" layers; {heads} tied to embeddings as wide"
+        )
+    if (shape.body is None) != (transformer.BODIES[agreed.body] is None):
+        raise errors.SettingsError(
+            f"--hot_start={local.hot_start} has another form of layers than"
+            f" --body={agreed.body}: give the other one of"
+            f" {', '.join(transformer.BODIES)}"
         )
     for name, number in wanted.items():
         most = shape.max_length if name == "max_length" else shape.layers
@@ -113,6 +122,7 @@ def shape_of_size(
     return transformer.config_of_size(
         size,
         layers,
+        transformer.BODIES[agreed.body],
         vocab_size=vocab_size,
         max_length=agreed.max_length,
         dropout=agreed.dropout,
@@ -201,7 +211,12 @@ def write(
             tokenizer = tokenizers.load(folder(local))
         else:
             # Our encoder has ELECTRA's form, when its embeddings are as wide as it is.
-            left = pretrained.Pretrained("electra", shape, params, {})
+            family = "electra" if shape.body is None else "modernbert"
+            special = vocabularies.SPECIAL._asdict()
+            metadata = {
+                f"{name}_token_id": special[name] for name in ("pad", "cls", "sep")
+            }
+            left = pretrained.Pretrained(family, shape, params, metadata)
             pretrained.save(new, left)
             shutil.copyfile(vocabulary.path, new / tokenizers.readers.SPIECE)
             tokenizer = tokenizers.load(new)

@@ -202,8 +202,8 @@ class Trained(NamedTuple):
 
         transformers has no classifier that reads the mean of all positions. ELECTRA's
         there has a GELU where ours has BERT's tanh, so an ELECTRA becomes a BERT, which
-        it is if its embeddings are as wide as its layers. Where transformers has none,
-        the model is returned without it.
+        it is if its embeddings are as wide as its layers; ModernBERT's has a GELU too.
+        Where transformers has none, the model is returned without it.
 
         Args:
           model: whole, as the run began with it.
@@ -212,11 +212,12 @@ class Trained(NamedTuple):
         trained = jax.device_get(self.params)
         whole = self.with_trained_rows(model).params
         params = {"encoder": trained["encoder"], "embeddings": whole["embeddings"]}
-        if pooling == "cls" and not model.config.embedding_width:
+        shape = model.config
+        if pooling == "cls" and not shape.embedding_width and shape.body is None:
             family = "bert" if model.family == "electra" else model.family
             params["classifier_head"] = trained["classifier"]
             metadata = model.metadata | LABELS
-            return pretrained.Pretrained(family, model.config, params, metadata)
+            return pretrained.Pretrained(family, shape, params, metadata)
         if "pooler" in whole:
             params["pooler"] = whole["pooler"]
         return model._replace(params=params)
@@ -294,5 +295,5 @@ def export(run: config.Run, trained: Trained) -> None:
         process.message(
             f"{folder} has no classifier: transformers has none that reads the mean of"
             " all positions (--pooling=cls reads the first), and none with tanh on"
-            " embeddings that are narrower than the layers"
+            " ModernBERT's layers or on embeddings that are narrower than the layers"
         )

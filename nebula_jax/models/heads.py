@@ -20,11 +20,12 @@ class MLMHead(nn.Module):
         """Maps hidden [B, M, D] and table [V, E] to logits [B, M, V] float32."""
         config = self.config
         width = config.embedding_width or config.width
-        hidden = transformer.dense(width, config, "dense")(hidden)
-        hidden = activations.place(hidden, activations.ROWS)
-        hidden = transformer.layer_norm("layer_norm", config.layer_norm_epsilon)(
-            jax.nn.gelu(hidden, approximate=False)
-        )
+        has_biases = config.has_biases
+        dense = transformer.dense(width, config, "dense", use_bias=has_biases)
+        hidden = activations.place(dense(hidden), activations.ROWS)
+        hidden = transformer.layer_norm(
+            "layer_norm", config.layer_norm_epsilon, use_bias=has_biases
+        )(jax.nn.gelu(hidden, approximate=False))
         return _tied(self, hidden, table)
 
 

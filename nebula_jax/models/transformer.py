@@ -1,4 +1,4 @@
-"""BERT-style post-LN Transformer encoder (Devlin et al. 2018; section 4.1).
+"""Transformer encoders: BERT's, post-LN (Devlin et al. 2018; section 4.1), and `modern`.
 
 B batch, L length, D width, H heads, K head width, F feed-forward, V vocabulary,
 E width of the embeddings (D, save in ELECTRA), Q query positions, M key and value
@@ -17,8 +17,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
+from jax.sharding import Mesh
 
-from nebula_jax.models import activations, mixed_precision, stages
+from nebula_jax import errors
+from nebula_jax.models import activations, mixed_precision, modern, stages
 from nebula_jax.models.activations import MODEL, ROWS, place
 
 LAYER_NORM_EPSILON = 1e-12  # BERT's
@@ -26,6 +28,8 @@ INITIALIZER = nn.initializers.normal(stddev=0.02)  # BERT's, of embeddings
 BERT_WIDTH = 768
 
 DTYPES = {"float32": jnp.float32, "bfloat16": jnp.bfloat16}
+BODIES = {"bert": None, "modern": modern.Body()}
+"""Name -> `Config.body`."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +47,7 @@ class Config:
     feed_forward: int
     """F, inner units of the feed-forward part."""
     max_length: int
-    """L, positions that have an embedding."""
+    """L, positions that have an embedding; with a `body`, that the model is made for."""
     dropout: float = 0.0
     """Rate on embeddings, attention probabilities and sublayer outputs."""
     dtype: str = "float32"
@@ -60,6 +64,21 @@ class Config:
     """Micro-batches that go through the layers as a pipeline (`stages`); 0: none."""
     embedding_width: int | None = None
     """E, where embeddings are narrower and then projected (ELECTRA). None: D."""
+    body: modern.Body | None = None
+    """The layers' form, if it is not BERT's: see `PreNormBlock`."""
+
+    def __post_init__(self) -> None:
+        """Raises errors.SettingsError at what cannot be."""
+        if self.body is not None and self.pipeline:
+            raise errors.SettingsError(
+                f"pipeline={self.pipeline} needs layers that are alike, and those of"
+                " this body differ; fsdp and model_parallel split them all the same"
+            )
+
+    @property
+    def has_biases(self) -> bool:
+        """True if linear layers and layer norms of the encoder have biases."""
+        return self.body is None
 
     @property
     def operands(self) -> jax.typing.DTypeLike:
@@ -79,15 +98,20 @@ SIZES = {
 }
 
 
-def config_of_size(size: str, layers: int = 0, **fields: Any) -> Config:
+def config_of_size(
+    size: str, layers: int = 0, body: modern.Body | None = None, **fields: Any
+) -> Config:
     """Makes a Config with one of SIZES' shapes.
 
     Args:
       layers: how many; 0 for those of the size.
+      body: the feed-forward part of a gated one has as many parameters as the size's.
     """
     its_own, width, heads, feed_forward = SIZES[size]
+    if body is not None:
+        feed_forward = modern.inner_units(feed_forward)
     fields |= {"width": width, "heads": heads, "feed_forward": feed_forward}
-    return Config(layers=layers or its_own, **fields)
+    return Config(layers=layers or its_own, body=body, **fields)
 
 
 def dense(
@@ -129,9 +153,13 @@ def _unpromoted(*arrays: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
     return arrays
 
 
-def layer_norm(name: str | None, epsilon: float = LAYER_NORM_EPSILON) -> nn.LayerNorm:
+def layer_norm(
+    name: str | None, epsilon: float = LAYER_NORM_EPSILON, *, use_bias: bool = True
+) -> nn.LayerNorm:
     """Makes a layer normalization in float32."""
-    return nn.LayerNorm(epsilon=epsilon, dtype=jnp.float32, name=name)
+    return nn.LayerNorm(
+        epsilon=epsilon, dtype=jnp.float32, use_bias=use_bias, name=name
+    )
 
 
 def einsum(subscripts: str, a: jax.Array, b: jax.Array, config: Config) -> jax.Array:
@@ -140,7 +168,10 @@ def einsum(subscripts: str, a: jax.Array, b: jax.Array, config: Config) -> jax.A
 
 
 class Embeddings(nn.Module):
-    """The sum of token, position and token type embeddings, normalized."""
+    """The sum of token, position and token type embeddings, normalized.
+
+    With a `body` there are no position embeddings: its attention turns by positions.
+    """
 
     config: Config
 
@@ -150,13 +181,16 @@ class Embeddings(nn.Module):
         self.word_embeddings = nn.Embed(
             config.vocab_size, width, embedding_init=INITIALIZER
         )
-        rows = config.position_offset + config.max_length
-        self.position_embeddings = nn.Embed(rows, width, embedding_init=INITIALIZER)
+        if config.body is None:
+            rows = config.position_offset + config.max_length
+            self.position_embeddings = nn.Embed(rows, width, embedding_init=INITIALIZER)
         if config.token_types:
             self.token_type_embeddings = nn.Embed(
                 config.token_types, width, embedding_init=INITIALIZER
             )
-        self.layer_norm = layer_norm(None, config.layer_norm_epsilon)
+        self.layer_norm = layer_norm(
+            None, config.layer_norm_epsilon, use_bias=config.has_biases
+        )
         self.dropout = nn.Dropout(config.dropout)
         if config.embedding_width:
             self.projection = dense(config.width, config, None)
@@ -179,10 +213,11 @@ class Embeddings(nn.Module):
         Returns:
           [B, L, D] float32.
         """
-        positions = first_position + jnp.arange(input_ids.shape[-1])[None, :]
-        embedded = jnp.take(self.table, input_ids, axis=0) + self.position_embeddings(
-            positions + self.config.position_offset
-        )
+        embedded = jnp.take(self.table, input_ids, axis=0)
+        if self.config.body is None:
+            positions = first_position + jnp.arange(input_ids.shape[-1])[None, :]
+            places = positions + self.config.position_offset
+            embedded = embedded + self.position_embeddings(places)
         if self.config.token_types:
             if token_type_ids is None:
                 token_type_ids = jnp.zeros((1, 1), jnp.int32)
@@ -263,6 +298,8 @@ class SelfAttention(nn.Module):
     """A multi-head self-attention without the residual."""
 
     config: Config
+    reach: modern.Reach | None = None
+    """Of a layer of a `body`; None for BERT's."""
 
     @nn.compact
     def __call__(
@@ -285,18 +322,26 @@ class SelfAttention(nn.Module):
           [B, Q, D] float32; with a cache, also the cache with the new ones in it.
         """
         config = self.config
+        linear = functools.partial(dense, config=config, use_bias=config.has_biases)
         split = (config.heads, config.width // config.heads)
         query, key, value = (
-            place(dense(split, config, name)(hidden), ROWS, None, MODEL)
+            place(linear(split, name=name)(hidden), ROWS, None, MODEL)
             for name in ("query", "key", "value")
         )
+        if self.reach is not None:
+            query, key = (modern.turn(each, self.reach.theta) for each in (query, key))
+            window = self.reach.window
+            attention_mask = modern.near(attention_mask, hidden.shape[1], window)
         memory = KeyValues(key, value)
         if cache is not None:
             assert position is not None  # a cache comes with a position
             memory = cache.write(memory, position)
         drop = nn.Dropout(config.dropout, deterministic=deterministic)
         context = attend(query, memory, attention_mask, config, drop)
-        attended = dense(config.width, config, "output", axis=(-2, -1))(context)
+        output = linear(
+            config.width, name="output", axis=(-2, -1), kernel_init=_of_residual(config)
+        )
+        attended = output(context)
         return attended if cache is None else (attended, memory)
 
 
@@ -333,6 +378,65 @@ class Block(nn.Module):
         return hidden if cache is None else (hidden, cache)
 
 
+class PreNormBlock(nn.Module):
+    """A layer of a `body`: attention and GeGLU, each of normalized hidden states."""
+
+    config: Config
+    layer: int
+    """Its number, from 0."""
+
+    @nn.compact
+    def __call__(
+        self, hidden: jax.Array, attention_mask: jax.Array, deterministic: bool
+    ) -> jax.Array:
+        """Applies the block.
+
+        Args:
+          hidden: [B, L, D] float32.
+          attention_mask: bool, [B, L] or [B, L, L] (see `attend`).
+
+        Returns:
+          [B, L, D] float32.
+        """
+        config = self.config
+        assert config.body is not None  # else its layers are of another class
+        drop = nn.Dropout(config.dropout, deterministic=deterministic)
+        linear = functools.partial(dense, config=config, use_bias=False)
+        normed = hidden
+        if self.layer > 0:  # embeddings are normalized already
+            normed = _bias_free_norm("attention_layer_norm", config)(hidden)
+        attention = SelfAttention(
+            config, config.body.reach(self.layer), name="attention"
+        )
+        attended = attention(normed, attention_mask, deterministic)
+        hidden = hidden + drop(place(attended, ROWS))
+        normed = _bias_free_norm("feed_forward_layer_norm", config)(hidden)
+        inner, gate = (
+            place(linear(config.feed_forward, name=name)(normed), ROWS, None, MODEL)
+            for name in ("intermediate", "gate")
+        )
+        inner = jax.nn.gelu(inner, approximate=False) * gate
+        output = linear(config.width, name="output", kernel_init=_of_residual(config))
+        return hidden + drop(place(output(inner), ROWS))
+
+
+def _bias_free_norm(name: str, config: Config) -> nn.LayerNorm:
+    return layer_norm(name, config.layer_norm_epsilon, use_bias=False)
+
+
+def _of_residual(config: Config) -> nn.initializers.Initializer | None:
+    """Returns the initializer of matrices whose outputs a residual adds up.
+
+    Nothing normalizes the sum of a pre-norm encoder's 2 N parts, so each is smaller by
+    the root of their number (GPT-2, ModernBERT). None: that of all matrices.
+    """
+    if config.body is None:
+        return None
+    return nn.initializers.normal(
+        0.02 * (BERT_WIDTH / config.width / (2 * config.layers)) ** 0.5
+    )
+
+
 class Encoder(nn.Module):
     """A stack of blocks."""
 
@@ -361,23 +465,21 @@ class Encoder(nn.Module):
           [B, Q, D] float32; with a cache, also its successor.
         """
         config, mesh = self.config, activations.mesh()
+        if config.body is not None and cache is not None:
+            raise errors.SettingsError(
+                "cache: the layers of a body keep none for decoding token by token;"
+                " BERT's do (body=None)"
+            )
         is_plain = cache is None and after_layer is None
         if config.pipeline and mesh is not None and is_plain:  # the parameters exist
-            params = [
-                self.variables["params"][f"layer_{k}"] for k in range(config.layers)
-            ]
-            draws = config.dropout > 0 and not deterministic
-            rng = self.make_rng("dropout") if draws else None
-            call = Block(config, parent=None).apply
-            given = hidden, attention_mask, deterministic, rng
-            return stages.apply(
-                call, params, *given, config.pipeline, config.remat, mesh
-            )
+            return self._pipelined(hidden, attention_mask, deterministic, mesh)
         successors = []
+        kind: Any = Block if config.body is None else PreNormBlock
         # A block's argument 3, counted from self, is `deterministic`.
-        block_class = nn.remat(Block, static_argnums=3) if self.config.remat else Block
-        for layer in range(self.config.layers):
-            block = block_class(self.config, name=f"layer_{layer}")
+        block_class = nn.remat(kind, static_argnums=3) if config.remat else kind
+        for layer in range(config.layers):
+            number = {} if config.body is None else {"layer": layer}
+            block = block_class(config, **number, name=f"layer_{layer}")
             if cache is None:
                 hidden = block(hidden, attention_mask, deterministic)
             else:
@@ -387,4 +489,22 @@ class Encoder(nn.Module):
                 successors.append(successor)
             if after_layer is not None:
                 hidden = after_layer(layer, hidden)
+        if config.body is not None:
+            hidden = _bias_free_norm("final_layer_norm", config)(hidden)
         return hidden if cache is None else (hidden, tuple(successors))
+
+    def _pipelined(
+        self,
+        hidden: jax.Array,
+        attention_mask: jax.Array,
+        deterministic: bool,
+        mesh: Mesh,
+    ) -> jax.Array:
+        """Applies the blocks as the stages of a pipeline; arguments as for a call."""
+        config = self.config
+        params = [self.variables["params"][f"layer_{k}"] for k in range(config.layers)]
+        draws = config.dropout > 0 and not deterministic
+        rng = self.make_rng("dropout") if draws else None
+        call = Block(config, parent=None).apply
+        given = hidden, attention_mask, deterministic, rng
+        return stages.apply(call, params, *given, config.pipeline, config.remat, mesh)

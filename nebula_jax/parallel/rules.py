@@ -44,7 +44,8 @@ RULES: Rules = (
     Rule(_QKV + "/bias$", PartitionSpec(MODEL, None), "heads"),  # [H, K]
     # [H, K, D]
     Rule(r"attention/output/kernel$", PartitionSpec(MODEL, None, FSDP), "heads"),
-    Rule(r"intermediate/kernel$", PartitionSpec(FSDP, MODEL), _INNER),  # [D, F]
+    # [D, F]
+    Rule(r"(intermediate|gate)/kernel$", PartitionSpec(FSDP, MODEL), _INNER),
     Rule(r"intermediate/bias$", PartitionSpec(MODEL), _INNER),  # [F]
     Rule(r"layer_\d+/output/kernel$", PartitionSpec(MODEL, FSDP), _INNER),  # [F, D]
     Rule(r"(mlm|clm)_head/bias$", PartitionSpec(MODEL), _PIECES),  # [V]

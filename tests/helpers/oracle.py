@@ -49,6 +49,13 @@ MODELS = {
         {"pad_token_id": 1, "layer_norm_eps": 1e-5},
         "ernie_m",
     ),
+    "modernbert": (
+        "ModernBertForMaskedLM",
+        # Layers of both reaches after the first, and windows shorter than a row.
+        {"pad_token_id": 0, "local_attention": 4, "global_attn_every_n_layers": 2}
+        | {"num_hidden_layers": 3},
+        "modernbert",
+    ),
 }
 
 INPUT_IDS = np.asarray([[2, 5, 9, 21, 7, 3], [2, 11, 6, 3, 0, 0]], np.int32)
@@ -155,7 +162,8 @@ def theirs(model) -> dict[str, np.ndarray]:
                 else {}
             ),
         )
-    outputs = {"hidden": found.hidden_states[-1].numpy()}
+        last = getattr(model.base_model, "final_norm", torch.nn.Identity())
+        outputs = {"hidden": last(found.hidden_states[-1]).numpy()}
     if getattr(found, "pooler_output", None) is not None:
         outputs["pooled"] = found.pooler_output.numpy()
     if type(model).__name__.endswith("MaskedLM"):

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import numpy as np
 from flax import traverse_util
 
-from nebula_jax.models import pretrained, transformer
+from nebula_jax.models import modern, pretrained, transformer
 from nebula_jax.models.pretrained import names, tree
 
 LENGTH = 16
@@ -42,7 +42,8 @@ def write(
         heads=2,
         feed_forward=2 * width,
         max_length=LENGTH,
-        token_types={"bert": 2, "ernie_m": 0}.get(family, 1),
+        token_types={"bert": 2, "ernie_m": 0, "modernbert": 0}.get(family, 1),
+        body=modern.Body() if family == "modernbert" else None,
         position_offset=names.FAMILIES[family].position_offset,
     )
     random = np.random.RandomState(seed)

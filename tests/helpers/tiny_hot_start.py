@@ -52,6 +52,7 @@ def left_of(folder: pathlib.Path, family: str, change) -> tuple[pathlib.Path, ..
         "data_dir": str(tiny_runs.write_text(folder / "text")),
         "generators": "en de|sw",
         "max_length": LENGTH,
+        "body": "modern" if family == "modernbert" else "bert",
     }
     pieces = vocabulary(folder / "vocabulary", **given)
     run = configured.run(config, **given)

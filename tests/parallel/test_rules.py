@@ -3,10 +3,11 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
+from flax import traverse_util
 from jax.sharding import PartitionSpec
 
 from nebula_jax import errors
-from nebula_jax.models import transformer
+from nebula_jax.models import modern, transformer
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.training import m3
@@ -40,6 +41,19 @@ def test_parameters_and_their_moments_are_split_alike():
     moments = found.opt_state[1].mu
     assert jax.tree.leaves(moments) == jax.tree.leaves(found.params)
     assert found.step == PartitionSpec()
+
+
+def test_every_matrix_of_a_modern_body_is_split():
+    body = modern.Body()
+    model = transformer.config_of_size("nano", body=body, vocab_size=64, max_length=16)
+    config = m3.Config(model, model, steps=5)
+    state = jax.eval_shape(lambda: m3.init_discriminator(config, 0))
+    placed, encoder = specs(state).params["encoder"], state.params["encoder"]
+    for name, spec in traverse_util.flatten_dict(placed, sep="/").items():
+        is_split = {"fsdp", "model"} <= set(spec)
+        assert is_split == name.endswith("/kernel"), name
+    assert {"intermediate", "gate", "output"} <= set(encoder["layer_1"])
+    assert not [name for name in traverse_util.flatten_dict(encoder) if "bias" in name]
 
 
 def table(rows, width):

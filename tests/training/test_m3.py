@@ -8,7 +8,7 @@ import trees
 
 from nebula_jax.communication import codec, codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import electra, mask_slots, transformer
+from nebula_jax.models import electra, mask_slots, modern, transformer
 from nebula_jax.training import (
     losses,
     m3,
@@ -42,6 +42,15 @@ PLAIN = m3.Config(
     warmup_steps=20,
 )
 WEIGHTED = dataclasses.replace(PLAIN, rtd_weight=7.0, clm_weight=3.0)
+
+# The second layer is local.
+MODERN = dataclasses.replace(
+    CONFIG,
+    **{
+        name: dataclasses.replace(model(), layers=layers, body=modern.Body(window=8))
+        for name, layers in (("generator", 1), ("discriminator", 2))
+    },
+)
 
 # Jitted once for all tests: most of their time is compilation. All configurations but
 # WARM begin with the states of CONFIG.
@@ -135,8 +144,12 @@ WARM = dataclasses.replace(
 
 @pytest.mark.parametrize(
     "config",
-    [CONFIG, pytest.param(WARM, marks=pytest.mark.slow)],  # both take long to compile
-    ids=["plain", "warm"],
+    [
+        CONFIG,
+        pytest.param(WARM, marks=pytest.mark.slow),  # all take long to compile
+        MODERN,
+    ],
+    ids=["plain", "warm", "modern"],
 )
 def test_the_split_run_equals_the_whole_model(config):
     """Two generators and a discriminator that exchange packed bytes, against one

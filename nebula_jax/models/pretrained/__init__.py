@@ -1,4 +1,4 @@
-"""Existing encoders in and out: BERT, mBERT, XLM-R, ERNIE-M, ELECTRA, MiniLM.
+"""Existing encoders in and out: BERT, mBERT, XLM-R, ERNIE-M, ELECTRA, ModernBERT.
 
     model = pretrained.load(pathlib.Path("pretrained/e5-small"))
     hidden = transformer.Embeddings(model.config).apply(
@@ -113,9 +113,10 @@ def load(
             raise PretrainedError(
                 f"{folder} has {config.max_length} positions; {max_length} are wanted"
             )
-        table = params["embeddings"]["position_embeddings"]["embedding"]
-        rows = config.position_offset + max_length
-        params["embeddings"]["position_embeddings"] = {"embedding": table[:rows]}
+        if config.body is None:
+            table = params["embeddings"]["position_embeddings"]["embedding"]
+            rows = config.position_offset + max_length
+            params["embeddings"]["position_embeddings"] = {"embedding": table[:rows]}
         config = dataclasses.replace(config, max_length=max_length)
     config = dataclasses.replace(config, **fields)
     return Pretrained(family, config, params, metadata)
@@ -154,7 +155,8 @@ def load_with_tokenizer(
 def save(folder: pathlib.Path, model: Pretrained) -> None:
     """Writes a checkpoint folder that `load` and `transformers` read, bit for bit.
 
-    A discriminator trained here has the names of ELECTRA, a generator those of BERT:
+    A discriminator trained here has the names of ELECTRA, a generator those of BERT,
+    one with a `body` those of ModernBERT:
 
         save(folder, Pretrained("electra", config, params, {}))
 
@@ -200,7 +202,8 @@ def save(folder: pathlib.Path, model: Pretrained) -> None:
     metadata = config_json.write(
         model.metadata, model.family, config, present_heads[0] if present_heads else ""
     )
-    checkpoint_folder.write(pathlib.Path(folder), metadata, tensors)
+    fused = state_names.fused(tensors)
+    checkpoint_folder.write(pathlib.Path(folder), metadata, fused)
 
 
 def check_tokenizer(model: Pretrained, tokenizer: tokenizers.Tokenizer) -> None:

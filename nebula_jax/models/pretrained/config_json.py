@@ -3,12 +3,11 @@
 import pathlib
 from typing import Any
 
-from nebula_jax.models import transformer
+from nebula_jax.models import modern, transformer
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import names
 
 FIXED: dict[str, Any] = {
-    "hidden_act": "gelu",
     "position_embedding_type": "absolute",
     # Other functions of the same tensors: causal attention, layers that are gone,
     # weights in another code, a model in Python files of its own.
@@ -16,6 +15,14 @@ FIXED: dict[str, Any] = {
     **{key: {} for key in ("pruned_heads", "quantization_config", "auto_map")},
 }
 """Keys that change what a model computes -> the one value that our encoder has."""
+FIXED_MODERN: dict[str, Any] = {
+    **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), False),
+    **{"classifier_bias": False, "decoder_bias": True, "classifier_activation": "gelu"},
+    **{key: {} for key in ("rope_scaling", "rope_parameters")},
+    "global_rope_theta": modern.GLOBAL_THETA,
+    "local_rope_theta": modern.LOCAL_THETA,
+}
+"""The same of ModernBERT's own keys, which its MLM head has too."""
 LIMITS = {"num_hidden_layers": 1000}
 LARGEST = 10_000_000
 """The largest numbers in a config.json that is no mistake: names are made of them
@@ -53,16 +60,27 @@ def read(
         feed_forward=_number(metadata, path, "intermediate_size", 4 * width),
         max_length=positions - family.position_offset,
         token_types=token_types,
-        layer_norm_epsilon=_epsilon(metadata, path, family.epsilon),
+        layer_norm_epsilon=_epsilon(metadata, path, family),
         position_offset=family.position_offset,
         embedding_width=None if embedding_width == width else embedding_width,
+        body=_body(metadata, path) if name == "modernbert" else None,
     )
-    if config.width % config.heads or config.max_length < 1:
+    parts = config.heads if config.body is None else 2 * config.heads
+    if config.width % parts or config.max_length < 1:
         raise checkpoint_folder.PretrainedError(
             f"{path}: width {config.width} with {config.heads} heads and"
             f" {config.max_length} positions is no encoder"
         )
     return name, config
+
+
+def _body(metadata: dict[str, Any], path: pathlib.Path) -> modern.Body:
+    """Reads the numbers of ModernBERT's layers."""
+    usual = modern.Body()
+    return modern.Body(
+        _number(metadata, path, "global_attn_every_n_layers", usual.global_every),
+        _number(metadata, path, "local_attention", usual.window),
+    )
 
 
 def _family(metadata: dict[str, Any], path: pathlib.Path) -> str:
@@ -90,13 +108,17 @@ def _family(metadata: dict[str, Any], path: pathlib.Path) -> str:
 
 def _check_fixed(metadata: dict[str, Any], path: pathlib.Path, name: str) -> None:
     """Raises PretrainedError where a value is not the one that our encoder has."""
-    fixed = dict(FIXED)
+    fixed = FIXED | {names.FAMILIES[name].activation_key: "gelu"}
+    if name == "modernbert":
+        fixed |= FIXED_MODERN
     if name == "xlm_roberta":
         # Its positions begin after the pad id.
         fixed["pad_token_id"] = names.FAMILIES[name].position_offset - 1
     for key, wanted in fixed.items():
-        found = metadata.get(key)
-        if found is not None and found != wanted:  # null is transformers' default
+        found = metadata.get(key, wanted)
+        # null is transformers' default, but for a theta, which it means to be another.
+        is_default = found is None and not key.endswith("_theta")
+        if found != wanted and not is_default:
             has = "none of it" if not wanted else f"{wanted} only"
             raise checkpoint_folder.PretrainedError(
                 f"{path}: {key} is {repr(found)[:60]}; our encoder has {has}"
@@ -114,11 +136,13 @@ def _number(
     return value
 
 
-def _epsilon(metadata: dict[str, Any], path: pathlib.Path, default: float) -> float:
-    epsilon = metadata.get("layer_norm_eps", default)
+def _epsilon(
+    metadata: dict[str, Any], path: pathlib.Path, family: names.Family
+) -> float:
+    epsilon = metadata.get(family.epsilon_key, family.epsilon)
     if not isinstance(epsilon, float) or not 0 < epsilon < 1:
         raise checkpoint_folder.PretrainedError(
-            f"{path}: layer_norm_eps is {epsilon!r}"
+            f"{path}: {family.epsilon_key} is {epsilon!r}"
         )
     return epsilon
 
@@ -145,9 +169,16 @@ def write(
         "num_attention_heads": config.heads,
         "intermediate_size": config.feed_forward,
         "max_position_embeddings": config.max_length + config.position_offset,
-        "layer_norm_eps": config.layer_norm_epsilon,
-        "hidden_act": "gelu",
+        family.epsilon_key: config.layer_norm_epsilon,
+        family.activation_key: "gelu",
     }
+    if config.body is not None:
+        metadata |= {
+            "global_attn_every_n_layers": config.body.global_every,
+            "local_attention": config.body.window,
+        }
+        # transformers' own is a row that a smaller vocabulary does not have.
+        metadata.setdefault("pad_token_id", 0)
     if family.token_types:
         metadata["type_vocab_size"] = max(config.token_types, 1)
     if name == "electra":

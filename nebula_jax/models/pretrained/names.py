@@ -8,7 +8,7 @@ D width, H heads, K head width, F feed-forward, V vocabulary, E embedding width.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -89,6 +89,24 @@ def _with_attention(prefix: str) -> Rules:
 ERNIE_M = _with_attention("self_attn.self_attn")  # as in transformers: wrapped again
 ERNIE_M_PADDLE = _with_attention("self_attn")  # as published by Paddle
 
+MODERNBERT = (
+    (r"embeddings/word_embeddings", "embeddings.tok_embeddings"),
+    (r"embeddings/layer_norm", "embeddings.norm"),
+    (r"encoder/layer_(\d+)/attention_layer_norm", r"layers.\1.attn_norm"),
+    (r"encoder/layer_(\d+)/attention/output", r"layers.\1.attn.Wo"),
+    (r"encoder/layer_(\d+)/attention/(\w+)", r"layers.\1.attn.Wqkv.\2"),
+    (r"encoder/layer_(\d+)/feed_forward_layer_norm", r"layers.\1.mlp_norm"),
+    (r"encoder/layer_(\d+)/(intermediate|gate)", r"layers.\1.mlp.Wi.\2"),
+    (r"encoder/layer_(\d+)/output", r"layers.\1.mlp.Wo"),
+    (r"encoder/final_layer_norm", "final_norm"),
+    (r"mlm_head/dense", "head.dense"),
+    (r"mlm_head/layer_norm", "head.norm"),
+    (r"mlm_head", "decoder"),
+)
+FUSED = {"Wqkv": ("query", "key", "value"), "Wi": ("intermediate", "gate")}
+"""Matrices in whose rows ModernBERT has several of ours, one after the other."""
+_PART = re.compile(rf"(.*\.({'|'.join(FUSED)}))\.(\w+)\.(\w+)")
+
 
 class Family(NamedTuple):
     """One kind of checkpoint, and how it writes its tensors."""
@@ -108,6 +126,10 @@ class Family(NamedTuple):
     """Default of the layer norms' epsilon, if config.json has none."""
     transposed: bool = True
     """Matrices are [out, in], as PyTorch's; else [in, out], as Paddle's and ours."""
+    epsilon_key: str = "layer_norm_eps"
+    """Of the layer norms' epsilon in config.json."""
+    activation_key: str = "hidden_act"
+    """Of the feed-forward part's activation there."""
 
 
 FAMILIES = {
@@ -161,6 +183,16 @@ FAMILIES = {
         epsilon=1e-5,
         transposed=False,
     ),
+    "modernbert": Family(
+        MODERNBERT,
+        "modernbert",
+        "model.",
+        {"": "ModernBertModel", "mlm_head": "ModernBertForMaskedLM"},
+        token_types=False,
+        epsilon=1e-5,
+        epsilon_key="norm_eps",
+        activation_key="hidden_activation",
+    ),
 }
 
 MODEL_TYPES = {
@@ -169,21 +201,21 @@ MODEL_TYPES = {
     "roberta": "xlm_roberta",
     "electra": "electra",
     "ernie_m": "ernie_m",
+    "modernbert": "modernbert",
 }
 
-PREFIX = re.compile(r"^(bert|roberta|electra|ernie_m)\.")
+PREFIX = re.compile(r"^(bert|roberta|electra|ernie_m|model)\.")
 
 # Neither used nor missed: index buffers, next-sentence prediction, and the second copy
 # that a tied output layer has in some files.
 IGNORED = re.compile(
     r"(.*\.)?embeddings\.(position_ids|token_type_ids)|cls\.seq_relationship\..*"
-    r"|(cls\.predictions|lm_head)\.decoder\.(weight|bias)|generator_lm_head\.weight"
+    r"|(cls\.predictions|lm_head)\.decoder\.(weight|bias)"
+    r"|(generator_lm_head|decoder)\.weight"
 )
 # What a fine-tuned model has above its encoder.
 HEADS = re.compile(r"(classifier|qa_outputs|score|sequence_summary|pre_classifier)\..*")
-TIED = re.compile(
-    r"(cls\.predictions\.decoder|lm_head\.decoder|generator_lm_head)\.weight"
-)
+TIED = re.compile(r"((cls\.predictions\.|lm_head\.)?decoder|generator_lm_head)\.weight")
 
 OLD_LEAVES = {"gamma": "weight", "beta": "bias"}  # of layer norms converted from TF
 
@@ -192,6 +224,35 @@ def normal(name: str) -> str:
     """Converts a checkpoint's name: no prefix, and the leaf as PyTorch names it."""
     stem, _, leaf = PREFIX.sub("", name).rpartition(".")
     return f"{stem}.{OLD_LEAVES.get(leaf, leaf)}"
+
+
+def parted(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Parts the matrices of FUSED: `Wi.weight` -> `Wi.intermediate.weight` and gate."""
+    found = {}
+    for name, array in tensors.items():
+        module, _, leaf = name.rpartition(".")
+        parts = FUSED.get(module.rpartition(".")[2], ())
+        if parts and array.ndim and len(array) % len(parts) == 0:
+            for part, rows in zip(parts, np.split(array, len(parts)), strict=True):
+                found[f"{module}.{part}.{leaf}"] = rows
+        else:
+            found[name] = array
+    return found
+
+
+def fused(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Joins what `parted` parts."""
+    found: dict[str, np.ndarray] = {}
+    for name in tensors:
+        match = _PART.fullmatch(name)
+        if match is None:
+            found[name] = tensors[name]
+            continue
+        module, kind, _, leaf = match.groups()
+        if f"{module}.{leaf}" not in found:
+            rows = [tensors[f"{module}.{part}.{leaf}"] for part in FUSED[kind]]
+            found[f"{module}.{leaf}"] = np.concatenate(rows)
+    return found
 
 
 def foreign(path: str, rules: Rules) -> str | None:

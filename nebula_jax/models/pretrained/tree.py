@@ -24,19 +24,21 @@ def shapes(config: transformer.Config) -> dict[str, tuple[int, ...]]:
     table = jax.ShapeDtypeStruct(
         (config.vocab_size, config.embedding_width or config.width), jnp.float32
     )
-    one_layer = dataclasses.replace(config, layers=1)  # they are alike: trace one
+    # All after the first are alike: trace two.
+    two_layers = dataclasses.replace(config, layers=min(config.layers, 2))
 
     def init(module: nn.Module, *arguments: Any, **fixed: bool) -> dict[str, Any]:
         make = functools.partial(module.init, jax.random.key(0), **fixed)
         return jax.eval_shape(make, *arguments)["params"]
 
-    encoder = transformer.Encoder(one_layer)
-    layer = init(encoder, hidden, mask, deterministic=True)["layer_0"]
+    encoder = init(transformer.Encoder(two_layers), hidden, mask, deterministic=True)
+    for number in range(2, config.layers):
+        encoder[f"layer_{number}"] = encoder["layer_1"]
     square = jax.ShapeDtypeStruct((config.width,) * 2, jnp.float32)
     row = jax.ShapeDtypeStruct((config.width,), jnp.float32)
     tree = {
         "embeddings": init(transformer.Embeddings(config), ids, deterministic=True),
-        "encoder": {f"layer_{number}": layer for number in range(config.layers)},
+        "encoder": encoder,
         "pooler": {"dense": {"kernel": square, "bias": row}},
         "mlm_head": init(heads.MLMHead(config), hidden, table),
         "rtd_head": init(heads.RTDHead(config), hidden),
@@ -60,7 +62,9 @@ def read(
 ) -> dict[str, Any]:
     """Renames and reshapes a checkpoint's tensors as our parameters."""
     family = state_names.FAMILIES[name]
-    given = {state_names.normal(key): array for key, array in tensors.items()}
+    given = state_names.parted(
+        {state_names.normal(key): array for key, array in tensors.items()}
+    )
     wanted = {}  # path -> (foreign name, our shape)
     for path, shape in shapes(config).items():
         foreign_name = state_names.foreign(path, family.rules)

@@ -11,7 +11,7 @@ from flax import traverse_util
 from nebula_jax.data import tokenizers
 from nebula_jax.models import pretrained
 
-SPECIAL_IDS = ("pad_token_id", "bos_token_id", "eos_token_id")
+SPECIAL_IDS = tuple(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
 """Keys of config.json that are numbers of rows."""
 
 
@@ -25,11 +25,13 @@ def first_layers(model: pretrained.Pretrained, layers: int) -> pretrained.Pretra
         raise pretrained.PretrainedError(
             f"{layers} layers of a model that has {model.config.layers}"
         )
+    above = {f"layer_{number}" for number in range(layers, model.config.layers)}
     params = {
         "embeddings": model.params["embeddings"],
         "encoder": {
-            name: model.params["encoder"][name]
-            for name in (f"layer_{number}" for number in range(layers))
+            name: part
+            for name, part in model.params["encoder"].items()
+            if name not in above
         },
     }
     config = dataclasses.replace(model.config, layers=layers)
@@ -118,12 +120,12 @@ def with_rows(
     Raises:
       PretrainedError: if the tables are not of this model.
     """
-    positions = len(embeddings["position_embeddings"]["embedding"])
     trained = jax.tree.map(np.asarray, dict(embeddings))
-    for name, places in (
-        ("word_embeddings", np.asarray(rows)),
-        ("position_embeddings", np.arange(positions)),
-    ):
+    places_of = {"word_embeddings": np.asarray(rows)}
+    if "position_embeddings" in trained:
+        positions = len(trained["position_embeddings"]["embedding"])
+        places_of["position_embeddings"] = np.arange(positions)
+    for name, places in places_of.items():
         table = np.array(model.params["embeddings"][name]["embedding"])
         new = trained[name]["embedding"]
         fits = len(places) == len(new) and table.shape[1:] == new.shape[1:]

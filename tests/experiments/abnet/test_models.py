@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import tiny_checkpoints
 import tiny_translations
 
 from experiments.abnet import config, models
@@ -49,6 +50,13 @@ def test_of_a_model_the_first_layers_alone_may_be_used(folder, run):
     assert whole.model.config.layers == 2
     assert one.model.config.layers == len(one.model.params["encoder"]) == 1
     assert one.digest != whole.digest
+
+
+def test_a_model_of_other_layers_than_berts_is_refused(tmp_path, run):
+    parts = ("embeddings", "encoder")
+    tiny_checkpoints.write(tmp_path / "own", ["the"], parts, family="modernbert")
+    with pytest.raises(errors.SettingsError, match="own is a modernbert; ABNet's"):
+        models.load(run, tmp_path / "own")
 
 
 def test_a_head_that_was_made_here_trains_and_one_that_came_does_not(folder, run):

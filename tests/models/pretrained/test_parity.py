@@ -18,12 +18,14 @@ from experiments.pretraining import hot_start
 from experiments.xnli import models
 from nebula_jax.data import nli, ragged_rows, tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import classifier, pretrained, transformer
+from nebula_jax.models import classifier, modern, pretrained, transformer
 from nebula_jax.models.pretrained import names, packages, tree, trimming
 from nebula_jax.training import classification
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers", minversion="4.57")
+# torch's own, of what transformers' ModernBERT imports of it.
+pytestmark = pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
 
 TOLERANCE = 1e-4  # the issue's, in float32
 PREPARED = pathlib.Path(__file__).parents[3] / "pretrained"
@@ -97,20 +99,22 @@ def drawn_model(family, size, **fields):
     return pretrained.Pretrained(family, config, params, {})
 
 
-def left_by_m3(tmp_path):
+def left_by_m3(tmp_path, family="electra"):
     """The folder that M3 leaves after a run from scratch, with a vocabulary of ours."""
     path = tmp_path / "vocabulary"
     vocabularies.train([f"{text} {n}" for n in range(60) for text in TEXTS], 200, path)
     vocabulary = vocabularies.load(path)
-    _, shape, params, _ = drawn_model("electra", vocabulary.size)
+    body = modern.Body() if family == "modernbert" else None
+    _, shape, params, _ = drawn_model(family, vocabulary.size, body=body)
     run = configured.run(m3_config)
     left = (run.agreed, run.local, shape, vocabulary, params, [["en"], ["es", "zh"]])
     hot_start.write(tmp_path, *left)
     return tmp_path / hot_start.FOLDER
 
 
-def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
-    folder = left_by_m3(tmp_path)
+@pytest.mark.parametrize("family", ["electra", "modernbert"])
+def test_transformers_reads_the_encoder_that_m3_leaves(family, tmp_path):
+    folder = left_by_m3(tmp_path, family)
     theirs, info = transformers.AutoModel.from_pretrained(
         folder, output_loading_info=True
     )
@@ -120,8 +124,9 @@ def test_transformers_reads_the_encoder_that_m3_leaves(tmp_path):
     assert oracle.difference(ours, oracle.theirs(theirs)) < TOLERANCE
 
 
-def test_transformers_reads_the_vocabulary_that_m3_leaves(tmp_path):
-    folder = left_by_m3(tmp_path)
+@pytest.mark.parametrize("family", ["electra", "modernbert"])
+def test_transformers_reads_the_vocabulary_that_m3_leaves(family, tmp_path):
+    folder = left_by_m3(tmp_path, family)
     theirs, ours = (
         transformers.AutoTokenizer.from_pretrained(folder),
         tokenizers.load(folder),
@@ -223,7 +228,7 @@ def test_transformers_finds_no_tokenizer_beside_a_trimmed_model(tmp_path):
         transformers.AutoTokenizer.from_pretrained(tmp_path / "less")
 
 
-@pytest.mark.parametrize("family", ["bert", "xlm_roberta", "ernie_m"])
+@pytest.mark.parametrize("family", ["bert", "xlm_roberta", "ernie_m", "modernbert"])
 def test_transformers_reads_what_a_hot_started_m3_leaves(family, tmp_path, monkeypatch):
     """All pieces and positions, those of the text and the layers anew."""
     _, folder, vocabulary = tiny_hot_start.left_of(

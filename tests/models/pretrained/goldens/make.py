@@ -15,6 +15,7 @@ import transformers
 KEPT = (
     *("model_type", "architectures", "hidden_act", "layer_norm_eps", "pad_token_id"),
     *("type_vocab_size", "embedding_size"),
+    *("norm_eps", "hidden_activation", "local_attention", "global_attn_every_n_layers"),
     *oracle.SHAPE,
 )
 
