@@ -26,18 +26,21 @@ from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
 QUICK = "quick"
-STEPS = {"": 600, QUICK: 20}
+STEPS = {"": 200, QUICK: 10}
 """Scale -> steps of a run."""
 SETTINGS = (
-    *("--generators=en es|de tr", "--generator_layers=4", "--warmup_steps=60"),
+    *("--generators=en es|de tr", "--generator_layers=4", "--batch_size=4"),
     # Four layers, of which two are global, and rows longer than half a window.
     *("--discriminator_size=tiny", "--discriminator_layers=4", "--max_length=128"),
-    *("--batch_size=8", "--probe_pairs=0", "--log_every=10", "--cluster=whole"),
+    # Few steps, at a rate that learns soon.
+    *("--learning_rate=1e-3", "--warmup_steps=20", "--probe_pairs=0"),
+    *("--log_every=5", "--cluster=whole"),
 )
 """Flags of all rows, beside those of m3_xnli15_tiny."""
 ROWS = {
     "BERT's": ("--body=bert",),
     "modern": ("--body=modern",),
+    "modern, disentangled": ("--body=modern", "--disentangled"),
 }
 """Name of a row -> its flags; the others are compared with the first."""
 LOSSES = {"mlm": "generators' MLM", "rtd": "RTD", "clm": "CLM"}

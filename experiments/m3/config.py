@@ -83,6 +83,12 @@ class Agreed(pretraining_config.Agreed):
         1.0, "Weight of the CLM loss, γ of eq. 11.", source="section 4.1"
     )
 
+    disentangled: bool = fields.for_experts(
+        False,
+        "Let the discriminator read its CLM head's embeddings without sending them a"
+        " gradient, plus deltas of their own (DeBERTaV3's GDES, within a cluster).",
+    )
+
     def groups(self) -> list[list[str]]:
         """Returns the languages of each generator."""
         return language_mixture.parse_groups(self.generators)
@@ -174,6 +180,11 @@ def check(run: Run) -> None:
     agreed.start()
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     starts = local.of_generator(), local.of_discriminator()
+    if agreed.disentangled and starts[1].hot_start:
+        raise errors.SettingsError(
+            "--disentangled is for a discriminator that begins with random weights, not"
+            " for --hot_start or --discriminator_start"
+        )
     if bool(starts[0].hot_start) != bool(starts[1].hot_start):
         raise errors.SettingsError(
             "--generator_start and --discriminator_start go together: give both, or"

@@ -6,6 +6,7 @@ a generator with its first layers, the discriminator with all of them. With
 --generator_start and --discriminator_start each side has its own.
 """
 
+import dataclasses
 import functools
 import pathlib
 from collections.abc import Callable
@@ -83,6 +84,9 @@ def _described(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
                 (agreed.generator_size, agreed.generator_layers),
                 (agreed.discriminator_size, agreed.discriminator_layers),
             )
+        )
+        discriminator = dataclasses.replace(
+            discriminator, disentangled=agreed.disentangled
         )
         return Models(config.model(agreed, generator, discriminator), None, None)
     of_generator, of_discriminator = layers(run, small.config, large.config)
@@ -171,12 +175,24 @@ def export(
     params: Any,
 ) -> None:
     """Writes the discriminator's encoder and tokenizer into its cluster's folder."""
+    shape, params = models.config.discriminator, ranks.to_root(params)
+    if shape.disentangled and ranks.is_root():
+        shape = dataclasses.replace(shape, disentangled=False)
+        params = params | {"embeddings": _summed(params["embeddings"])}
     hot_start.write(
         folder,
         run.agreed,
         run.local.of_discriminator(),
-        models.config.discriminator,
+        shape,
         vocabulary,
-        ranks.to_root(params),
+        params,
         run.agreed.groups(),
     )
+
+
+def _summed(embeddings: dict[str, Any]) -> dict[str, Any]:
+    """Returns disentangled embeddings with one table, as the encoder reads them."""
+    summed = dict(embeddings)
+    deltas = summed.pop("word_deltas")["embedding"]
+    table = summed["word_embeddings"]["embedding"] + deltas
+    return summed | {"word_embeddings": {"embedding": table}}

@@ -1,4 +1,4 @@
-"""Transformer encoders: BERT's, post-LN (Devlin et al. 2018; section 4.1), and `modern`.
+"""Transformer encoders: BERT's post-LN (Devlin et al. 2018; section 4.1), or `modern`.
 
 B batch, L length, D width, H heads, K head width, F feed-forward, V vocabulary,
 E width of the embeddings (D, save in ELECTRA), Q query positions, M key and value
@@ -47,7 +47,7 @@ class Config:
     feed_forward: int
     """F, inner units of the feed-forward part."""
     max_length: int
-    """L, positions that have an embedding; with a `body`, that the model is made for."""
+    """L, positions that have an embedding; with a `body`, those it is made for."""
     dropout: float = 0.0
     """Rate on embeddings, attention probabilities and sublayer outputs."""
     dtype: str = "float32"
@@ -66,6 +66,8 @@ class Config:
     """E, where embeddings are narrower and then projected (ELECTRA). None: D."""
     body: modern.Body | None = None
     """The layers' form, if it is not BERT's: see `PreNormBlock`."""
+    disentangled: bool = False
+    """True to embed by a constant copy of the table plus a table of deltas (GDES)."""
 
     def __post_init__(self) -> None:
         """Raises errors.SettingsError at what cannot be."""
@@ -181,6 +183,10 @@ class Embeddings(nn.Module):
         self.word_embeddings = nn.Embed(
             config.vocab_size, width, embedding_init=INITIALIZER
         )
+        if config.disentangled:
+            self.word_deltas = nn.Embed(
+                config.vocab_size, width, embedding_init=nn.initializers.zeros
+            )
         if config.body is None:
             rows = config.position_offset + config.max_length
             self.position_embeddings = nn.Embed(rows, width, embedding_init=INITIALIZER)
@@ -214,6 +220,12 @@ class Embeddings(nn.Module):
           [B, L, D] float32.
         """
         embedded = jnp.take(self.table, input_ids, axis=0)
+        if self.config.disentangled:
+            # DeBERTaV3's: what the tied output layer learns reaches the input, and
+            # what the input learns never the output layer.
+            deltas = place(self.word_deltas.embedding, MODEL)
+            embedded = jax.lax.stop_gradient(embedded)
+            embedded = embedded + jnp.take(deltas, input_ids, axis=0)
         if self.config.body is None:
             positions = first_position + jnp.arange(input_ids.shape[-1])[None, :]
             places = positions + self.config.position_offset

@@ -39,7 +39,8 @@ Rules = Sequence[Rule]
 _PIECES, _INNER = "pieces of the vocabulary", "inner units of the feed-forward part"
 _QKV = r"attention/(query|key|value)"
 RULES: Rules = (
-    Rule(r"word_embeddings/embedding$", PartitionSpec(MODEL, FSDP), _PIECES),  # [V, D]
+    # [V, D]
+    Rule(r"word_\w+/embedding$", PartitionSpec(MODEL, FSDP), _PIECES),
     Rule(_QKV + "/kernel$", PartitionSpec(FSDP, MODEL, None), "heads"),  # [D, H, K]
     Rule(_QKV + "/bias$", PartitionSpec(MODEL, None), "heads"),  # [H, K]
     # [H, K, D]

@@ -1,3 +1,5 @@
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,6 +36,39 @@ def test_corrective_logits_are_eq_10():
     for row, slot in np.argwhere(POSITIONS < 16):
         want = hidden[row, POSITIONS[row, slot]] @ table.T + bias
         np.testing.assert_allclose(clm[row, slot], want, atol=1e-4)
+
+
+def test_disentangled_embeddings_learn_apart_from_the_output_layer():
+    """The deltas all that the encoder learns, the table what its output layer does."""
+    apart = electra.Discriminator(dataclasses.replace(CONFIG, disentangled=True))
+    params = two_halves.init_of(apart, *INPUTS)
+
+    def gradients(of, module, params):
+        def total(params):
+            outputs = module.apply({"params": params}, *INPUTS)
+            return jnp.sum(outputs[of] ** 2), outputs
+
+        return jax.jit(jax.grad(total, has_aux=True))(params)
+
+    deltas = params["embeddings"]["word_deltas"]["embedding"]
+    joined = dict(params["embeddings"])
+    table = joined["word_embeddings"]["embedding"]
+    joined.pop("word_deltas")
+    joined = params | {
+        "embeddings": joined | {"word_embeddings": {"embedding": table + deltas}}
+    }
+    rtd, outputs = gradients(0, apart, params)
+    want, wanted = gradients(0, electra.Discriminator(CONFIG), joined)
+    np.testing.assert_allclose(outputs[0], wanted[0], atol=1e-5)
+    found = rtd["embeddings"]
+    assert not found["word_embeddings"]["embedding"].any()
+    np.testing.assert_allclose(
+        found["word_deltas"]["embedding"],
+        want["embeddings"]["word_embeddings"]["embedding"],
+        atol=1e-5,
+    )
+    clm, _ = gradients(1, apart, params)
+    assert clm["embeddings"]["word_embeddings"]["embedding"].any()
 
 
 def test_the_papers_models_have_the_papers_sizes():
