@@ -4,7 +4,7 @@
 
 Each cluster gets a folder of its own: carry it to that cluster's machine by a way you
 trust, delete it here, and start the cluster with --tls=FOLDER. Certificates are valid
-for a year. The authority's key is not kept, so no cluster can be added and no certificate
+for 90 days. The authority's key is not kept, so no cluster can be added and no certificate
 renewed: make them all at once.
 """  # noqa: E501
 

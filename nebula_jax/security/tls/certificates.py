@@ -23,10 +23,10 @@ from nebula_jax.security import names, private_files
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import credentials
 
-LIFETIME = datetime.timedelta(days=365)
+LIFETIME = datetime.timedelta(days=90)
 """Longer than any run: nobody can renew a certificate, as the authority's key is not
-kept, and a run whose certificates expire cannot reconnect. Short enough that a stolen
-key does not serve for ever."""
+kept, and a run whose certificates expire cannot reconnect. No longer, since nobody can
+revoke one: in a federation, each lasts five days."""
 CLOCK_DIFFERENCE = datetime.timedelta(days=1)
 """Clocks of clusters may be this far behind the one that issued the certificates."""
 

@@ -25,7 +25,7 @@ from nebula_jax.security.membership import site_folder
 
 FILE = "cluster.pem"
 """The credentials of a cluster, in the folder that is its setting `tls`."""
-LONGEST_LIFETIME = datetime.timedelta(days=2 * 366)
+LONGEST_LIFETIME = datetime.timedelta(days=180)
 """A stolen key serves no longer. Twice what `certificates` issues."""
 USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
 """The usages of a certificate: its owner may listen and connect."""

@@ -67,7 +67,7 @@ def utc(year):
 # What is made.
 
 
-def test_each_cluster_has_its_name_of_the_one_authority_for_a_year(folder):
+def test_each_cluster_has_its_name_of_the_one_authority_for_90_days(folder):
     found = {
         name: read(folder.parent / name) for name in ("discriminator", folder.name)
     }
@@ -79,7 +79,7 @@ def test_each_cluster_has_its_name_of_the_one_authority_for_a_year(folder):
             begin, end = made.not_valid_before_utc, made.not_valid_after_utc
             minute, now = datetime.timedelta(minutes=1), site_folder.utc_now()
             assert abs(now - begin - DAY) < minute
-            assert abs(end - now - 365 * DAY) < minute
+            assert abs(end - now - 90 * DAY) < minute
 
 
 def test_the_authoritys_key_is_not_kept_and_others_are_for_the_user_alone(folder):
