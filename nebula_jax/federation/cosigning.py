@@ -11,6 +11,7 @@ from nebula_jax.federation import line
 from nebula_jax.federation.state import State
 from nebula_jax.security.audit import checkpoint_note, entries, witness
 
+ASK_SECONDS = 5.0  # for peers to tell what they have witnessed
 ANSWER_SECONDS = 20.0  # for a peer to cosign, before a head is sent once more
 SHOWN = 200
 
@@ -29,6 +30,8 @@ class Cosigning:
         self._due: set[str] = set()  # labs that get the present head
         self._sent: dict[str, tuple[dict[str, Any], float]] = {}
         """Lab -> the message with the head that it has not cosigned yet, sent when."""
+        self._asked: dict[tuple[str, str], asyncio.Future[str]] = {}
+        """Peer, and the lab of whose log it was asked what it has witnessed."""
 
     async def begin(self, made: line.Line) -> None:
         """Begins with a new line: sends what was witnessed of the other's log."""
@@ -97,6 +100,34 @@ class Cosigning:
             self._state.note(made.lab, text, "audit", made.lab, **about)
             return
         made.send(op="cosigned", checkpoint=text, **cosigned._asdict())
+
+    async def ask(self, lab: str) -> dict[str, str | None]:
+        """Asks the other labs what each has witnessed of a lab's log.
+
+        Returns:
+          Lab -> the checkpoint, "" if it has witnessed none, None without an answer.
+        """
+        answers = {}
+        for peer, made in self._state.lines.items():
+            if peer != lab:
+                future = asyncio.get_running_loop().create_future()
+                self._asked[peer, lab] = answers[peer] = future
+                made.send(op="seen", of=lab)
+        if answers:
+            await asyncio.wait(answers.values(), timeout=ASK_SECONDS)
+        told = {each: one.result() for each, one in answers.items() if one.done()}
+        return dict.fromkeys(self._state.members - {lab}) | told
+
+    async def tell(self, made: line.Line, lab: str) -> None:
+        """Tells a peer which checkpoint of a lab's log was witnessed here."""
+        seen = await asyncio.to_thread(self._witness.seen, lab)
+        made.send(op="saw", of=lab, checkpoint=seen.note.text if seen else "")
+
+    def told(self, made: line.Line, lab: str, text: str) -> None:
+        """Takes what a peer tells of a log, if it was asked."""
+        answer = self._asked.pop((made.lab, lab), None)
+        if answer is not None and not answer.done():
+            answer.set_result(text[: checkpoint_note.MOST_CHARACTERS])
 
     async def cosigned(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Takes a peer's signature under a head, if that was sent to it."""

@@ -84,6 +84,9 @@ async def serve(
         case "list":
             older = json_lines.field(fields, "number", int) < kept.number
             made.answer(list=kept.listed.text if older and kept.listed else "")
+        case "witnesses":
+            lab = json_lines.field(fields, "of", str)
+            made.answer(notes=await kept.cosigning.ask(lab))
         case "certify":
             pem = await kept.certified(member.Renewal.parse(fields))
             made.answer(pem=pem.decode())

@@ -115,6 +115,13 @@ class Upkeep:
                 self._begin(made, op, self.cosigning.cosign_for, made, fields)
             case "cosigned":
                 self._begin(made, op, self.cosigning.cosigned, made, fields)
+            case "seen":
+                lab = json_lines.field(fields, "of", str)
+                self._begin(made, op, self.cosigning.tell, made, lab)
+            case "saw":
+                lab = json_lines.field(fields, "of", str)
+                text = json_lines.field(fields, "checkpoint", str)
+                self.cosigning.told(made, lab, text)
             case _:
                 raise json_lines.Malformed(f"sent a control message {op!r}")
 

@@ -1,11 +1,14 @@
 """The commands about the audit log: audit show, audit verify."""
 
 import argparse
+import datetime
+import itertools
 import json
 import pathlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from nebula_jax import printable
+from nebula_jax.federation import inner
 from nebula_jax.security import audit
 from nebula_jax.security.audit import checkpoint_note, witness
 from nebula_jax.security.audit import counts as audit_counts
@@ -14,6 +17,9 @@ from nebula_jax.security.audit import verify as audit_verify
 from nebula_jax.security.membership import site_folder
 from scripts.federation import arguments
 
+SECONDS = 15.0  # for the switch, which asks others
+UNWITNESSED = datetime.timedelta(days=2)
+"""So young, entries need no witness: others get them within a day, or with a save."""
 COPY = arguments.file_option(
     "--folder",
     "copy of a folder `audit` to read (default: this lab's own)",
@@ -77,8 +83,16 @@ def _said(entry: audit_entries.Entry) -> str:
         "--of",
         default="",
         metavar="LAB",
-        help="lab whose log the copy is: it is held against what this lab has witnessed"
-        " of it",
+        help="lab whose log the copy is: it is held against what this lab, and others"
+        " that it has a line to, have witnessed of it",
+    ),
+    arguments.option(
+        "--witnesses",
+        type=int,
+        default=1,
+        metavar="N",
+        help="labs that must have witnessed all but the last days (default: 1; 0 for a"
+        " lab that is alone)",
     ),
     COPY,
     arguments.file_option(
@@ -89,22 +103,30 @@ def _said(entry: audit_entries.Entry) -> str:
     ),
 )
 def verify(given: argparse.Namespace) -> int:
-    """Verifies the log: exit status 1 if anything is wrong."""
+    """Verifies the log and asks its witnesses: exit status 1 if anything is wrong."""
     if given.of and given.folder is None:
         raise arguments.InputError(
             f"{given.of} is another lab: name the folder with a copy of its log"
         )
     folder = _audit(given)
     seen = _seen(given) if given.of else None
-    notes = (seen.note.text,) if seen else ()
+    notes = _notes(given, seen)
     verifier = seen.verifier.text if seen else None
-    findings = audit_verify.verify(folder, notes, verifier)
+    held = [(lab, note) for lab, note in notes.items() if note]
+    findings = audit_verify.verify(folder, held, verifier)
     for each in findings:
         print(f"wrong: {each}")
+    lacks = False
     if not findings:
         size = sum(1 for _ in audit_entries.lines(folder))
         print(f"{folder}: {size} entries, as they were signed")
-        print(f"witnessed by {_witnesses(folder)}")
+        lacks = _witnessed(folder, notes) < given.witnesses
+    if lacks:
+        print(
+            f"wrong: fewer than {given.witnesses} (--witnesses) have witnessed all but"
+            f" the last {UNWITNESSED.days} days of it: the lab could sign another in"
+            " its place"
+        )
     if seen:
         count = seen.note.checkpoint.size
         print(f"held against {count} entries of {given.of} witnessed here")
@@ -114,17 +136,46 @@ def verify(given: argparse.Namespace) -> int:
             " anew, only who has witnessed it can find (--of)"
         )
     differences = _differences(given)
-    return 1 if findings or differences else 0
+    return 1 if findings or differences or lacks else 0
 
 
-def _witnesses(folder: pathlib.Path) -> str:
-    """Returns who has cosigned how much of a log, in words."""
-    kept = checkpoint_note.cosigned_in(audit.paths(folder).cosigned)
-    sizes = {
-        peer: checkpoint_note.read(text).checkpoint.size for peer, text in kept.items()
+def _notes(
+    given: argparse.Namespace, seen: witness.Seen | None
+) -> dict[str, str | None]:
+    """Returns the checkpoint that each lab keeps of a log: of the other labs now.
+
+    It is None of a lab that could not be asked, and "" of one that keeps none.
+    """
+    if given.folder is not None and seen is None:
+        return {}
+    place = arguments.folder(given)
+    own, notes = place.load().name, dict[str, str | None]()
+    try:
+        asked = arguments.request(place, SECONDS, "witnesses", of=given.of or own)
+        notes.update(asked["notes"])
+    except inner.NoSwitch:
+        print("no other lab was asked: the switch of this one does not run")
+    return notes | ({own: seen.note.text} if seen else {})
+
+
+def _witnessed(folder: pathlib.Path, notes: Mapping[str, str | None]) -> int:
+    """Prints who has witnessed how much; returns how many have all that is not new."""
+    found = dict[str, str | None](
+        checkpoint_note.cosigned_in(audit.paths(folder).cosigned)
+    )
+    found |= {
+        lab: note for lab, note in notes.items() if note is not None or lab not in found
     }
-    named = [f"{peer} up to entry {size - 1}" for peer, size in sizes.items() if size]
-    return ", ".join(named) or "nobody yet: this lab could sign another in its place"
+    limit = (site_folder.utc_now() - UNWITNESSED).isoformat()
+    count = 0
+    for lab, note in sorted(found.items()):
+        size = checkpoint_note.read(note).checkpoint.size if note else 0
+        what = "cannot be asked" if note is None else "has witnessed nothing of it"
+        print(f"witnessed by {lab} up to entry {size - 1}" if size else f"{lab} {what}")
+        lines = itertools.islice(audit_entries.lines(folder), size, size + 1)
+        is_new = all(audit_entries.decode(size, each).time > limit for each in lines)
+        count += bool(size) and is_new
+    return count
 
 
 def _seen(given: argparse.Namespace) -> witness.Seen | None:

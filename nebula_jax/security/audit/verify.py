@@ -104,14 +104,17 @@ class _Entries:
 
 
 def verify(
-    folder: pathlib.Path, seen: Sequence[str] = (), verifier: str | None = None
+    folder: pathlib.Path,
+    seen: Sequence[tuple[str, str]] = (),
+    verifier: str | None = None,
 ) -> list[Finding]:
     """Verifies the audit log in a folder.
 
     Args:
       folder: `audit` of a lab, or a copy of its files.
-      seen: checkpoints of this log that others keep: `witness.Seen.note`. Without them
-        a copy that was rolled back as a whole, or signed anew, cannot be found.
+      seen: labs with the checkpoint of this log that each keeps: `witness.Seen.note`.
+        Without them a copy that was rolled back as a whole, or signed anew, or is not
+        what the lab shows to another, cannot be found.
       verifier: the public key of the log as the reader has it from elsewhere; None for
         the one in the folder, which whoever changed the copy could have changed too.
 
@@ -138,7 +141,9 @@ def verify(
 
 
 def examine(
-    copy: Copy, who: checkpoint_note.Verifier, seen: Sequence[str] = ()
+    copy: Copy,
+    who: checkpoint_note.Verifier,
+    seen: Sequence[tuple[str, str]] = (),
 ) -> list[Finding]:
     """Verifies the files of an audit log.
 
@@ -211,7 +216,7 @@ def _first_bad(entries: _Entries, leaves: BinaryIO, good: int, bad: _Signed) -> 
 
 
 def _checkpoints(
-    copy: Copy, who: checkpoint_note.Verifier, seen: Sequence[str]
+    copy: Copy, who: checkpoint_note.Verifier, seen: Sequence[tuple[str, str]]
 ) -> tuple[list[_Signed], dict[str, checkpoint_note.Note | None], list[Finding]]:
     """Returns the checkpoints that its key has signed, by size, and what is wrong.
 
@@ -237,13 +242,13 @@ def _checkpoints(
         if note is not None:
             name = f"the checkpoint that {peer} has cosigned"
             signed.append(_Signed(note.checkpoint, name))
-    for text in seen:
+    for peer, text in seen:
         note = _note(text.encode("utf-8", "replace"), who)
         if note is None:
-            text = "is signed with another key than what a peer has seen of it"
+            text = f"is signed with another key than what {peer} has seen of it"
             findings.append(_of_file("checkpoint", text))
             continue
-        name = "the checkpoint that a peer has seen"
+        name = f"the checkpoint that {peer} has seen"
         signed.append(_Signed(note.checkpoint, name))
         if newest is not None and newest.checkpoint.size < note.checkpoint.size:
             text = f"is older than {name}, of {note.checkpoint.size} entries"

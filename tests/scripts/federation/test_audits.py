@@ -1,5 +1,6 @@
 """The commands about the audit log: what it shows, and what was done to it."""
 
+import datetime
 import shutil
 
 import audit_logs
@@ -58,16 +59,21 @@ def test_the_log_shows_who_did_what(lab):
     assert lines[4].endswith(words)
 
 
-def test_a_log_as_it_was_signed_is_in_order(lab):
+def test_a_log_as_it_was_signed_and_witnessed_is_in_order(lab, monkeypatch):
     lab("account", "add", "ana")
-    first, second = lab("audit", "verify").out.splitlines()
-    assert first.endswith("4 entries, as they were signed")
-    assert second.startswith("witnessed by nobody yet")
+    _, entries, wrong = lab("audit", "verify", status=1).out.splitlines()
+    assert entries.endswith("4 entries, as they were signed")
+    assert wrong.startswith("wrong: fewer than 1 (--witnesses) have witnessed")
+    assert "wrong" not in lab("audit", "verify", "--witnesses", 0).out
     peer = witness.Witness(lab.path.parent / "t", "lab-t")
     with audit_log.Log(lab.folder.audit, "lab-s") as log:
         audit_logs.exchange(log, peer)
+    lab("account", "suspend", "ana")  # which nobody has to have witnessed yet
     found = lab("audit", "verify").out
     assert "witnessed by lab-t up to entry 3\n" in found
+    lab("audit", "verify", "--witnesses", 2, status=1)
+    monkeypatch.setattr(audits, "UNWITNESSED", datetime.timedelta(0))
+    assert "wrong: fewer than 1" in lab("audit", "verify", status=1).out
 
 
 def test_every_change_is_covered_by_a_signature(lab):
@@ -80,7 +86,8 @@ def test_the_first_bad_entry_is_named(lab):
     lab("account", "add", "ana")
     alter(lab.folder.audit, '"name":"ana"', '"name":"eva"')
     found = lab("audit", "verify", status=1)
-    assert found.out == "wrong: log.jsonl: entry 3 (line 4) was altered\n"
+    _, *wrong = found.out.splitlines()
+    assert wrong == ["wrong: log.jsonl: entry 3 (line 4) was altered"]
     assert "account add (name eva, " in lab("audit", "show").out  # it can still be read
 
 
@@ -90,6 +97,7 @@ def test_a_copy_is_verified_without_any_lab(lab, tmp_path):
         found = nebula_command.run(
             "audit",
             "verify",
+            "--witnesses=0",
             "--folder",
             tmp_path / folder,
             "--federation",
@@ -110,9 +118,9 @@ def test_a_copy_that_was_rolled_back_differs_from_what_was_witnessed(lab, tmp_pa
     witnessed(lab, log)
     of = ("audit", "verify", "--of", "lab-t", "--folder")
     assert "held against 2 entries of lab-t" in lab(*of, log).out
-    assert lab("audit", "verify", "--folder", tmp_path / "old").status == 0
+    lab("audit", "verify", "--witnesses", 0, "--folder", tmp_path / "old")
     found = lab(*of, tmp_path / "old", status=1)
-    assert found.out.startswith("wrong: log.jsonl: entry 1 (line 2) are missing: ")
+    assert "\nwrong: log.jsonl: entry 1 (line 2) are missing: " in found.out
     assert "it was rolled back" in found.out
 
 
@@ -128,6 +136,29 @@ def test_a_log_that_was_written_anew_has_another_key(lab, tmp_path):
         status=1,
     )
     assert "not the public key of this log" in found.out
+
+
+@pytest.mark.parametrize("more", [1, 2])
+def test_two_views_of_a_log_are_found_where_both_witnesses_are_asked(
+    labs, tmp_path, more
+):
+    """Each has witnessed what is in order, of lab-x, to which neither has a line."""
+    folders, name = [tmp_path / "one", tmp_path / "other"], f"lab-x{more}"
+    audit_log.Log(folders[0], name).close()
+    shutil.copytree(*folders)
+    for folder, lab, count in zip(folders, (labs.s, labs.t), (1, more), strict=True):
+        seen = witness.Witness(lab.folder.audit, lab.switch.state.lab)
+        with audit_log.Log(folder, name) as log:
+            for _ in range(count):
+                log.append("job", seen._name)
+            seen.cosign(name, log.sign_head(), [], log.verifier)
+    of = ("audit", "verify", "--of", name, "--folder")
+    for folder, lab, other in zip(
+        folders, (labs.s, labs.t), ("lab-t", "lab-s"), strict=True
+    ):
+        found = nebula_command.run(*of, folder, "--federation", lab.folder.path)
+        assert found.status == 1
+        assert f"that {other} has seen" in found.out
 
 
 def test_what_was_not_witnessed_cannot_be_held_against(lab, tmp_path):
@@ -146,7 +177,7 @@ def test_both_labs_have_counted_the_same_bytes_or_the_entry_is_named(lab, tmp_pa
     with audit_log.Log(lab.folder.audit, "lab-s") as own:
         count_stream(own, "sent", "lab-t", 300, frames=2)
         own.sign_head()
-    found = lab("audit", "verify", "--peer_copy", log)
+    found = lab("audit", "verify", "--witnesses", 0, "--peer_copy", log)
     assert "both labs have counted the same bytes" in found.out
     other_log(log, 5)
     found = lab("audit", "verify", "--peer_copy", log, status=1)

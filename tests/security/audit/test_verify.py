@@ -39,7 +39,7 @@ def history(tmp_path_factory):
     folder = tmp_path_factory.mktemp("history")
     peer = witness.Witness(folder / "t", "lab-t")
     copies, who = grown(folder / "s", peer)
-    return copies, peer.seen("lab-s").note.text, who
+    return copies, ("lab-t", peer.seen("lab-s").note.text), who
 
 
 @pytest.fixture
@@ -221,11 +221,11 @@ def test_a_changed_hash_is_no_changed_entry(history):
 def test_an_entry_altered_with_its_hash_is_between_two_checkpoints(history, index):
     """Of the newest one of this lab, and of older ones that others have seen."""
     copies, _, who = history
-    seen = [copy.checkpoint.decode() for copy in copies]
+    seen = [("lab-t", copy.checkpoint.decode()) for copy in copies]
     lines = lines_of(copies[-1])
     lines[index] = lines[index].replace(b"2026", b"2025", 1)
     copy = copies[-1]._replace(log=b"".join(lines), leaves=forged(lines))
-    sizes = [0, *(checkpoint_note.read(text).checkpoint.size for text in seen)]
+    sizes = [0, *(checkpoint_note.read(text).checkpoint.size for _, text in seen)]
     first = max(size for size in sizes if size <= index)
     last = min(size for size in sizes if size > index) - 1
     found = examined(copy, who, seen)
@@ -254,17 +254,17 @@ def test_a_folder_rolled_back_to_a_valid_copy_is_found_by_the_peer(lab):
         verifier = log.verifier
     assert audit_verify.verify(older) == []  # nothing in it can show it
     seen = peer.seen("lab-s")
-    found = audit_verify.verify(older, [seen.note.text], seen.verifier.text)
+    found = audit_verify.verify(older, [("lab-t", seen.note.text)], seen.verifier.text)
     assert named(found) == ("log.jsonl", 61, 65)
     assert "was rolled back" in str(found[1])
-    assert audit_verify.verify(folder, [seen.note.text], verifier) == []
+    assert audit_verify.verify(folder, [("lab-t", seen.note.text)], verifier) == []
     with opened(older) as log:  # and it cannot go on from there
         fill(log, 9, 80)
         with pytest.raises(audit.AuditError, match="does not continue"):
             exchange(log, peer)
         log.sign_head()
     assert audit_verify.verify(older) == []
-    found = audit_verify.verify(older, [seen.note.text])
+    found = audit_verify.verify(older, [("lab-t", seen.note.text)])
     assert named(found) == ("log.jsonl", 61, 65)
     assert "one of them was altered" in str(found[0])
 
@@ -279,7 +279,7 @@ def test_a_log_signed_anew_is_found_by_what_the_peer_has_seen(lab):
         fill(log, 20, 45)
         log.sign_head()
     assert audit_verify.verify(anew) == []
-    found = audit_verify.verify(anew, [peer.seen("lab-s").note.text])
+    found = audit_verify.verify(anew, [("lab-t", peer.seen("lab-s").note.text)])
     assert named(found) == ("log.jsonl", 0, 60)
 
 
@@ -295,11 +295,11 @@ def test_two_signed_checkpoints_of_one_size(lab):
             else:
                 with pytest.raises(audit.AuditError, match="two audit logs"):
                     exchange(log, peer)
-    found = audit_verify.verify(fork, [peer.seen("lab-s").note.text])
+    found = audit_verify.verify(fork, [("lab-t", peer.seen("lab-s").note.text)])
     assert any("the lab keeps two logs of one name" in str(each) for each in found)
     # Two views, each shown to another peer: their notes side by side.
     text = audit.paths(fork).checkpoint.read_text()
-    found = audit_verify.verify(folder, [text])
+    found = audit_verify.verify(folder, [("lab-u", text)])
     assert any("the lab keeps two logs of one name" in str(each) for each in found)
 
 
@@ -333,8 +333,8 @@ def test_the_key_that_the_reader_has_counts(lab, tmp_path):
     assert audit_verify.verify(tmp_path / "forged") == []
     seen = peer.seen("lab-s")
     assert audit_verify.verify(tmp_path / "forged", verifier=seen.verifier.text)
-    found = audit_verify.verify(tmp_path / "forged", [seen.note.text])
-    assert any("another key than what a peer has" in str(each) for each in found)
+    found = audit_verify.verify(tmp_path / "forged", [("lab-t", seen.note.text)])
+    assert any("another key than what lab-t has" in str(each) for each in found)
     with pytest.raises(checkpoint_note.NoteError):
         audit_verify.verify(folder, verifier="junk")
 
