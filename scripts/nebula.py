@@ -5,7 +5,7 @@
     nebula switch --listen 0.0.0.0:7070
 
     nebula join lab-s.example:7070 --name lab-t    # another lab, once
-    nebula switch --peer lab-s.example:7070
+    nebula switch --peer lab-s=lab-s.example:7070
 
 Then experiments take --federation=FOLDER. `nebula COMMAND --help` has the rest.
 """

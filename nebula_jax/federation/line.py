@@ -30,7 +30,6 @@ from typing import Any, NamedTuple
 from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import shares
-from nebula_jax.security import tls
 from nebula_jax.security.tls import between_labs
 
 CONTROL, DATA, CREDIT, CLOSE = 1, 2, 3, 4
@@ -401,4 +400,4 @@ def _words(error: BaseException) -> str:
         return "the other switch closed the line"
     if isinstance(error, TimeoutError):
         return f"nothing came for {SILENCE_SECONDS:.0f} s"
-    return tls.in_words(error) or type(error).__name__
+    return between_labs.in_words(error) or type(error).__name__

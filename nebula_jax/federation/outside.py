@@ -75,7 +75,7 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
         sock.close()
         raise
     writer = asyncio.StreamWriter(transport, protocol, reader, loop)
-    return await _checked(folder, reader, writer, allows_none=True)
+    return await _checked(folder, reader, writer)
 
 
 async def _client_hello(sock: socket.socket) -> None:
@@ -102,15 +102,18 @@ async def _client_hello(sock: socket.socket) -> None:
             ready.clear()
 
 
-async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Connection:
-    """Connects to the switch at an address, whichever lab's it is.
+async def dial(
+    folder: site_folder.Folder, lab: str, address: tuple[str, int]
+) -> line.Connection:
+    """Connects to the switch of a lab at an address.
 
     Raises:
-      site_folder.Refusal: with the reason, if it must not be used.
+      site_folder.Refusal: with the reason, if it must not be used, or is another lab's.
       OSError: if nobody answers in time, or there was no handshake.
     """
-    context = await asyncio.to_thread(between_labs.client_context, folder)
-    context.check_hostname = False  # the certificate has the lab's name, not the host's
+    made = between_labs.client_context
+    context = await asyncio.to_thread(made, folder, shows_expired=True)
+    context.check_hostname = False  # `_checked` names who answers instead of the lab
     try:
         async with asyncio.timeout(CONNECT_SECONDS):
             reader, writer = await asyncio.open_connection(
@@ -121,29 +124,33 @@ async def dial(folder: site_folder.Folder, address: tuple[str, int]) -> line.Con
             )
     except TimeoutError:
         raise TimeoutError(f"no answer within {CONNECT_SECONDS:g} s") from None
-    return await _checked(folder, reader, writer)
+    return await _checked(folder, reader, writer, lab)
 
 
 async def _checked(
     folder: site_folder.Folder,
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
-    allows_none: bool = False,
+    lab: str = "",
 ) -> line.Connection:
-    """Checks whose connection it is; closes it if it must not be used."""
+    """Checks whose connection it is; closes it if it must not be used.
+
+    Args:
+      lab: that was dialed; empty if somebody has, perhaps without a certificate.
+    """
     try:
         tls: ssl.SSLObject = writer.get_extra_info("ssl_object")
         der = tls.getpeercert(True)
-        if der is None and allows_none:
+        if der is None and not lab:
             return line.Connection(reader, writer, None)
         if (own := writer.get_extra_info("socket")) is None:
             raise ConnectionResetError("the connection has ended at once")
         endpoints.keep_alive(own)
         peer = await asyncio.to_thread(between_labs.check_peer, der, folder)
-        if peer.role != "switch":
-            raise credentials.CredentialsError(
-                "wrong_name", f"a {peer.role}, not a switch"
-            )
+        if peer.role != "switch" or lab not in ("", peer.lab):
+            name = site_folder.dns_name(peer.lab, peer.role)
+            text = f"this is {name}, not {lab or 'a switch'}"
+            raise credentials.CredentialsError("wrong_name", text)
         return line.Connection(reader, writer, peer)
     except BaseException:
         writer.transport.abort()
@@ -157,6 +164,8 @@ def refused(made: state.State, host: str, error: BaseException) -> None:
         reason = "malformed"
     text = f"refused a connection from {host}: {reason}: {between_labs.in_words(error)}"
     made.note(STRANGERS, text, "refusal", host, reason=reason)
+    if reason.endswith(("expired", "not_yet_valid")):
+        made.expired = text
 
 
 class Entrance:

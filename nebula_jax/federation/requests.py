@@ -161,14 +161,15 @@ class _Request(NamedTuple):
         if not lab:
             switch.check_named(job, listener)
         reasons = []  # of every lab that does not have the trainer
-        for each in [lab] if lab else sorted(switch.lines):
+        labs = {lab} if lab else switch.lines.keys() | switch.no_line.keys()
+        for each in sorted(labs):
             if each not in switch.lines:
-                if each in switch.gone:
+                if lab and each in switch.gone:
                     raise inner.Lost(switch.gone[each])
                 reasons.append(
                     f"it is not at {each}, which is this lab"
                     if each == switch.lab
-                    else f"no line to {each}: {_away(kept, each)}"
+                    else f"no line to {each}: {_away(switch, kept, each)}"
                 )
                 continue
             there = about(each)
@@ -186,8 +187,8 @@ class _Request(NamedTuple):
             raise inner.Lost("; ".join(switch.gone.values()))
         if switch.is_revoked:
             raise inner.Lost("; ".join(switch.no_line.values()))
-        for where, text in switch.no_line.items():
-            reasons.append(f"no line to {where}: {text}")
+        if switch.expired:
+            reasons.append(switch.expired)
         if not lab and switch.lines:
             reasons.append(
                 f"this switch has lines to {', '.join(sorted(switch.lines))} alone, and"
@@ -251,8 +252,10 @@ class _Request(NamedTuple):
             kept.cosigning.send()
 
 
-def _away(kept: upkeep.Upkeep, lab: str) -> str:
+def _away(switch: State, kept: upkeep.Upkeep, lab: str) -> str:
     """Returns what there may be to do about a lab without a line, in words."""
+    if lab in switch.no_line:
+        return switch.no_line[lab]
     since = kept.listed.revoked.get(lab) if kept.listed else None
     if since is not None:
         day = datetime.datetime.fromtimestamp(since, datetime.UTC)
@@ -268,6 +271,8 @@ def status(switch: State, kept: upkeep.Upkeep) -> list[Check]:
     now, streams_now = time.time(), list(switch.in_flight.values())
     text = f"runs for {switch.lab}, revocation list {kept.number}"
     found = [Check("switch", FINE, text)]
+    if switch.expired:
+        found.append(Check("certificates", WRONG, switch.expired))
     for lab, each in sorted(switch.lines.items()):
         text = (
             f"for {checkup.duration(now - each.since)}, {len(each.streams)} streams,"
@@ -277,12 +282,13 @@ def status(switch: State, kept: upkeep.Upkeep) -> list[Check]:
         found.append(Check(f"line to {lab}", FINE, text))
         if abs(each.clock_ahead) > checkup.MOST_CLOCK_SECONDS:
             found.append(checkup.clocks(each.clock_ahead, f"{lab}'s"))
-    for where, why in (switch.no_line | switch.gone).items():
-        found.append(Check(f"line to {where}", WRONG, f"none: {why}"))
+    without = switch.no_line | switch.gone
+    for lab in without.keys() - switch.lines.keys():
+        found.append(Check(f"line to {lab}", WRONG, f"none: {without[lab]}"))
     state = UNCLEAR if switch.lines else WRONG
-    away = switch.members - switch.lines.keys() - switch.gone.keys()
+    away = switch.members - switch.lines.keys() - without.keys()
     for lab in sorted(away) if not switch.is_revoked else ():
-        text = f"none at present: {_away(kept, lab)}"
+        text = f"none at present: {_away(switch, kept, lab)}"
         found.append(Check(f"line to {lab}", state, text))
     if len(found) == 1:
         text = "none at present: nebula invite brings another lab"

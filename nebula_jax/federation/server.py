@@ -72,7 +72,7 @@ class Switch:
     async def run(
         self,
         listening: socket.socket | None,
-        peers: Sequence[tuple[str, int]],
+        peers: Sequence[tuple[str, tuple[str, int]]],
         inside: socket.socket,
         started: Callable[[], None] = lambda: None,
     ) -> None:
@@ -81,6 +81,7 @@ class Switch:
         Args:
           listening: bound to the outside address, for other switches; None to dial
             alone.
+          peers: labs to dial, with the addresses of their switches.
 
         Raises:
           site_folder.FederationError: if a part that it needs has failed.
@@ -96,9 +97,9 @@ class Switch:
         self._record("switch", event="started")
         if listening is not None:
             begin(self._entrance.accept(listening))
-        self.state.peers = [endpoints.written(each) for each in peers]
-        for address in peers:
-            begin(self._keep_dialing(address))
+        self.state.peers = [endpoints.written(address) for _, address in peers]
+        for lab, address in peers:
+            begin(self._keep_dialing(lab, address))
         begin(self.upkeep.run())
         started()
         try:
@@ -147,32 +148,30 @@ class Switch:
     async def _serve_accepted(self, connection: line.Connection) -> None:
         await self._run_line(self._line(connection, is_dialer=False))
 
-    async def _keep_dialing(self, address: tuple[str, int]) -> None:
-        """Keeps a line to an address; a successor is there before the line ends.
+    async def _keep_dialing(self, lab: str, address: tuple[str, int]) -> None:
+        """Keeps a line to a lab at an address; a successor is there before it ends.
 
-        While there is another line to the lab at that address, dialed by that lab or to
-        another of its addresses, none is made.
+        While there is another line to the lab, dialed by it or to another of its
+        addresses, none is made.
         """
         pause, logged, where = 0.0, "", endpoints.written(address)
         made: line.Line | None = None
         while True:
-            while made is not None and (other := self._standing(made)) is not None:
+            while (other := self._standing(lab, made)) is not None:
                 await other.ended.wait()
             try:
-                connection = await outside.dial(self.state.folder, address)
+                connection = await outside.dial(self.state.folder, lab, address)
             except (errors.NebulaError, OSError, EOFError) as error:
-                why = between_labs.in_words(error)
-                reason = f"no line to {where}: {why}"
-                if reason != logged:  # the same reason again is no news
+                why = f"{where}: {between_labs.in_words(error)}"
+                if why != logged:  # the same reason again is no news
                     about = {"event": between_labs.reason_of(error)}
-                    text = f"{reason}; trying again"
+                    text = f"no line to {lab}: {why}; trying again"
                     self.state.note(where, text, "fault", self.state.lab, **about)
-                    logged = reason
-                self.state.no_line[where] = why
+                    logged = why
+                self.state.no_line[lab] = why
                 pause = _longer(pause)
             else:
                 began, logged = time.monotonic(), ""
-                self.state.no_line.pop(where, None)
                 made = self._line(connection, is_dialer=True)
                 running = asyncio.create_task(self._run_line(made))
                 self.state.hold(running)
@@ -186,17 +185,18 @@ class Switch:
                 if has_lasted or not running.done():
                     pause = 0.0
                 elif await self._is_revoked():
-                    self.state.no_line[where] = REVOKED
+                    self.state.no_line[lab] = REVOKED
                     while await self._has_revoked_certificate():
                         await asyncio.sleep(LONGEST_PAUSE)
                     pause, self.state.is_revoked = 0.0, False
                 else:
+                    self.state.no_line[lab] = made.reason
                     pause = _longer(pause)
             await asyncio.sleep(pause)
 
-    def _standing(self, made: line.Line) -> line.Line | None:
-        """Returns the line to the same lab that stands beside one, if there is any."""
-        other = self.state.lines.get(made.lab)
+    def _standing(self, lab: str, made: line.Line | None) -> line.Line | None:
+        """Returns the line to a lab that stands beside one, if there is any."""
+        other = self.state.lines.get(lab)
         return None if other is made or other is None or other.is_closed else other
 
     async def _is_revoked(self) -> bool:
@@ -211,7 +211,7 @@ class Switch:
         if not self.state.is_revoked:
             self.state.is_revoked = True
             self.state.log(REVOKED)
-            self.state.lost("", REVOKED)
+            self.state.tell(REVOKED, gone="")
         return True
 
     async def _has_revoked_certificate(self) -> bool:
@@ -226,7 +226,7 @@ class Switch:
     async def _run_line(self, made: line.Line) -> None:
         """Moves what crosses on a line until it ends."""
         lab = made.lab
-        former = self._standing(made)
+        former = self._standing(lab, made)
         if former is not None and former.is_dialer != made.is_dialer:
             first = min(lab, self.state.lab)  # both labs come to the same line
             if made.is_dialer != (first == self.state.lab):

@@ -93,7 +93,9 @@ class State:
         self.gone: dict[str, str] = {}
         """Lab -> why no line to it can come back: its certificate was revoked."""
         self.no_line: dict[str, str] = {}
-        """Address that this switch dials -> why there is no line to it."""
+        """Lab -> why the last attempt has made no line to it."""
+        self.expired = ""
+        """What has expired lately, of this lab or of one that tried to connect."""
         self.is_revoked = False
         """True if this lab has to join again: no line comes back before."""
         self.rules = policy.load(folder.path / policy.FILE)
@@ -188,11 +190,15 @@ class State:
         self.rules = rules
         self.refusals.clear()
 
-    def lost(self, lab: str, why: str) -> None:
-        """Tells the trainers that wait here that a lab, or if empty all, is lost."""
+    def tell(self, why: str, **gone: str) -> None:
+        """Tells the trainers that wait here why a line has ended.
+
+        Args:
+          gone: the lab, or if empty all labs, that cannot come back; else it may.
+        """
         for served in self.served.values():
             if served.writer is not None:
-                inner.answer(served.writer, gone=lab, why=why)
+                inner.answer(served.writer, why=why, **gone)
 
     def check_named(self, job: str, cluster: str = "") -> None:
         """Checks that it is not left open which of several labs gets a job's data.

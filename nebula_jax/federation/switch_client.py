@@ -235,10 +235,11 @@ class Trainer:
                 break
 
     def _take(self, news: Mapping[str, Any]) -> None:
-        """Takes from the switch that trainers of a lab, or all, do not come back."""
+        """Takes from the switch why a line ended, and who cannot come back, if any."""
         lab, why = str(news.get("gone", "")), printable.line(str(news.get("why", "")))
         self._log(why)
-        self.on_gone(site_folder.trainer_name(lab) if lab else "", why)
+        if "gone" in news:
+            self.on_gone(site_folder.trainer_name(lab) if lab else "", why)
 
     def dialed_by(self, cluster: str, lab: str) -> set[str]:
         """Returns the accounts that have dialed this process as a cluster of a lab.

@@ -101,6 +101,7 @@ class Upkeep:
                 theirs = json_lines.field(fields, "revocations", int)
                 there = json_lines.field(fields, "time", float)
                 made.clock_ahead = time.time() - there
+                self.state.no_line.pop(made.lab, None)  # it has admitted this one
                 if theirs < self.number:
                     self._push(made)
             case "list":
@@ -232,7 +233,7 @@ class Upkeep:
             if self._is_revoked(lab, each.begin):
                 self.state.gone[lab] = f"the certificate of {lab} was revoked"
                 each.close(self.state.gone[lab])
-                self.state.lost(lab, self.state.gone[lab])
+                self.state.tell(self.state.gone[lab], gone=lab)
                 ended.append(lab)
         for lab in ended:
             self.state.log(self.state.gone[lab])
@@ -274,8 +275,11 @@ class Upkeep:
         self._next_look = now + RETRY_SECONDS
         given = self.state.folder, "switch"
         own = await asyncio.to_thread(member.own_certificate, *given)
-        if own.not_valid_after_utc <= site_folder.utc_now():
+        self.state.expired = ""
+        if (end := own.not_valid_after_utc) <= site_folder.utc_now():
             self._next_look = now + EXPIRED_SECONDS
+            text = f"the certificate of this lab expired on {end:%Y-%m-%d %H:%M} UTC"
+            self.state.expired = text
         if member.renewal_due(own):
             await self.rotate()
 
@@ -284,7 +288,9 @@ class Upkeep:
         now = site_folder.utc_now()
         for lab, each in list(self.state.lines.items()):
             if each.end <= now:
-                each.close(f"the certificate of {lab} has expired")
+                self.state.no_line[lab] = why = f"the certificate of {lab} has expired"
+                each.close(why)
+                self.state.tell(why)
 
     async def certified(self, renewal: member.Renewal) -> bytes:
         """Returns a certificate (PEM) from the authority, for this switch or a trainer.

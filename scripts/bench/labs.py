@@ -86,7 +86,7 @@ def two_labs(folder: pathlib.Path) -> Iterator[tuple[Lab, Lab]]:
         s.start("--listen", where)
         invitation = s.nebula("invite", "lab-t", "--address", where)
         t.nebula("join", where, "--name", "lab-t", given=invitation)
-        t.start("--peer", where)
+        t.start("--peer", f"lab-s={where}")
         deadline = time.monotonic() + SECONDS
         while "line to lab-t" not in s.nebula("status"):
             if time.monotonic() > deadline:

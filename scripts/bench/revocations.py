@@ -60,7 +60,8 @@ def measure(folder: pathlib.Path) -> list[float]:
         s.start("--listen", where)
         invitation = s.nebula("invite", "lab-u", "--address", where)
         u.nebula("join", where, "--name", "lab-u", given=invitation)
-        u.start("--listen", outside, "--peer", endpoints.written(line.address))
+        relayed = f"lab-s={endpoints.written(line.address)}"
+        u.start("--listen", outside, "--peer", relayed)
         issuer = authority.LocalAuthority(site_folder.Folder(s.folder))
         revoked = revocation.RevocationList(site_folder.Folder(s.folder))
         with flood(s, u):
@@ -68,7 +69,7 @@ def measure(folder: pathlib.Path) -> list[float]:
                 with labs.lab_in(folder / f"t{number}") as t:
                     invitation = issuer.invite("lab-t", where)
                     t.nebula("join", where, "--name", "lab-t", given=invitation)
-                    t.start("--peer", outside)
+                    t.start("--peer", f"lab-u={outside}")
                     while "lab-t" not in _sent(u):
                         time.sleep(0.05)
                     issuer.revoke("lab-t")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, printable
+from nebula_jax.communication import endpoints
 from nebula_jax.federation import inner
 from nebula_jax.security import accounts
 from nebula_jax.security.audit import log as audit_log
@@ -136,6 +137,20 @@ def request(
         return inner.ask(place, seconds, op, **fields)
     except OSError as error:
         raise inner.Refused(f"the switch does not answer: {error}") from None
+
+
+def peer(text: str) -> tuple[str, tuple[str, int]]:
+    """Returns another lab and the address of its switch: `lab-s=HOST:PORT`.
+
+    Raises:
+      errors.SettingsError: if the text is none.
+    """
+    lab, _, address = text.partition("=")
+    if not address:
+        text = printable.line(text)
+        raise InputError(f"peer={text}: expected LAB=HOST:PORT, such as lab-s={text}")
+    site_folder.check_lab(lab)
+    return lab, endpoints.host_and_port("peer", address)
 
 
 def count(text: str) -> int:

@@ -26,15 +26,15 @@ SECONDS = 5.0  # for each step of reaching another switch
         "--peer",
         action="append",
         default=[],
-        metavar="HOST:PORT",
-        help="switch of another lab to reach; several times for several (default: the"
-        " one where this lab joined)",
+        metavar="LAB=HOST:PORT",
+        help="another lab and its switch, to reach; several times for several (default:"
+        " the one where this lab joined)",
     ),
 )
 def doctor(given: argparse.Namespace) -> int:
     """Checks this lab and its way to others: exit status 1 if something is wrong."""
     folder = arguments.folder(given)
-    peers = [endpoints.host_and_port("peer", each) for each in given.peer]
+    peers = [arguments.peer(each) for each in given.peer]
     bad = _print(checkup.folder(folder))
     try:
         authority = folder.load().authority
@@ -42,10 +42,11 @@ def doctor(given: argparse.Namespace) -> int:
         pass  # `checkup.folder` has reported it
     else:
         if not peers and authority:
-            peers = [endpoints.host_and_port("peer", authority)]
+            first = member.issuing_lab(member.pinned_authority(folder))
+            peers = [(first, endpoints.host_and_port("peer", authority))]
         bad += _print(switch(folder))
-        for address in peers:
-            bad += _print(reach(folder, address))
+        for lab, address in peers:
+            bad += _print(reach(folder, lab, address))
     print(f"{bad} to look at" if bad else "all is in order")
     return 1 if bad else 0
 
@@ -66,7 +67,9 @@ def switch(folder: site_folder.Folder) -> list[Check]:
         return [Check("switch", WRONG, str(error))]
 
 
-def reach(folder: site_folder.Folder, address: tuple[str, int]) -> list[Check]:
+def reach(
+    folder: site_folder.Folder, lab: str, address: tuple[str, int]
+) -> list[Check]:
     """Checks the way to the switch of another lab."""
     what, checks = endpoints.written(address), list[Check]()
     try:
@@ -76,7 +79,7 @@ def reach(folder: site_folder.Folder, address: tuple[str, int]) -> list[Check]:
             checks.append(Check(what, FINE, text))
             if what == folder.load().authority:
                 checks += _clock(what)
-            checks.append(_handshake(folder, what, sock))
+            checks.append(_handshake(folder, what, lab, sock))
     except (errors.NebulaError, OSError) as error:
         checks.append(Check(what, WRONG, _why(error, is_connected=bool(checks))))
     return checks
@@ -111,7 +114,9 @@ def _why(error: Exception, is_connected: bool) -> str:
     return f"cannot be reached: {error}"
 
 
-def _handshake(folder: site_folder.Folder, what: str, sock: socket.socket) -> Check:
+def _handshake(
+    folder: site_folder.Folder, what: str, lab: str, sock: socket.socket
+) -> Check:
     """Shakes hands without a certificate, and finds out whose switch it is.
 
     Raises:
@@ -119,7 +124,7 @@ def _handshake(folder: site_folder.Folder, what: str, sock: socket.socket) -> Ch
       OSError: if there is no handshake.
     """
     context, _ = between_labs.joining_context(member.pinned_authority(folder))
-    context.check_hostname = False  # whichever lab's it is
+    context.check_hostname = False  # it is named
     sock.settimeout(SECONDS)
     began = time.monotonic()
     with context.wrap_socket(sock) as secure:
@@ -128,6 +133,6 @@ def _handshake(folder: site_folder.Folder, what: str, sock: socket.socket) -> Ch
         left = checkup.duration(peer.end - site_folder.utc_now())
         name = site_folder.dns_name(peer.lab, peer.role)
         text = f"TLS after {1e3 * took:.1f} ms, certificate of {name}, for {left} more"
-        if peer.role != "switch":
-            return Check(what, WRONG, f"{text}: no switch answers there")
+        if name != lab:
+            return Check(what, WRONG, f"{text}: not the switch of {lab}")
         return Check(what, FINE, text)

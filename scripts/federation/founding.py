@@ -11,7 +11,7 @@ from nebula_jax.federation import issuer as issuer_lib
 from nebula_jax.federation import joining
 from nebula_jax.runtime.life import process
 from nebula_jax.security import accounts, private_files
-from nebula_jax.security.membership import authority, invitations
+from nebula_jax.security.membership import authority, invitations, member
 from nebula_jax.security.membership import site_folder as federation_lib
 from scripts.federation import arguments
 
@@ -93,10 +93,11 @@ def join(given: argparse.Namespace) -> int:
     joining.join(folder, invitation)
     _begin(folder, given.name, "joined", authority=address)
     print(f"{folder.path}: {given.name} has joined the federation.")
-    print(f"next: {arguments.again(given, f'switch --peer {address}')}")
+    first = member.issuing_lab(member.pinned_authority(folder))
+    print(f"next: {arguments.again(given, f'switch --peer {first}={address}')}")
     print(
         "      for each further lab with which this one trains: one of both switches"
-        " has --listen, the other that address as one more --peer"
+        " has --listen, the other that lab and address as one more --peer"
     )
     return 0
 

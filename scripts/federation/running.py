@@ -31,8 +31,8 @@ SECONDS = 10.0  # for the switch to answer
         "--peer",
         action="append",
         default=[],
-        metavar="HOST:PORT",
-        help="switch of another lab, to connect to; several times for several",
+        metavar="LAB=HOST:PORT",
+        help="another lab and its switch, to connect to; several times for several",
     ),
     arguments.option(
         "--inside",
@@ -55,7 +55,7 @@ def switch(given: argparse.Namespace) -> int:
     """Runs the switch of this lab, until it is stopped."""
     if not given.listen and not given.peer:
         raise arguments.InputError(
-            "nebula switch needs --listen HOST:PORT, or --peer HOST:PORT, or both"
+            "nebula switch needs --listen HOST:PORT, or --peer LAB=HOST:PORT, or both"
         )
     private_files.keep_out_of_core_dumps()
     folder = arguments.folder(given)
@@ -66,7 +66,7 @@ def switch(given: argparse.Namespace) -> int:
         authority = issuer.Process(command)
     made = server.Switch(folder, process.message, authority and authority.ask)
     made.socket = given.socket
-    peers = [endpoints.host_and_port("peer", each) for each in given.peer]
+    peers = [arguments.peer(each) for each in given.peer]
     outside = given.listen and endpoints.listen(
         endpoints.host_and_port("listen", given.listen)
     )
@@ -79,7 +79,7 @@ async def _run(
     made: server.Switch,
     authority: issuer.Process | None,
     outside: socket.socket | None,
-    peers: list[tuple[str, int]],
+    peers: list[tuple[str, tuple[str, int]]],
     inside: socket.socket,
 ) -> None:
     loop = asyncio.get_running_loop()

@@ -108,7 +108,7 @@ def connected(path, prefixes, host):
         assert (s.path / "users.sock").is_socket()
         joined = t.nebula("join", where, "--name", "lab-t", given=invitation)
         assert "has joined the federation" in joined
-        switches.append(t.start("switch", "--peer", where))
+        switches.append(t.start("switch", "--peer", f"lab-s={where}"))
         assert "the switch of lab-t runs" in switches[1].stdout.readline()
         while "line to lab-t" not in s.nebula("status"):
             assert time.monotonic() < began + SECONDS

@@ -15,8 +15,14 @@ from lab_exchange import exchange_between
 from lab_folders import at
 from two_labs import wait_until
 
-from nebula_jax.federation import joining, outside, state, upkeep
-from nebula_jax.security.membership import authority, member, revocation, site_folder
+from nebula_jax.federation import inner, joining, outside, requests, state, upkeep
+from nebula_jax.security.membership import (
+    authority,
+    checkup,
+    member,
+    revocation,
+    site_folder,
+)
 
 HOUR = datetime.timedelta(hours=1)
 
@@ -50,11 +56,11 @@ def federation(path):
         s = two_labs.Running(first, listens=True)
         stack.callback(s.stop)
         t = two_labs.Running(
-            two_labs.join(path / "t", first, s.address), True, [s.address]
+            two_labs.join(path / "t", first, s.address), True, [s.peer]
         )
         stack.callback(t.stop)
         folder = two_labs.join(path / "u", first, s.address, "lab-u")
-        u = two_labs.Running(folder, peers=[s.address, t.address])
+        u = two_labs.Running(folder, peers=[s.peer, t.peer])
         stack.callback(u.stop)
         revoked = two_labs.join(path / "v", first, s.address, "lab-v")
         issuer = authority.LocalAuthority(first)
@@ -71,7 +77,7 @@ def federation(path):
 def is_refused(folder, lab):
     """Checks that a lab that was revoked does not get through to another."""
     with pytest.raises((EOFError, OSError)):
-        asyncio.run(asyncio.wait_for(dialed(folder, lab.address), 20))
+        asyncio.run(asyncio.wait_for(dialed(folder, lab.peer), 20))
     wait_until(
         lambda: any("refused" in each and "revoked" in each for each in lab.lines)
     )
@@ -93,7 +99,7 @@ def test_runs_go_on_while_the_authority_is_away_for_three_days(clock, tmp_path):
         # Whoever starts on the third day does, by certificates of the first.
         clock.before_the_end(hours=0)
         u.stop()
-        u.__init__(u.folder, peers=[t.address])
+        u.__init__(u.folder, peers=[t.peer])
         u.wait_for_line("lab-t")
         exchange_between(t, u)
         exchange_between(u, t)
@@ -121,7 +127,7 @@ def test_the_host_of_the_authority_may_be_off_for_three_days(clock, tmp_path):
         s = two_labs.Running(first, listens=True, issuer=ask)
         stack.callback(s.stop)
         t = two_labs.Running(
-            two_labs.join(tmp_path / "t", first, s.address), peers=[s.address]
+            two_labs.join(tmp_path / "t", first, s.address), peers=[s.peer]
         )
         stack.callback(t.stop)
         is_off = True
@@ -129,7 +135,7 @@ def test_the_host_of_the_authority_may_be_off_for_three_days(clock, tmp_path):
         time.sleep(3 * upkeep.TURN_SECONDS)  # each switch looks at its lines
         exchange_between(s, t)
         t.stop()
-        t.__init__(t.folder, peers=[s.address])
+        t.__init__(t.folder, peers=[s.peer])
         t.wait_for_line("lab-s")
         exchange_between(s, t)
         is_off = False
@@ -159,7 +165,7 @@ def test_a_lab_that_has_expired_certifies_itself_again_and_a_revoked_one_not(
             listed = revocation.RevocationList(folder)
             at(past, listed.accept, at(past, issuer.revocation_list)[1])
         t.__init__(t.folder, listens=True, port=t.address[1])  # which dials nobody
-        u.__init__(u.folder, peers=[t.address])
+        u.__init__(u.folder, peers=[t.peer])
         s.__init__(s.folder, listens=True, port=s.address[1])
         wait_until(lambda: "lab-t" in u.switch.state.lines, 60)
         exchange_between(t, u)
@@ -169,7 +175,43 @@ def test_a_lab_that_has_expired_certifies_itself_again_and_a_revoked_one_not(
         is_refused(revoked, t)
 
 
-async def dialed(folder, address):
+@pytest.mark.parametrize("is_dialed", [False, True])
+def test_both_sides_say_that_a_certificate_has_expired(tmp_path, is_dialed):
+    """The authority is away, and neither switch has known the other before."""
+    first = two_labs.found(tmp_path / "s")
+    ask, is_away = two_labs.issuer_in_this_process(first), False
+
+    async def asked(fields):
+        if is_away:
+            raise site_folder.FederationError("the process of the authority has ended")
+        return await ask(fields)
+
+    with contextlib.ExitStack() as stack:
+        s = two_labs.Running(first, listens=True, issuer=asked)
+        stack.callback(s.stop)
+        folder = two_labs.join(tmp_path / "t", first, s.address)
+        two_labs.expire(folder, authority.LocalAuthority(first))
+        is_away = True
+        peers = [] if is_dialed else [s.peer]
+        t = two_labs.Running(folder, listens=True, peers=peers)
+        stack.callback(t.stop)
+        if is_dialed:
+            s.stop()
+            s.__init__(first, peers=[t.peer], issuer=asked)
+        for lab, other in ((s, "lab-t"), (t, "lab-s")):
+            wait_until(lambda lab=lab: "expired" in shown(lab))
+            about = {"job": "m3", "from": "generator:0", "to": "discriminator"}
+            with pytest.raises(inner.Absent, match="expired"):
+                inner.request(lab.folder, 20.0, "dial", lab=other, **about)
+
+
+def shown(lab):
+    """What is wrong, as `nebula status` and `doctor` show it."""
+    found = lab.call(requests.status, lab.switch.state, lab.switch.upkeep)
+    return str([each for each in found if each.state == checkup.WRONG])
+
+
+async def dialed(folder, peer):
     """What comes on a new line."""
-    connection = await outside.dial(folder, address)
+    connection = await outside.dial(folder, *peer)
     return await connection.reader.readexactly(1)

@@ -11,7 +11,7 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax.federation import line, outside
 from nebula_jax.security.membership import member
-from nebula_jax.security.tls import between_labs
+from nebula_jax.security.tls import between_labs, credentials
 
 
 @contextlib.contextmanager
@@ -34,10 +34,16 @@ def test_an_attempt_to_dial_ends_before_tcp_gives_up(tmp_path, monkeypatch):
     async def dial():
         with swallowing() as address:
             async with asyncio.timeout(20):
-                await outside.dial(folder, address)
+                await outside.dial(folder, "lab-t", address)
 
     with pytest.raises(TimeoutError, match="no answer within"):
         asyncio.run(dial())
+
+
+def test_another_member_at_the_address_of_a_lab_is_refused_and_named(labs):
+    dialed = outside.dial(labs.t.folder, "lab-u", labs.s.address)
+    with pytest.raises(credentials.CredentialsError, match="this is lab-s, not lab-u"):
+        asyncio.run(dialed)
 
 
 def test_an_attempt_knocks_as_often_as_a_trainers_own():

@@ -86,7 +86,9 @@ def labs_of(path, names):
         where = made["lab-s"].running.address
         for name in names[1:]:
             folder = two_labs.join(path / name, away, where, name)
-            made[name] = started(folder, path / f"{name}-trainers", peers=[where])
+            made[name] = started(
+                folder, path / f"{name}-trainers", peers=[("lab-s", where)]
+            )
             stack.callback(made[name].running.stop)
             made[name].running.wait_for_line("lab-s")
         yield made

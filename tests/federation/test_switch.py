@@ -114,9 +114,9 @@ def labs_that_dial_each_other(path):
         stack.callback(s.stop)
         folder = two_labs.join(path / "t", first, s.address)
         s.stop()
-        t = two_labs.Running(folder, listens=True, peers=[s.address])
+        t = two_labs.Running(folder, listens=True, peers=[s.peer])
         stack.callback(t.stop)
-        s.__init__(first, listens=True, peers=[t.address], port=s.address[1])
+        s.__init__(first, listens=True, peers=[t.peer], port=s.address[1])
         yield two_labs.Labs(s, t)
 
 
@@ -175,8 +175,8 @@ def test_two_switches_that_dial_each_other_keep_one_line(tmp_path):
 def test_of_lines_dialed_at_once_both_labs_keep_the_same_one(tmp_path, monkeypatch):
     dial, both, dialed = outside.dial, threading.Barrier(2), []
 
-    async def at_once(folder, address):
-        made = await dial(folder, address)
+    async def at_once(folder, lab, address):
+        made = await dial(folder, lab, address)
         if folder.path not in dialed:
             dialed.append(folder.path)
             await asyncio.to_thread(both.wait, 20)
@@ -192,7 +192,7 @@ def test_of_lines_dialed_at_once_both_labs_keep_the_same_one(tmp_path, monkeypat
 def test_two_addresses_of_one_lab_make_one_line(tmp_path):
     with two_labs.two_labs(tmp_path) as labs:
         labs.t.stop()
-        labs.t.__init__(labs.t.folder, peers=[labs.s.address] * 2)
+        labs.t.__init__(labs.t.folder, peers=[labs.s.peer] * 2)
         wait_for_a_line_that_lasts(labs)
 
 
@@ -379,7 +379,7 @@ def test_a_line_between_switches_that_damages_bytes_changes_no_number(tmp_path):
     s = two_labs.Running(first, listens=True)
     proxy = breakable_line.Proxy(s.address)
     folder = two_labs.join(tmp_path / "t", first, s.address)
-    t = two_labs.Running(folder, peers=[proxy.address])
+    t = two_labs.Running(folder, peers=[("lab-s", proxy.address)])
     try:
         t.wait_for_line("lab-s")
         # After each handshake that is damaged too, the pause is longer.
@@ -425,7 +425,7 @@ def test_a_lab_without_a_list_that_serves_gets_one(tmp_path):
     with two_labs.two_labs(tmp_path) as labs:
         labs.t.stop()
         labs.t.folder.list_of("switch").write_text("")
-        labs.t.__init__(labs.t.folder, peers=[labs.s.address])
+        labs.t.__init__(labs.t.folder, peers=[labs.s.peer])
         labs.t.wait_for_line("lab-s")
         assert "the revocation list is new" in labs.t.lines
 
@@ -486,7 +486,7 @@ def test_a_lab_whose_certificates_have_expired_joins_again_in_its_folder(tmp_pat
         people = folder.people.rename(tmp_path / "accounts")  # had not begun yet
         joining.join(folder, invitations.parse(issuer.invite("lab-t", where)))
         people.rename(folder.people)
-        t = two_labs.Running(folder, peers=[s.address])
+        t = two_labs.Running(folder, peers=[s.peer])
         t.wait_for_line("lab-s")
         assert t.switch.state.audit.verifier == kept
     finally:
@@ -512,7 +512,7 @@ def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
         listed.accept(issuer.revocation_list()[1])
         where = endpoints.written(labs.s.address)
         told = labs.t.switch.state.no_line
-        wait_until(lambda: told.get(where) == server.REVOKED)
+        wait_until(lambda: told.get("lab-s") == server.REVOKED)
         assert "revoked" in str(reach(labs.t, "lab-s"))
         for to in ("lab-t", ""):
             error = reach(labs.s, to)
@@ -601,9 +601,11 @@ def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeyp
     clock = types.SimpleNamespace(  # of this switch: those of `labs` run on
         now=0.0, monotonic=lambda: clock.now, time=time.time
     )
-    line_ = types.SimpleNamespace(lab="lab-t", wants_successor=asyncio.Event())
+    line_ = types.SimpleNamespace(
+        lab="lab-t", wants_successor=asyncio.Event(), reason="it has ended"
+    )
 
-    async def dial(folder, address):
+    async def dial(folder, lab, address):
         return None
 
     async def run_line(made):
@@ -621,7 +623,7 @@ def test_lines_that_end_at_once_are_dialed_less_and_less_often(tmp_path, monkeyp
     monkeypatch.setattr(made, "_line", lambda connection, is_dialer: line_)
     monkeypatch.setattr(made, "_run_line", run_line)
     with pytest.raises(asyncio.CancelledError):
-        asyncio.run(made._keep_dialing(("127.0.0.1", 1)))
+        asyncio.run(made._keep_dialing("lab-t", ("127.0.0.1", 1)))
     assert pauses == [0.1, 0.2, 0.4, 0.8, 1.6, 2.0, 0.0, 0.1, 0.2]
     made.state.audit.close()
 
@@ -713,16 +715,16 @@ def test_who_is_driven_out_as_its_line_begins_takes_no_place(labs, monkeypatch):
     monkeypatch.setattr(outside, "accept", driven_out)
     monkeypatch.setattr(outside, "CONNECT_SECONDS", 20.0)  # it is dialed once
     with pytest.raises((EOFError, OSError)):
-        asyncio.run(asyncio.wait_for(dialed(labs.t.folder, labs.s.address), 20))
+        asyncio.run(asyncio.wait_for(dialed(labs.t.folder, labs.s.peer), 20))
     assert len(ended) == 1
     wait_until(lambda: labs.s.call(ended[0].is_closing))
     assert labs.s.switch.state.lines["lab-t"] is before
     assert not before.is_closed
 
 
-async def dialed(folder, address):
+async def dialed(folder, peer):
     """What comes on a new line."""
-    connection = await outside.dial(folder, address)
+    connection = await outside.dial(folder, *peer)
     return await connection.reader.readexactly(1)
 
 

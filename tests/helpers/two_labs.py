@@ -44,6 +44,7 @@ class Running:
         self.switch.socket = users
         self.outside = endpoints.listen(("127.0.0.1", port)) if listens else None
         self.address = self.outside and self.outside.getsockname()[:2]
+        self.peer = self.switch.state.lab, self.address  # for who dials it
         self._peers, self._started = list(peers), threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
@@ -82,7 +83,7 @@ class Running:
     def restart(self, at):
         """Starts the switch anew, which dials that of another lab."""
         self.stop()
-        self.__init__(self.folder, peers=[at.address])
+        self.__init__(self.folder, peers=[at.peer])
         self.wait_for_line(at.switch.state.lab)
 
     def stop(self):
@@ -147,7 +148,7 @@ def two_labs(path):
     with contextlib.ExitStack() as stack:
         s = Running(first, listens=True, users=path / "users.sock")
         stack.callback(s.stop)
-        t = Running(join(path / "t", first, s.address), peers=[s.address])
+        t = Running(join(path / "t", first, s.address), peers=[s.peer])
         stack.callback(t.stop)
         t.wait_for_line("lab-s")
         s.wait_for_line("lab-t")

@@ -188,5 +188,5 @@ def test_commands_to_a_switch_that_does_not_run(lab, command):
 
 def test_a_switch_needs_somebody_to_connect_with(lab):
     assert "--listen HOST:PORT, or --peer" in lab.fails("switch")
-    found = lab("switch", "--peer", "nowhere", status=2)
-    assert "--peer=nowhere: expected HOST:PORT" in found.err
+    found = lab("switch", "--peer", "nowhere:7070", status=2)
+    assert "--peer=nowhere:7070: expected LAB=HOST:PORT" in found.err

@@ -128,8 +128,14 @@ def install(
     return certificate
 
 
-def load(folder: site_folder.Folder, role: str) -> credentials.Credentials:
+def load(
+    folder: site_folder.Folder, role: str, allows_expired: bool = False
+) -> credentials.Credentials:
     """Reads the newest credentials of a role, and checks them.
+
+    Args:
+      allows_expired: True to show a certificate that has expired to a peer, which then
+        knows why it gets no other.
 
     Raises:
       credentials.CredentialsError: if they must not be used, with the file's name.
@@ -137,7 +143,11 @@ def load(folder: site_folder.Folder, role: str) -> credentials.Credentials:
     """
     settings = folder.load()  # which checks the modes
     found = _read(folder, role)
-    _check(settings, role, found, f"{folder.credentials(role)}: the certificate")
+    try:
+        _check(settings, role, found, f"{folder.credentials(role)}: the certificate")
+    except credentials.CredentialsError as error:
+        if error.reason != "expired" or not allows_expired:
+            raise
     return found
 
 

@@ -110,6 +110,7 @@ def certificate_names(sock: ssl.SSLSocket) -> frozenset[str]:
 
 _MEANINGS = {
     "CERTIFICATE_VERIFY_FAILED": "this side does not trust the peer's certificate",
+    "CERTIFICATE_EXPIRED": "this side's certificate has expired, by the peer's clock",
     "ALERT.*CERTIFICATE|UNKNOWN_CA": "the peer does not trust this side's certificate",
     "BAD_RECORD_MAC|DECRYPT|DIGEST": "bytes were changed on their way",
     "EOF": "the peer, or the line, closed the connection in the middle of TLS",

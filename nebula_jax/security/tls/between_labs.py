@@ -48,6 +48,7 @@ SSL_REASONS = {  # of `reason`, OpenSSL's sslerr.h
     "EE_KEY_TOO_SMALL": "weak_key",
     "CA_MD_TOO_WEAK": "weak_digest",
     "UNEXPECTED_EOF_WHILE_READING": "cut_off",
+    "SSLV3_ALERT_CERTIFICATE_EXPIRED": "expired",
 }
 
 
@@ -79,25 +80,30 @@ def server_context(
     Args:
       role: whose credentials it shows.
       allows_joining: True if a client may come without a certificate, with an
-        invitation; `check_peer` refuses it.
+        invitation; `check_peer` refuses it. This side may have expired, and say so.
 
     Raises:
       site_folder.FederationError, site_folder.Refusal: if credentials or revocation
         list of this lab do not serve.
     """
-    context = _context(ssl.PROTOCOL_TLS_SERVER, folder, role)
+    context = _context(ssl.PROTOCOL_TLS_SERVER, folder, role, allows_joining)
     if allows_joining:
         context.verify_mode = ssl.CERT_OPTIONAL
     return context
 
 
-def client_context(folder: site_folder.Folder, role: str = "switch") -> ssl.SSLContext:
+def client_context(
+    folder: site_folder.Folder, role: str = "switch", shows_expired: bool = False
+) -> ssl.SSLContext:
     """Makes the client's context of one connection, from the present files.
 
-    The server's name has to be given, as `site_folder.dns_name` has it. For the
+    The server's name has to be given, as `site_folder.dns_name` has it. For the other
     arguments and errors see `server_context`.
+
+    Args:
+      shows_expired: True if this side may have expired, and is to say so.
     """
-    return _context(ssl.PROTOCOL_TLS_CLIENT, folder, role)
+    return _context(ssl.PROTOCOL_TLS_CLIENT, folder, role, shows_expired)
 
 
 def joining_context(authority: x509.Certificate) -> tuple[ssl.SSLContext, str]:
@@ -199,7 +205,10 @@ def in_words(error: BaseException) -> str:
     return text
 
 
-def _context(side: int, folder: site_folder.Folder, role: str) -> ssl.SSLContext:
-    own = member.load(folder, role)
-    revocation.RevocationList(folder, role).check()
+def _context(
+    side: int, folder: site_folder.Folder, role: str, shows_expired: bool
+) -> ssl.SSLContext:
+    own = member.load(folder, role, shows_expired)
+    if not shows_expired:  # else `check_peer` finds a list that has expired as well
+        revocation.RevocationList(folder, role).check()
     return tls.context(side, own)

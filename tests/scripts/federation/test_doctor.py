@@ -61,6 +61,7 @@ def test_two_labs_that_are_connected_are_in_order(labs):
     assert f"ok     {at}: answers after " in found.out
     assert "certificate of lab-s, for 5.0 d" in found.out
     assert "ok     clocks: this machine's is " in found.out
+    assert "wrong" in examined(labs.t, "--peer", f"lab-u={at}").out  # this is lab-s
     assert examined(labs.s).status == 0
     assert state.lines["lab-s"] is line
     assert not line.is_closed
@@ -134,7 +135,7 @@ def test_no_token_is_printed(labs):
 def test_an_address_where_nothing_listens(labs, listening):
     address = listening.getsockname()
     listening.close()
-    found = examined(labs.s, "--peer", where(address))
+    found = examined(labs.s, "--peer", f"lab-t={where(address)}")
     assert found.status == 1
     assert f"wrong  {where(address)}: nothing listens there: run nebula" in found.out
 
@@ -148,7 +149,7 @@ def test_an_address_where_something_else_listens(labs, listening):
 
     thread = threading.Thread(target=answer)
     thread.start()
-    found = examined(labs.s, "--peer", where(listening.getsockname()))
+    found = examined(labs.s, "--peer", f"lab-t={where(listening.getsockname())}")
     thread.join()
     assert found.status == 1
     assert ": no TLS with it (plaintext): " in found.out
@@ -156,7 +157,7 @@ def test_an_address_where_something_else_listens(labs, listening):
 
 def test_an_address_that_does_not_answer(labs, listening, monkeypatch):
     monkeypatch.setattr(doctor, "SECONDS", 0.3)
-    found = examined(labs.s, "--peer", where(listening.getsockname()))
+    found = examined(labs.s, "--peer", f"lab-t={where(listening.getsockname())}")
     assert found.status == 1
     assert "something else listens there" in found.out
 
@@ -164,7 +165,7 @@ def test_an_address_that_does_not_answer(labs, listening, monkeypatch):
 def test_the_switch_of_another_federation_is_not_taken_for_ones_own(labs, tmp_path):
     other = two_labs.Running(two_labs.found(tmp_path / "x"), listens=True)
     try:
-        found = examined(labs.t, "--peer", where(other.address))
+        found = examined(labs.t, "--peer", f"lab-s={where(other.address)}")
     finally:
         other.stop()
     assert found.status == 1
@@ -172,7 +173,7 @@ def test_the_switch_of_another_federation_is_not_taken_for_ones_own(labs, tmp_pa
 
 
 def test_a_name_that_nobody_has(labs):
-    found = examined(labs.s, "--peer", "nobody.invalid:7070")
+    found = examined(labs.s, "--peer", "lab-t=nobody.invalid:7070")
     assert found.status == 1
     assert "nobody.invalid:7070: no machine has" in found.out
     assert nebula_command.run("doctor", "--peer", "x").status == 2
