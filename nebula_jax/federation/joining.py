@@ -17,6 +17,7 @@ from cryptography import x509
 
 from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
+from nebula_jax.federation import inner
 from nebula_jax.security import tls
 from nebula_jax.security.audit import checkpoint_note
 from nebula_jax.security.audit import log as audit_log
@@ -140,9 +141,10 @@ def logged(log: audit_log.Log, lab: str, role: str, pem: str) -> Mapping[str, An
 def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None:
     """Joins a federation: makes keys, and has them certified.
 
-    A lab that was revoked, or was off for too long, comes back so: it gets other
-    certificates, and keeps all else that is in its folder: accounts, log, what it
-    has witnessed, and its incarnations.
+    A lab that was revoked, was off for too long, or whose keys were stolen, comes back
+    so: it gets other certificates, and keeps all else that is in its folder: accounts,
+    log, what it has witnessed, and its incarnations. That of the authority asks its own
+    switch, from inside: nobody elsewhere can take its place.
 
     Args:
       folder: of this lab, made here; or that it had before.
@@ -150,9 +152,18 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
     Raises:
       errors.NebulaError: if it is refused, with the reason; no credentials are made.
     """
-    address = invitation.address
+    here = _here(folder, invitation)
+    address = invitation.address if here is None or here.authority else ""
+
+    def asked(
+        fields: dict[str, str], context: ssl.SSLContext, name: str | None
+    ) -> Mapping[str, Any]:
+        if not address:
+            return inner.ask(folder, ANSWER_SECONDS, **fields)
+        return _request(address, fields, context, name)
+
     context = between_labs.unverified_context()
-    answer = _request(address, {"op": "authority"}, context, None)
+    answer = asked({"op": "authority"}, context, None)
     ca = _text(answer, "authority")
     trusted = member.trusted_authority(ca, invitation.fingerprint)
     context, name = between_labs.joining_context(trusted)
@@ -162,25 +173,26 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
     claim = invitations.claim(invitation.secret, invitation.lab, sent)
     fields |= {"op": "join", "lab": invitation.lab}
     fields |= {name: each.hex() for name, each in zip(CLAIM, claim, strict=True)}
-    agreed = invitation.lab, invitation.address, invitation.fingerprint
-    folder.create(*agreed, is_back=_is_back(folder, invitation))
-    answer = _request(address, fields, context, name)
+    agreed = invitation.lab, address, invitation.fingerprint
+    folder.create(*agreed, is_back=here is not None)
+    answer = asked(fields, context, name)
     issued = json_lines.field(answer, "issued", dict)
     for role, request in requests.items():
         member.install(folder, role, request.key, _text(issued, role), ca)
         revocation.RevocationList(folder, role).accept(str(answer["revocations"]))
 
 
-def _is_back(folder: site_folder.Folder, invitation: invitations.Invitation) -> bool:
-    """Returns True if the lab is here already: then it gets other credentials.
+def _here(
+    folder: site_folder.Folder, invitation: invitations.Invitation
+) -> site_folder.Settings | None:
+    """Returns the settings of the lab if it is here already, to get other credentials.
 
-    It was off for too long, was revoked, or was stopped while it joined. Not if it is
-    the authority's, which makes its own.
+    It may have been stopped while it joined.
     """
     if not any(folder.credentials(role).exists() for role in site_folder.ROLES):
-        return False
+        return None
     here, wanted = folder.load(), (invitation.lab, invitation.fingerprint)
-    return bool(here.authority) and (here.name, here.fingerprint) == wanted
+    return here if (here.name, here.fingerprint) == wanted else None
 
 
 def ask(

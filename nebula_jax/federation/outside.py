@@ -10,7 +10,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from typing import Any
 
 from nebula_jax import errors
@@ -235,7 +235,7 @@ class Entrance:
                     "none", "the authority is at another lab"
                 )
             stream = connection.reader, connection.writer
-            done = await joining.serve(stream, made.ask, HANDSHAKE_SECONDS)
+            done = await joining.serve(stream, self._ask, HANDSHAKE_SECONDS)
             if done["op"] == "join":
                 made.log(f"{done['lab']} has joined the federation")
                 about = {"event": "joined", "host": pending.host}
@@ -244,6 +244,13 @@ class Entrance:
             self._refused(pending, error)
         finally:
             await streams.close(connection.writer)
+
+    async def _ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Asks the authority, for another lab than its own."""
+        if fields.get("lab") == (own := self._state.lab):
+            text = f"{own} is this lab, which is replaced in its own folder alone"
+            raise credentials.CredentialsError("wrong_name", text)
+        return await self._state.ask(fields)
 
     def _refused(
         self, pending: pending_connections.Pending, error: BaseException

@@ -90,6 +90,8 @@ async def serve(
         case "certify":
             pem = await kept.certified(member.Renewal.parse(fields))
             made.answer(pem=pem.decode())
+        case "authority" | "join":  # an invitation's secret vouches for it
+            made.answer(**await switch.ask(fields))
         case "rotate":
             if not account.is_owner:
                 raise accounts.AccountError("the owner of the lab alone does this")

@@ -94,6 +94,8 @@ def join(given: argparse.Namespace) -> int:
     _begin(folder, given.name, "joined", authority=address)
     print(f"{folder.path}: {given.name} has joined the federation.")
     first = member.issuing_lab(member.pinned_authority(folder))
+    if first == given.name:
+        return 0
     print(f"next: {arguments.again(given, f'switch --peer {first}={address}')}")
     print(
         "      for each further lab with which this one trains: one of both switches"

@@ -532,6 +532,28 @@ def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
         exchange(labs.s, labs.t, 3)
 
 
+def test_a_stolen_key_of_the_authoritys_lab_serves_until_that_joins_again(tmp_path):
+    with two_labs.two_labs(tmp_path) as labs:
+        stolen = member.renewal_request(labs.s.folder, "trainer")[1]
+        der = ssl.PEM_cert_to_DER_cert(stolen.certificate.decode())
+        issuer = authority.LocalAuthority(labs.s.folder)
+        own = invitations.parse(issuer.invite("lab-s", "lab-s.example:7070"))
+        there = dataclasses.replace(own, address=endpoints.written(labs.s.address))
+        with pytest.raises(joining.JoinError, match="in its own folder alone"):
+            joining.join(site_folder.Folder(tmp_path / "thief"), there)
+        between_labs.check_peer(der, labs.t.folder)
+        joining.join(labs.s.folder, own)
+        assert not labs.s.folder.load().authority
+        with pytest.raises(joining.JoinError, match="was revoked"):
+            joining.ask(labs.t.folder, {"op": "renew", **stolen.fields()})
+        wait_until(lambda: labs.t.switch.upkeep.number > 1)
+        with pytest.raises(credentials.CredentialsError, match="was revoked"):
+            between_labs.check_peer(der, labs.t.folder)
+        wait_until(lambda: any("lab-s was revoked" in each for each in labs.t.lines))
+        wait_until(lambda: not labs.t.switch.state.gone)  # it has new ones
+        exchange(labs.s, labs.t, 3)
+
+
 @pytest.mark.parametrize("ends", ["st", "ts"])
 def test_trainers_end_at_once_when_a_lab_is_revoked_and_say_so(tmp_path, ends):
     with two_labs.two_labs(tmp_path) as labs:

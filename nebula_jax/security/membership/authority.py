@@ -186,7 +186,7 @@ class LocalAuthority:
         """Makes an invitation, which replaces an older one for the same lab.
 
         Args:
-          lab: the name for which it serves.
+          lab: the name for which it serves; this one's own at its own switch alone.
           address: host:port at which the lab reaches the authority's switch.
 
         Returns:
@@ -200,8 +200,6 @@ class LocalAuthority:
             raise FederationError(
                 f"{address[:80]!r} is not host:port, as in lab-s.example:7070"
             )
-        if lab == self.lab:
-            raise FederationError(f"{lab} is this lab, and has the authority")
         made = invitations.new(lab, address, self.fingerprint)
         number, end = invitations.digest(made.secret).hex(), made.expires.timestamp()
         with self._ledger.changing() as ledger:
@@ -362,8 +360,9 @@ class LocalAuthority:
         site_folder.check_lab(lab)
         if lab == self.lab:
             raise FederationError(
-                f"{lab} has the authority and cannot be revoked; `nebula rotate` gives"
-                " it new keys"
+                f"{lab} has the authority and cannot be without certificates: `nebula"
+                f" invite {lab} --out F` and, in its folder, `nebula join --name {lab}"
+                " < F` replace them, and revoke all of before"
             )
         with self._ledger.changing() as ledger:
             was_invited = _withdraw(ledger, lab)
