@@ -103,7 +103,7 @@ def text_of(
         cluster=config.name_of(index),
         languages=agreed.groups()[stream],
         mix=_mixes(agreed, agreed.groups())[stream],
-        seed=text.seed_of(agreed, stream),
+        seed=text.seed_of(agreed.seed, stream),
         rows=agreed.batch_size,
         held_out_rows=agreed.eval_batch_size,
         # Alone it ends after the next step. With others the request goes with the next

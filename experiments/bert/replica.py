@@ -3,7 +3,6 @@
 B rows of a cluster's batch, L length, P fragments.
 """
 
-import collections
 import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -118,17 +117,13 @@ class Replica(NamedTuple):
         Returns:
           Language -> `mlm_loss` in nats a masked token, and `mlm_accuracy`.
         """
-        sums: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(3))
         everywhere = mesh_lib.replicated(self.mesh)
-        for number, (language, batch) in enumerate(text.held_out()):
-            rng = text_lib.held_out_rng(number)
+
+        def sums(rng: jax.Array, batch: np.ndarray) -> bert.Sums:
             ids = mesh_lib.put(batch, everywhere)
-            found = self.evaluate(trained, self.frozen, rng, ids)
-            sums[language] += np.asarray(jax.device_get(tuple(found)))
-        return {
-            language: {"mlm_loss": loss / masked, "mlm_accuracy": correct / masked}
-            for language, (loss, masked, correct) in sums.items()
-        }
+            return self.evaluate(trained, self.frozen, rng, ids)
+
+        return text_lib.masked_lm_figures(text.held_out(), sums)
 
 
 def plan(run: config.Run, made: models.Models, index: int) -> Replica:

@@ -89,7 +89,7 @@ def text_of(
         cluster=f"generator:{index}",
         languages=groups[index],
         mix=config.mixes(agreed, groups)[index],
-        seed=text.seed_of(agreed, index),
+        seed=text.seed_of(agreed.seed, index),
         rows=agreed.batch_size,
         held_out_rows=agreed.batch_size,
         # pace.last_step_after_stop: `window` steps after the next one.

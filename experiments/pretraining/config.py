@@ -145,3 +145,6 @@ class Local(configuration.Local):
             raise errors.SettingsError(
                 f"--data={self.data} is for clusters of one process each"
             )
+
+
+fields.define(Agreed, Local)

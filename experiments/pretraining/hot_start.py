@@ -196,35 +196,57 @@ def write(
     Args:
       of_cluster: the folder; FOLDER in it is replaced (`files.replacing`).
       shape: of the encoder.
-      params: of the model, on the root's host; its heads are left out.
+      params: of the model, on the root's host; with --hot_start its heads are left out,
+        else all but that of a masked language model.
       languages: of the text of each reader.
     """
     if not ranks.is_root():
         return
-    params = {part: params[part] for part in ("embeddings", "encoder")}
+    begun_with = pathlib.Path(local.hot_start).name or "random weights"
+    names = ", ".join(language for group in languages for language in group)
+    about = f"It began with {begun_with}, and was pre-trained for {agreed.steps:,}"
+    about += f" steps on text in {names}."
+    if not local.hot_start:
+        write_own(of_cluster, shape, vocabulary, params, about)
+        return
+    whole = read(agreed, local)
+    rows = rows_of(local, vocabulary, whole)
+    left = _grafted(whole, rows, shape.layers, params)
     with files.replacing(of_cluster / FOLDER, process.message) as new:
-        if local.hot_start:
-            whole = read(agreed, local)
-            rows = rows_of(local, vocabulary, whole)
-            left = _grafted(whole, rows, shape.layers, params)
-            pretrained.save(new, left)
-            tokenizer = tokenizers.load(folder(local))
-        else:
-            # Our encoder has ELECTRA's form, when its embeddings are as wide as it is.
-            family = "electra" if shape.body is None else "modernbert"
-            special = vocabularies.SPECIAL._asdict()
-            metadata = {
-                f"{name}_token_id": special[name] for name in ("pad", "cls", "sep")
-            }
-            left = pretrained.Pretrained(family, shape, params, metadata)
-            pretrained.save(new, left)
-            shutil.copyfile(vocabulary.path, new / tokenizers.readers.SPIECE)
-            tokenizer = tokenizers.load(new)
-        tokenizers.save(new, tokenizer, left.config.max_length)
-        begun_with = pathlib.Path(local.hot_start).name or "random weights"
-        names = ", ".join(language for group in languages for language in group)
-        about = f"It began with {begun_with}, and was pre-trained for {agreed.steps:,}"
-        card.write(new, left, f"{about} steps on text in {names}.")
+        pretrained.save(new, left)
+        tokenizers.save(new, tokenizers.load(folder(local)), left.config.max_length)
+        card.write(new, left, about)
+
+
+def write_own(
+    of_cluster: pathlib.Path,
+    shape: transformer.Config,
+    vocabulary: vocabularies.Vocabulary,
+    params: Any,
+    about: str,
+) -> None:
+    """Writes a model that began with random weights, its tokenizer and card.
+
+    Args:
+      of_cluster: the folder; FOLDER in it is replaced.
+      shape: of its encoder.
+      vocabulary: that was trained here: a sentencepiece model.
+      params: of the model, on the host; the head of a masked language model goes along,
+        others do not.
+      about: a paragraph of the card.
+    """
+    parts = [name for name in ("embeddings", "encoder", "mlm_head") if name in params]
+    own = {part: params[part] for part in parts}
+    # Our encoder has ELECTRA's form, when its embeddings are as wide as it is.
+    family = "electra" if shape.body is None else "modernbert"
+    special = vocabularies.SPECIAL._asdict()
+    metadata = {f"{name}_token_id": special[name] for name in ("pad", "cls", "sep")}
+    left = pretrained.Pretrained(family, shape, own, metadata)
+    with files.replacing(of_cluster / FOLDER, process.message) as new:
+        pretrained.save(new, left)
+        shutil.copyfile(vocabulary.path, new / tokenizers.readers.SPIECE)
+        tokenizers.save(new, tokenizers.load(new), shape.max_length)
+        card.write(new, left, about)
 
 
 def _grafted(

@@ -3,13 +3,15 @@
 B rows of a batch, L length.
 """
 
+import collections
 import pathlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from experiments import configuration
 from experiments.pretraining import config
 from nebula_jax import errors, files
 from nebula_jax.communication.wire import activity
@@ -59,7 +61,7 @@ class Reader(NamedTuple):
     """Batches of the whole run; None if that is not determined."""
 
 
-def folder(local: config.Local) -> pathlib.Path:
+def folder(local: configuration.Place) -> pathlib.Path:
     """Returns --data_dir, after writing out Django's messages if those are wanted.
 
     Raises:
@@ -78,7 +80,7 @@ def folder(local: config.Local) -> pathlib.Path:
     return made
 
 
-def written(local: config.Local) -> pathlib.Path:
+def written(local: configuration.Place) -> pathlib.Path:
     """Returns the folder of a package's text, which is there once `folder` made it."""
     return local.prepared_dir / "django_messages"
 
@@ -99,12 +101,12 @@ def groups(languages: Sequence[str], local: config.Local) -> list[list[str]]:
     return [text_folder.languages(folder(local))]
 
 
-def seed_of(agreed: config.Agreed, stream: int) -> int:
-    """Returns the seed of a stream, by its number in the run.
+def seed_of(seed: int, stream: int) -> int:
+    """Returns the seed of a stream, by the seed of the run and its number in it.
 
     Far enough apart that no two streams shuffle any two sources alike.
     """
-    return agreed.seed + 1000 * (stream + 1)
+    return seed + 1000 * (stream + 1)
 
 
 class Text:
@@ -289,3 +291,26 @@ def held_out_rng(micro_batch: int) -> jax.Array:
     held out.
     """
     return jax.random.key(HELD_OUT_SEED + micro_batch)
+
+
+def masked_lm_figures(
+    held_out: Iterable[tuple[str, np.ndarray]],
+    evaluate: Callable[[jax.Array, np.ndarray], Iterable[jax.Array]],
+) -> dict[str, dict[str, float]]:
+    """Evaluates a masked language model on held-out text, masked alike every time.
+
+    Args:
+      held_out: language and [B, L] int32 of each batch.
+      evaluate: (key of the masks, batch) -> `bert.Sums`.
+
+    Returns:
+      Language -> `mlm_loss` in nats a masked token, and `mlm_accuracy`.
+    """
+    sums: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(3))
+    for number, (language, batch) in enumerate(held_out):
+        found = evaluate(held_out_rng(number), batch)
+        sums[language] += np.asarray(jax.device_get(tuple(found)))
+    return {
+        language: {"mlm_loss": loss / masked, "mlm_accuracy": correct / masked}
+        for language, (loss, masked, correct) in sums.items()
+    }

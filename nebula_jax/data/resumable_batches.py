@@ -69,6 +69,31 @@ def training_batches(
     """Streams batches, mostly without end; the position is `get_state()`, a small dict.
 
     Args:
+      sources, batch_size, max_length, seed, rows, fetch, most: as of `numbered`.
+
+    Returns:
+      Iterator over [rows, L] int32 arrays, padded with [PAD].
+    """
+    batches = numbered(sources, batch_size, max_length, seed, rows, fetch, most)
+    with installed.extra("experiments"):
+        import grain
+    # The records are memory-mapped and small: two readers keep ahead of any model here.
+    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
+    return iter(batches.to_iter_dataset(options))
+
+
+def numbered(
+    sources: Sequence[Source],
+    batch_size: int,
+    max_length: int,
+    seed: int,
+    rows: slice = slice(None),
+    fetch: Fetch = fetch_each,
+    most: int | None = None,
+) -> "grain.MapDataset":
+    """Returns the batches of a stream by their numbers, from 0.
+
+    Args:
       sources: the corpora, each with some sequence.
       seed: of the shuffles, counted modulo 2^32; the same gives the same stream.
       rows: of every batch, those that are wanted; others are not read. The position
@@ -77,7 +102,7 @@ def training_batches(
       most: batches of the stream, from its beginning; none beyond them is read ahead.
 
     Returns:
-      Iterator over [rows, L] int32 arrays, padded with [PAD].
+      Number -> [rows, L] int32 array, padded with [PAD].
     """
     with installed.extra("experiments"):
         import grain  # here, since most processes read no text
@@ -100,10 +125,7 @@ def training_batches(
         return np.stack([pad(ids, max_length) for ids in fetch(places)])
 
     count = len(records) // batch_size if most is None else most
-    batches = grain.MapDataset.range(count).map(read)
-    # The records are memory-mapped and small: two readers keep ahead of any model here.
-    options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
-    return iter(batches.to_iter_dataset(options))
+    return grain.MapDataset.range(count).map(read)
 
 
 def held_out_batches(

@@ -170,11 +170,11 @@ def init(
     return state, frozen
 
 
-def _mask(
+def mask(
     config: Config,
     rng: jax.Array,
     input_ids: jax.Array,
-    first_row: jax.Array | int,
+    first_row: jax.Array | int = 0,
 ) -> masking.Masked:
     """Masks rows, each from the key of its own number: `first_row` and those after."""
     numbers = first_row + jnp.arange(input_ids.shape[0])
@@ -257,7 +257,7 @@ def step(
       errors.SettingsError: see `all_reduce.gradients`.
     """
     mask_rng, dropout_rng = jax.random.split(state.key())
-    rows = _mask(config, mask_rng, input_ids, first_row)
+    rows = mask(config, mask_rng, input_ids, first_row)
     weight = _weight(rows)
     # Only parity without dropout is promised: what is dropped depends on the cluster,
     # the device and the micro-batch.
@@ -295,6 +295,6 @@ def evaluate(
       input_ids: [B, L] int32, padded; rows may be [PAD] throughout.
       first_row: number of the first row in the held-out text.
     """
-    rows = _mask(config, rng, input_ids, first_row)
+    rows = mask(config, rng, input_ids, first_row)
     outcome = loss_of(config, None, jnp.ones(()), {})(params, rows, None)
     return Sums(outcome.loss, _weight(rows), outcome.sums)

@@ -13,6 +13,8 @@ from nebula_jax.models import pretrained
 
 SPECIAL_IDS = tuple(f"{name}_token_id" for name in ("pad", "bos", "eos", "cls", "sep"))
 """Keys of config.json that are numbers of rows."""
+OF_PIECES = ("embeddings/word_embeddings/embedding", "mlm_head/bias")
+"""Parameters that have a row, or a number, for each piece of the vocabulary."""
 
 
 def first_layers(model: pretrained.Pretrained, layers: int) -> pretrained.Pretrained:
@@ -78,29 +80,23 @@ def trim(
                     f"{key} {metadata[key]} is not among the rows kept"
                 )
             metadata[key] = new_ids[metadata[key]]
-    flat = traverse_util.flatten_dict(model.params, sep="/")
-    for path in ("embeddings/word_embeddings/embedding", "mlm_head/bias"):
-        if path in flat:
-            flat[path] = np.asarray(flat[path])[keep]
-    config = dataclasses.replace(model.config, vocab_size=len(keep))
-    params = traverse_util.unflatten_dict(flat, sep="/")
-    return model._replace(config=config, params=params, metadata=metadata)
+    return select_rows(model, keep)._replace(metadata=metadata)
 
 
 def select_rows(
     model: pretrained.Pretrained, rows: np.ndarray
 ) -> pretrained.Pretrained:
-    """Selects rows of the embedding table, in any order; no head follows.
+    """Selects rows of the embedding table, in any order, and of the MLM head's bias.
 
     Args:
-      model: without a head that is tied to the table.
       rows: [N] integers, numbers of rows; row `rows[i]` becomes id i.
     """
-    embeddings = dict(model.params["embeddings"])
-    table = embeddings["word_embeddings"]["embedding"]
-    embeddings["word_embeddings"] = {"embedding": table[rows]}
+    flat = traverse_util.flatten_dict(model.params, sep="/")
+    for path in OF_PIECES:
+        if path in flat:
+            flat[path] = np.asarray(flat[path])[rows]
     config = dataclasses.replace(model.config, vocab_size=len(rows))
-    params = model.params | {"embeddings": embeddings}
+    params = traverse_util.unflatten_dict(flat, sep="/")
     return model._replace(config=config, params=params)
 
 

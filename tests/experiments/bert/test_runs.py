@@ -86,6 +86,7 @@ def test_a_run_leaves_an_encoder_and_its_figures(runs, whole):
         model.params["embeddings"]["word_embeddings"]["embedding"],
         trained["embeddings"]["word_embeddings"]["embedding"],
     )
+    trees.assert_same(model.params["mlm_head"], trained["mlm_head"])
     records = [
         each for each in metrics.read(whole / "whole") if "held_out_mlm_loss" in each
     ]
