@@ -49,6 +49,26 @@ class Connections:
         self._dialed: list[Any] = []  # links, or those of a cluster's other processes
         self._listened: list[Any] = []
 
+    def compare(self, **settings: Any) -> None:
+        """Lets all clusters compare more settings as they connect.
+
+            run.compare(vocabulary=digest)      # before run.dial, listen or meet
+
+        A checkpoint is checked against them too.
+
+        Args:
+          settings: JSON values by name; all clusters have the same.
+
+        Raises:
+          Misuse: if it is too late, or a setting of this name is there.
+        """
+        if self._saved is not None or settings.keys() & self._agreed.keys():
+            raise checks.Misuse(
+                f"run.compare({', '.join(settings)}) is for settings that are not"
+                " compared yet, before run.dial, run.listen, run.meet and run.restore"
+            )
+        self._agreed |= settings
+
     @contextlib.contextmanager
     def dial(self, peer: str) -> Iterator[AnyLink]:
         """Connects to a cluster that listens.

@@ -264,6 +264,23 @@ def test_other_roles_are_not_told_as_a_flag(tmp_path):
     assert str(caught.value).startswith(words)
 
 
+def test_what_a_loop_adds_is_compared_too_unless_it_comes_too_late(tmp_path):
+    hellos = []
+    for digest in ("a1", "b2"):
+        with alone(tmp_path / digest) as run:
+            run.compare(vocabulary=digest)
+            hellos.append(run._hello(()))
+            train(run)
+            with pytest.raises(Misuse, match=r"run\.compare\(text\) is for settings"):
+                run.compare(text=digest)
+    with pytest.raises(bridge.Mismatch, match=r"has vocabulary=b2, .* vocabulary=a1"):
+        bridge.check_agreement(*hellos)
+    with alone(tmp_path / "a1") as run:
+        run.compare(vocabulary="c3")  # the run that is there had another
+        with pytest.raises(nebula.errors.NebulaError, match="vocabulary"):
+            train(run)
+
+
 def test_a_loss_that_is_not_finite_ends_the_run(tmp_path):
     with (
         alone(tmp_path) as run,
