@@ -38,6 +38,7 @@ from scripts import (
     table5_compression,
     table_body,
     table_local_steps,
+    table_teachers,
 )
 from scripts.bench import report as bench_report
 from scripts.leaks import markdown as leaks_markdown
@@ -63,6 +64,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bert_": bert_report.markdown,
     "local_steps": table_local_steps.markdown,
     "body": table_body.markdown,
+    "teachers": table_teachers.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_device": bench_device.markdown,
     "bench_bridge": bench_report.bridge,
