@@ -120,7 +120,7 @@ def verify(given: argparse.Namespace) -> int:
     if not findings:
         size = sum(1 for _ in audit_entries.lines(folder))
         print(f"{folder}: {size} entries, as they were signed")
-        lacks = _witnessed(folder, notes) < given.witnesses
+        lacks = _witnessed(folder, notes, given.folder is None) < given.witnesses
     if lacks:
         print(
             f"wrong: fewer than {given.witnesses} (--witnesses) have witnessed all but"
@@ -158,11 +158,13 @@ def _notes(
     return notes | ({own: seen.note.text} if seen else {})
 
 
-def _witnessed(folder: pathlib.Path, notes: Mapping[str, str | None]) -> int:
+def _witnessed(
+    folder: pathlib.Path, notes: Mapping[str, str | None], is_own: bool
+) -> int:
     """Prints who has witnessed how much; returns how many have all that is not new."""
-    found = dict[str, str | None](
-        checkpoint_note.cosigned_in(audit.paths(folder).cosigned)
-    )
+    found = dict[str, str | None]()
+    if is_own:  # in a copy, cosignatures are by keys that it names itself
+        found |= checkpoint_note.cosigned_in(audit.paths(folder).cosigned)
     found |= {
         lab: note for lab, note in notes.items() if note is not None or lab not in found
     }

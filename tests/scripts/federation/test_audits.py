@@ -72,6 +72,8 @@ def test_a_log_as_it_was_signed_and_witnessed_is_in_order(lab, monkeypatch):
     found = lab("audit", "verify").out
     assert "witnessed by lab-t up to entry 3\n" in found
     lab("audit", "verify", "--witnesses", 2, status=1)
+    copy = ("audit", "verify", "--folder", lab.path)  # it names its witnesses' keys
+    assert "wrong: fewer than 1" in lab(*copy, status=1).out
     monkeypatch.setattr(audits, "UNWITNESSED", datetime.timedelta(0))
     assert "wrong: fewer than 1" in lab("audit", "verify", status=1).out
 

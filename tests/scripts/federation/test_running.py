@@ -4,6 +4,8 @@ import nebula_command
 import pytest
 import two_labs
 
+from nebula_jax.security.membership.site_folder import ROLES
+
 
 @pytest.fixture
 def lab(tmp_path):
@@ -32,3 +34,13 @@ def test_the_switch_records_what_commands_change(lab):
     lab("account", "add", "ana")
     assert lab.kinds()[-1] == "account.add"
     assert "audit log: its entries are as they were signed" in lab("doctor").out
+
+
+def test_the_authoritys_lab_joins_again_by_its_own_invitation(lab):
+    """As after a theft of its keys: all that it had is revoked."""
+    before = [lab.folder.credentials(role).read_bytes() for role in ROLES]
+    invitation = lab("invite", "lab-s").out
+    assert "next" not in lab("join", "--name", "lab-s", stdin=invitation).out
+    after = [lab.folder.credentials(role).read_bytes() for role in ROLES]
+    assert not set(before) & set(after)
+    assert "revocation list: number 2" in lab("doctor").out
