@@ -26,7 +26,7 @@ import functools
 import math
 import pathlib
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,6 +108,11 @@ class Settings:
         model = bert.Config(encoder=shape, warmup=warmup, **own)
         return distillation.Config(model, self.teacher_share, rate)
 
+    @property
+    def slots(self) -> int:
+        """The slots of a row for masked pieces, M."""
+        return masking.capacity(self.mask_rate, self.max_length)
+
     def scores(self, teachers: int) -> jax.Array:
         """Returns the logarithms of the first weights, [T] float32.
 
@@ -136,61 +141,43 @@ for _name in NAMES:  # also those that other experiments have
     flags.declare_key_flag(_name)
 
 
-class Ends(NamedTuple):
-    """One cluster's ends of both channels to another: a Sender and a Receiver."""
-
-    question: Any
-    answer: Any
-
-
-def opened(link: Any, settings: Settings, vocab_size: int, codec: str) -> Ends:
-    """Opens the channels to another cluster; the student listens.
+def channels(settings: Settings, vocab_size: int, codec: str) -> tuple[Any, Any]:
+    """Returns spec and codec of a question, and of an answer.
 
     Args:
-      link: of the student to a teacher, or of a teacher to the student.
       codec: of log-probabilities.
     """
-    rows, length, slots = settings.batch_size, settings.max_length, slots_of(settings)
+    rows, length = settings.batch_size, settings.max_length
     question = distillation.Question(
         jax.ShapeDtypeStruct((rows, length), jnp.int32),
         jax.ShapeDtypeStruct((rows, length), jnp.bool_),
     )
-    shape = (rows, slots, settings.top_k)
+    shape = (rows, settings.slots, settings.top_k)
     answer = distillation.Answer(
         jax.ShapeDtypeStruct(shape, jnp.int32),
         jax.ShapeDtypeStruct(shape, jnp.float32),
     )
     pack = codecs.pack_ids(vocab_size)
-    rounded = codecs.chain(pack, codecs.from_string(codec)) if codec else pack
-    if link.peer.cluster == "student":
-        return Ends(
-            link.receiver("question", question, pack),
-            link.sender("answer", answer, rounded),
-        )
-    return Ends(
-        link.sender("question", question, pack),
-        link.receiver("answer", answer, rounded),
-    )
+    return (question, pack), (answer, codecs.chain(pack, codecs.from_string(codec)))
 
 
-def slots_of(settings: Settings) -> int:
-    """Returns M, the slots of a row for masked pieces."""
-    return masking.capacity(settings.mask_rate, settings.max_length)
+def to_ask(step: int, first: int, last: int) -> range:
+    """Returns the steps whose questions cross in a step: the next one.
 
-
-class Text(NamedTuple):
-    """The text of the student."""
-
-    batches: Any
-    """Number, from 0 -> [B, L] int32."""
-    held_out: list[tuple[str, np.ndarray]]
-    """Language and [B, L] int32 of each batch."""
+    Both sides know them. In the first step of a process it is that one too, since what
+    was asked ahead before a resume is asked again.
+    """
+    return range(step + (step > first), min(step + 1, last) + 1)
 
 
 def text_of(
     settings: Settings, place: configuration.Place, vocabulary: vocabularies.Vocabulary
-) -> Text:
-    """Prepares the text, in the batches that pretrain_bert would have of it alone."""
+) -> tuple[Any, list[tuple[str, np.ndarray]]]:
+    """Prepares the text, in the batches that pretrain_bert would have of it alone.
+
+    Returns:
+      Number, from 0 -> [B, L] int32; language and [B, L] int32 of each held-out batch.
+    """
     folder = text_lib.folder(place)
     languages = " ".join(settings.languages).replace("|", " ").split()
     if languages == [text_lib.ALL]:
@@ -217,7 +204,7 @@ def text_of(
             length,
         )
     ]
-    return Text(resumable_batches.numbered(data.sources, size, length, seed), held_out)
+    return resumable_batches.numbered(data.sources, size, length, seed), held_out
 
 
 def teacher(
@@ -289,33 +276,35 @@ def from_flags(run: nebula.Run) -> tuple[Settings, Any, vocabularies.Vocabulary]
 def train_student(run: nebula.Run) -> None:
     """Trains the student to the end, and leaves its encoder."""
     settings, place, vocabulary = from_flags(run)
-    text, names = text_of(settings, place, vocabulary), run.clusters[1:]
+    batches, held_out = text_of(settings, place, vocabulary)
+    names = run.clusters[1:]
     config = settings.student(vocabulary.size)
     begun, _ = bert.init(config.model, settings.seed)
     rng = jax.random.wrap_key_data(begun.rng)
     state = nebula.state(begun.params, config.model.transformation())
     scores = settings.scores(len(names))
-    evaluated = evaluator(run, config.model, text)
+    evaluated = evaluator(run, config.model, held_out)
+    question, answer = channels(settings, vocabulary.size, run.codec)
 
     @functools.lru_cache(maxsize=2)  # of this step, and of the one that is asked ahead
     def masked(step: int) -> tuple[masking.Masked, distillation.Question]:
-        batch = text.batches[step - 1]
-        return distillation.masked(config.model, rng, np.int32(step), batch)
+        number = np.int32(step)
+        return distillation.masked(config.model, rng, number, batches[step - 1])
 
     with run.listen(*names) as found:
         links = found if len(names) > 1 else [found]
-        ends = [opened(each, settings, vocabulary.size, run.codec) for each in links]
+        asks = [each.sender("question", *question) for each in links]
+        told = [each.receiver("answer", *answer) for each in links]
         state, scores = run.restore(state, scores)
-        asked = 0
+        first = run.context.step + 1
         for step, (rows, _) in run.batches(masked):
             if step == 1:
                 evaluated(0, state.params)
             # Teachers answer the next question while this step is computed.
-            for each in range(max(asked + 1, step), min(step + 1, settings.steps) + 1):
-                for end in ends:
-                    end.question.send(each, masked(each)[1])
-                asked = each
-            answers = [end.answer.recv(step) for end in ends]
+            for ahead in to_ask(step, first, settings.steps):
+                for each in asks:
+                    each.send(ahead, masked(ahead)[1])
+            answers = [each.recv(step) for each in told]
             key = jax.random.fold_in(run.key, step)
             grads, scores, metrics = distillation.gradients(
                 config, state.params, scores, rows, answers, key
@@ -340,24 +329,23 @@ def train_teacher(run: nebula.Run) -> None:
     shape, params = teacher(
         names[run.index] if len(names) > 1 else names[0], settings, place, vocabulary
     )
-    answer = functools.partial(
-        distillation.answer, shape, slots_of(settings), settings.top_k, params
+    question, answer = channels(settings, vocabulary.size, run.codec)
+    answered = functools.partial(
+        distillation.answer, shape, settings.slots, settings.top_k, params
     )
     with run.dial("student") as link:
-        ends = opened(link, settings, vocabulary.size, run.codec)
+        asks = link.receiver("question", *question)
+        tells = link.sender("answer", *answer)
         run.restore(0)  # it has no state but the step
-        answered = 0
+        first = run.context.step + 1
         for step in run.steps():
-            for each in range(
-                max(answered + 1, step), min(step + 1, settings.steps) + 1
-            ):
-                ends.answer.send(each, answer(ends.question.recv(each)))
-                answered = each
+            for ahead in to_ask(step, first, settings.steps):
+                tells.send(ahead, answered(asks.recv(ahead)))
             run.done(step, step)
 
 
 def evaluator(
-    run: nebula.Run, model: bert.Config, text: Text
+    run: nebula.Run, model: bert.Config, held_out: list[tuple[str, np.ndarray]]
 ) -> Callable[[int, Any], None]:
     """Returns what records the student's loss on held-out text after a step."""
     sums = jax.jit(functools.partial(bert.evaluate, model))
@@ -365,7 +353,7 @@ def evaluator(
     def evaluated(step: int, params: Any) -> None:
         evaluate = functools.partial(sums, params)
         with run.context.evaluating():
-            found = text_lib.masked_lm_figures(text.held_out, evaluate)
+            found = text_lib.masked_lm_figures(held_out, evaluate)
         run.context.record.evaluation(step, found)
 
     return evaluated

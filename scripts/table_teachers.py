@@ -24,7 +24,7 @@ from scripts.tables import runs as table_runs
 
 BERT, DISTILL = "experiments.pretrain_bert", "experiments.distill"
 QUICK = "quick"
-STEPS = {"": (1200, 300), QUICK: (40, 20)}
+STEPS = {"": (600, 300), QUICK: (40, 20)}
 """Scale -> steps of a teacher, and of a student."""
 GROUPS = ("en de", "fr es")
 """Languages of each teacher; the student reads all."""

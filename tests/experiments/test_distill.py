@@ -89,7 +89,7 @@ def reference(runs):
     """Trains the student in this process; its state, and its teachers' scores."""
     settings, place = given(runs)
     vocabulary = runs.vocabulary
-    text = distill.text_of(settings, place, vocabulary)
+    batches, _ = distill.text_of(settings, place, vocabulary)
     made = settings.student(vocabulary.size)
     codec = nebula.codecs.fp16()
     slots = masking.capacity(settings.mask_rate, LENGTH)
@@ -106,7 +106,7 @@ def reference(runs):
         return codec.decode(codec.encode(answered, ())[0], ())[0]
 
     for step in range(1, STEPS + 1):
-        batch = text.batches[step - 1]
+        batch = batches[step - 1]
         rows, asked = distillation.masked(made.model, rng, np.int32(step), batch)
         answers = [
             crossed(distillation.answer(shape, slots, TOP, params, asked))
