@@ -58,7 +58,8 @@ def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:
       record: `curve` and `never_moved`, records of steps with their `cluster`.
       path: of the PNG.
     """
-    parts = {"in one process to the end": record["never_moved"]}
+    whole = "in one process to the end"
+    parts = {whole: record["never_moved"]}
     for cluster, label in (
         ("whole", "begun in one process"),
         ("discriminator", "gone on over two clusters"),
@@ -72,6 +73,7 @@ def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:
                 label: [(each["step"], each[name]) for each in part]
                 for label, part in parts.items()
             },
+            under=whole,
         )
         for name, title in (
             ("rtd_loss", "RTD loss (eq. 8)"),
@@ -92,6 +94,7 @@ def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
                 for row in rows
                 if row["name"] == "baseline" or row["is_ours"] == is_ours
             },
+            under="baseline",
         )
         for title, is_ours in (("the paper's rows", False), ("our rows", True))
     ]
@@ -118,7 +121,8 @@ def figure10(record: Mapping[str, Any], path: pathlib.Path) -> None:
     losses = {
         f"from step {step}": mean_curve(row["losses"]) for step, row in rows.items()
     }
-    loss = plots.Panel("Training loss", "nats per target token", losses)
+    first, unit = next(iter(losses)), "nats per target token"
+    loss = plots.Panel("Training loss", unit, losses, under=first)
     plots.draw([score, loss], path)
 
 
@@ -208,13 +212,7 @@ def quality(points: Sequence[Point], path: pathlib.Path) -> None:
     labels = [
         (each.fewer, each.loss, each.name, STYLE[each.group][0]) for each in points
     ]
-    lines = [(x, 0.0) for x in np.geomspace(*axes.get_xlim())]
-    lines += [
-        (each.fewer, each.loss + each.error * part)
-        for each in points
-        for part in np.linspace(-1, 1, 9)
-    ]
-    plots.label_points(axes, labels, lines)
+    plots.label_points(axes, labels)
     described = {"Date": None, "Description": json.dumps(points)}
     with matplotlib.rc_context({"svg.hashsalt": "nebula"}):
         figure.savefig(path, metadata=described)

@@ -17,7 +17,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, files, installed
+from nebula_jax import errors, files
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from scripts.tables import config
@@ -257,7 +257,8 @@ def write(result: Mapping[str, Any], markdown: str, out: pathlib.Path) -> None:
     report.write(out, result)
     report.show(markdown)
     page = "; python -m scripts.make_tables puts it into its page"
-    process.progress(f"report: {out}" + ("" if installed.IS_WHEEL else page))
+    has_page = out.with_suffix(".md").is_file()
+    process.progress(f"report: {out}{page if has_page else ''}")
 
 
 def _all(machines: Sequence[Mapping[str, Any]], name: str) -> Any:

@@ -7,6 +7,7 @@ and whatever Markdown the run's report has: samples of its text, for one.
 import html
 import io
 import pathlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -19,6 +20,10 @@ from nebula_jax.training import metrics
 NAME = "report.html"
 SAMPLES = "samples.txt"
 """The file of a cluster's folder whose lines are shown as they are."""
+REPLACED = re.compile(r"\{[^}]*\}")
+"""A token of a sample and what a generator put there, as in {dog→cat!}."""
+LEFT_TO_RIGHT = "\u2066\\g<0>\u2069"
+"""Keeps a REPLACED in this order amid Arabic or Urdu."""
 STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem;
@@ -28,7 +33,6 @@ td, th { border-bottom: 1px solid #8884; padding: .2rem .7rem; text-align: left;
   font-variant-numeric: tabular-nums }
 pre { background: #8882; overflow-x: auto; padding: .6rem; white-space: pre-wrap }
 svg { background: white; height: auto; max-width: 100% }
-summary { cursor: pointer; font-weight: 600 }
 """
 
 
@@ -58,7 +62,9 @@ def of_run(
         {
             "": markdown,
             "Curves": curves(panels),
-            "Samples": "\n".join(f"    {line}" for line in samples),
+            "Samples": "\n".join(
+                f"    {REPLACED.sub(LEFT_TO_RIGHT, line)}" for line in samples
+            ),
             "The line": _lines(flags.get("wan", ""), clusters),
             "Bytes that crossed": ledger(clusters),
             "Seconds": seconds(clusters),
@@ -184,8 +190,8 @@ def _lines(wan: str, clusters: Iterable[Mapping[str, Any]]) -> str:
     rows = [
         [
             each["cluster"],
-            f"{8e-6 * each['bytes_sent'] / each['seconds']:.2f}",
-            f"{8e-6 * each['bytes_received'] / each['seconds']:.2f}",
+            f"{8e-6 * each['bytes_sent'] / each['seconds']:.3f}",
+            f"{8e-6 * each['bytes_received'] / each['seconds']:.3f}",
             f"{each['waited_seconds'] / each['seconds']:.0%}",
         ]
         for each in clusters

@@ -6,7 +6,7 @@ Nothing here is needed for a run to end well: without matplotlib none is drawn.
 import itertools
 import math
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,6 +16,8 @@ from nebula_jax.runtime.life import process
 
 MOST_IN_LEGEND = 6
 """Curves of a panel that a legend names; more are named at their ends."""
+UNDER = {"color": "0.7", "linewidth": 5}
+"""The look of a curve on which others may lie."""
 LABEL_HEIGHT = 0.045
 """Share of a panel's height that a name at the end of a line takes."""
 DISTANCES = (9, 14, 20, 28, 38)
@@ -32,6 +34,7 @@ class Panel(NamedTuple):
       this name if there is one.
     has_mean: True if the mean of the curves, which have the same steps, is drawn too.
     errors: name -> errors of a curve's points, drawn as bars.
+    under: name of a curve that is drawn wide and pale, since others may lie on it.
     """
 
     title: str
@@ -40,6 +43,7 @@ class Panel(NamedTuple):
     levels: Mapping[str, float] = {}
     has_mean: bool = False
     errors: Mapping[str, Sequence[float]] = {}
+    under: str = ""
 
 
 def draw(panels: Sequence[Panel], picture: pathlib.Path) -> None:
@@ -68,18 +72,22 @@ def drawn(panels: Sequence[Panel]) -> Any:
         if panel is None:  # an odd number of panels
             axes.set_axis_off()
             continue
-        count = 10 if len(panel.curves) <= 10 else 20  # in pairs that look alike
-        axes.set_prop_cycle(color=matplotlib.colormaps[f"tab{count}"](range(count)))
+        axes.set_prop_cycle(_looks(matplotlib))
         lines = {
-            name: axes.plot(*zip(*points, strict=True), label=name)[0]
+            name: axes.plot(
+                *zip(*points, strict=True),
+                label=name,
+                **(UNDER if name == panel.under else {}),
+            )[0]
             for name, points in panel.curves.items()
             if points
         }
         if panel.has_mean and len(lines) > 1:
             every = [line.get_ydata() for line in lines.values()]
             steps = next(iter(lines.values())).get_xdata()
-            style = {"color": "black", "linewidth": 2.5, "label": "mean"}
-            lines["mean"] = axes.plot(steps, np.mean(every, axis=0), **style)[0]
+            style = {"color": "black", "linewidth": 2.5, "linestyle": "-"}
+            mean = np.mean(every, axis=0)
+            lines["mean"] = axes.plot(steps, mean, label="mean", **style)[0]
         for name, errors in panel.errors.items():
             line = lines[name]
             style = {"color": line.get_color(), "fmt": "none", "capsize": 3}
@@ -94,6 +102,13 @@ def drawn(panels: Sequence[Panel]) -> Any:
         elif lines:
             axes.legend(fontsize=8)
     return figure
+
+
+def _looks(matplotlib: Any) -> Any:
+    """Returns the looks of twenty curves, all told apart."""
+    return matplotlib.cycler(linestyle=["-", "--"]) * matplotlib.cycler(
+        color=matplotlib.colormaps["tab10"](range(10))
+    )
 
 
 def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
@@ -111,14 +126,7 @@ def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
         if math.isfinite(line.get_ydata()[-1])
     }
     names = sorted(ends, key=ends.__getitem__)
-    places: list[float] = []
-    for name in names:
-        places.append(max(ends[name], places[-1] + LABEL_HEIGHT if places else 0.0))
-    # Those that would stand above the picture push the ones below them down.
-    highest = 1.0
-    for number in reversed(range(len(places))):
-        places[number] = min(places[number], highest)
-        highest = places[number] - LABEL_HEIGHT
+    places = _apart([ends[name] for name in names], LABEL_HEIGHT)
     for name, place in zip(names, places, strict=True):
         end = lines[name].get_xdata()[-1], lines[name].get_ydata()[-1]
         color = lines[name].get_color()
@@ -127,7 +135,10 @@ def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
             end,
             (1.03, place),
             textcoords="axes fraction",
-            arrowprops={"arrowstyle": "-", "color": color, "linewidth": 0.5},
+            arrowprops={
+                **{"arrowstyle": "-", "color": color, "linewidth": 0.5},
+                "relpos": (0, 0.5),  # not from the middle, through the name
+            },
             color=color,
             fontsize=8,
             fontweight="bold" if name == "mean" else "normal",
@@ -135,22 +146,36 @@ def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
         )
 
 
-def label_points(
-    axes: Any,
-    labels: Sequence[tuple[float, float, str, str]],
-    obstacles: Sequence[Sequence[float]] = (),
-) -> None:
-    """Writes names beside their points, each where it covers least.
+def _apart(wanted: Sequence[float], gap: float) -> np.ndarray:
+    """Returns places in [0, 1] at least `gap` apart, as near as can be to those wanted.
+
+    Args:
+      wanted: ascending.
+    """
+    if not len(wanted):  # a loss that is NaN has no end
+        return np.zeros(0)
+    groups: list[np.ndarray] = []  # the shifts of neighbors that touch
+    for number, place in enumerate(wanted):
+        groups.append(np.array([place - number * gap]))
+        while len(groups) > 1 and groups[-2].mean() > groups[-1].mean():
+            last = groups.pop()
+            groups[-1] = np.append(groups[-1], last)
+    shifts = np.concatenate([np.full(len(each), each.mean()) for each in groups])
+    steps = gap * np.arange(len(wanted))
+    return np.clip(shifts, 0.0, max(0.0, 1.0 - steps[-1])) + steps
+
+
+def label_points(axes: Any, labels: Sequence[tuple[float, float, str, str]]) -> None:
+    """Writes names beside their points, each where it covers least of what is drawn.
 
     Args:
       axes: of matplotlib, with the limits and the size that they will have.
       labels: x, y, name and color of each.
-      obstacles: other (x, y) that names should not cover, such as points on lines.
     """
     axes.figure.draw_without_rendering()  # only now it is known where pixels are
     to_pixels, scale = axes.transData.transform, axes.figure.dpi / 72
     points = to_pixels([each[:2] for each in labels])
-    taken = np.concatenate([points, to_pixels(np.reshape(obstacles, (-1, 2)))])
+    taken = np.concatenate([points, *_drawn(axes)])
     frame = axes.get_window_extent().extents
     angles = np.arange(16) * np.pi / 8
     names: list[np.ndarray] = []
@@ -181,6 +206,26 @@ def label_points(
             arrowprops=arrow | {"shrinkB": 3} if far > DISTANCES[1] else None,
             **style,
         )
+
+
+def _drawn(axes: Any) -> Iterator[np.ndarray]:
+    """Yields pixels on the lines, markers and error bars of axes, [P, 2] of each."""
+    for line in axes.lines:
+        path = line.get_transform().transform(line.get_xydata())
+        yield path if line.get_linestyle() == "None" else _along(path)
+    for container in axes.containers:  # of error bars
+        for bars in container[2]:
+            for segment in bars.get_segments():
+                yield _along(axes.transData.transform(segment))
+
+
+def _along(path: np.ndarray) -> np.ndarray:
+    """Returns points on a path, a few pixels apart."""
+    parts = [path]
+    for begin, end in itertools.pairwise(path):
+        count = math.ceil(math.dist(begin, end) / (2 * MARGIN))
+        parts.append(np.linspace(begin, end, count, endpoint=False))
+    return np.concatenate(parts)
 
 
 def _place(half: np.ndarray, far: float, angle: float) -> np.ndarray:

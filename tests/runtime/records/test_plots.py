@@ -39,6 +39,12 @@ def test_many_curves_are_named_at_their_ends_and_no_name_is_over_another():
     assert axes.get_legend() is None
 
 
+def test_curves_that_end_in_nan_have_no_names_there():
+    curves = {f"l{n}": [(1, 0.5), (2, np.nan)] for n in range(8)}
+    (axes,) = plots.drawn([plots.Panel("Loss", "", curves)]).axes
+    assert not axes.texts
+
+
 def test_few_curves_have_a_legend():
     panel = plots.Panel("Loss", "nats", {"a": [(1, 2.0)], "b": [], "c": [(1, 1.0)]})
     (axes,) = plots.drawn([panel]).axes

@@ -65,7 +65,12 @@ def test_a_sweep_does_each_run_once_and_writes_record_and_picture(
     assert (found["commit"], found["seconds"]) == ("abc123", 120.0)
     assert found["seeds"] == ["0", "1"]
     assert (tmp_path / "a.png").read_text() == "1"
-    assert "| row |\n|---|\n| a |" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "| row |\n|---|\n| a |" in told
+    assert "report: a.json\n" in told  # there is no page that takes it
+    (tmp_path / "a.md").touch()
+    table_runs.write(found, "", tmp_path / "a.json")
+    assert "make_tables puts it into its page" in capsys.readouterr().out
 
 
 def test_a_mean_over_seeds_has_its_error_and_that_no_sign():
