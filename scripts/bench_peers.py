@@ -1,30 +1,35 @@
-"""Gives several frameworks the same local steps over the same line, beside each other.
+"""Gives several frameworks the same work over the same line, beside each other.
 
     python -m scripts.bench_peers --environments=peers --make    # environments, once
-    python -m scripts.bench_peers --environments=peers --out=bench_peers.json
+    python -m scripts.bench_peers --environments=peers
 
-Two workers, each in a network namespace and on a core of its own, train one model: the
-same parameters at step 0, the same batches, the same number of inner steps between two
-rounds. The kernel shapes the line between them. A framework without its environment is
-left out, and the record says so. Then a worker is killed, whatever ends is started
-again, and the clock stops when the next round has ended. Needs Linux, root, ip and tc.
+*Local steps*: two workers, each in a network namespace and on a core of its own, train
+one model: the same parameters at step 0, the same batches, the same number of inner
+steps between two rounds. *The cut*: each has a part of an encoder-decoder of the shape
+of Table 5's; a step is a round. The kernel shapes the line between them. A framework
+without its environment is left out, and the record says so. Then a worker is killed,
+whatever ends is started again, and the clock stops when the next round has ended. Rows
+are measured one after the other; after a stop, the same command goes on. Needs Linux,
+root, ip, tc and setpriv.
 
     a round     seconds between the ends of two rounds, median
-    computing   seconds of it in inner steps
-    bytes       what leaves both sites in a round, all headers and heartbeats included
-    loss        on held-out text, in nats, after the last round: equal numbers of tokens
+    computing   seconds of it in gradients
+    bytes       what crosses in a round, both ways, headers and heartbeats included
+    loss        on held-out text, in nats, after the last round: equal numbers of
+                tokens; at the cut the mean of the last five steps, on the same batches
     memory      peak of a worker and its children, MB
 """
 
+import functools
 import itertools
-import json
 import pathlib
+import re
 import shutil
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -34,9 +39,10 @@ from experiments import shared_flags
 from nebula_jax import errors, installed
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
-from scripts.bench import harness
+from scripts.peers import cut_with_nebula, translator, trials
 from scripts.peers import sites as sites_lib
-from scripts.peers import trials
+from scripts.tables import config, sweep
+from scripts.tables import runs as table_runs
 
 flags.DEFINE_string(
     "environments", "runs/peers", "Folder with an environment for each of the others."
@@ -49,37 +55,71 @@ flags.DEFINE_list("lines", [], "Lines to use, such as 60 Mbit/s; all if empty.")
 KILL_AFTER = 3  # rounds
 KILLED = ("1 M", "60 Mbit/s")  # where a worker is killed, after a row's run
 
-
-ARMS = {
-    "Nebula mesh float32": trials.Arm("with_nebula", variant="mesh float32"),
-    "Nebula hub float32": trials.Arm("with_nebula", variant="hub float32"),
-    "Nebula mesh e3m0": trials.Arm("with_nebula", variant="mesh e3m0"),
-    "Nebula streaming e3m0": trials.Arm("with_nebula", variant="streaming e3m0"),
-    "torchft DiLoCo": trials.Arm("with_torchft", "torch", has_server=True),
-    "accelerate LocalSGD": trials.Arm("with_accelerate", "torch", goes_on=False),
-    "hivemind fp16": trials.Arm("with_hivemind", "hivemind"),
-    "Flower FedAvg": trials.Arm("with_flower", "flower", "", True, True),
+Arm = trials.Arm
+LOCAL_STEPS = {
+    "Nebula mesh float32": Arm("with_nebula", variant="mesh float32"),
+    "Nebula hub float32": Arm("with_nebula", variant="hub float32"),
+    "Nebula mesh e3m0": Arm("with_nebula", variant="mesh e3m0"),
+    "Nebula streaming e3m0": Arm("with_nebula", variant="streaming e3m0"),
+    "torchft DiLoCo": Arm("with_torchft", "torch", "torchft", has_server=True),
+    "accelerate LocalSGD": Arm("with_accelerate", "torch", "accelerate", goes_on=False),
+    "hivemind fp16": Arm("with_hivemind", "hivemind", "hivemind"),
+    "Flower FedAvg": Arm(
+        "with_flower", "flower", "flwr", has_server=True, averages_at_server=True
+    ),
 }
-
-
-SIZES = {"1 M": trials.Size(600, 10, 50, 64), "22 M": trials.Size(4150, 6, 20, 32)}
+CUT = {
+    **{
+        f"Nebula {name}": Arm("cut_with_nebula", variant=name)
+        for name in cut_with_nebula.CODECS
+    },
+    "torch pipelining float32": Arm("cut_with_torch", "torch", "torch"),
+}
+"""Name -> arm. The first of each table is what the others are compared with."""
+SIZES = {
+    "1 M": trials.Size(width=600, rounds=6, inner_steps=50, batch=64),
+    "22 M": trials.Size(width=4150, rounds=4, inner_steps=10, batch=32),
+    "the cut": trials.Size(translator.WIDTH, 16, 1, batch=128, rate=5e-4),
+}
 LINES = {"60 Mbit/s": 60.0, "170 Mbit/s": 170.0, "none": None}
+SECONDS = {"1 M": (40, 35, 30), "22 M": (90, 60, 45), "the cut": (40, 35, 30)}
+"""Of a row by line, about, and of a kill as long as the first: for the time left."""
 
 
-def python_of(arm: trials.Arm) -> pathlib.Path | None:
-    """Returns the interpreter of an arm's environment; None if there is none."""
+def arms_of(size: str) -> dict[str, Arm]:
+    """Returns name -> arm, of those that train a model."""
+    return CUT if size == "the cut" else LOCAL_STEPS
+
+
+def python_of(arm: Arm) -> pathlib.Path:
+    """Returns the interpreter of an arm's environment.
+
+    Raises:
+      errors.NebulaError: if there is no such environment.
+    """
     if not arm.environment:
         return pathlib.Path(sys.executable)
     folder = pathlib.Path(flags.FLAGS["environments"].value).absolute()
     found = folder / arm.environment / "bin" / "python"
-    return found if found.exists() else None
+    if not found.exists():
+        raise errors.NebulaError(f"there is no environment {arm.environment}")
+    return found
+
+
+def version_of(arm: Arm, python: pathlib.Path) -> str:
+    """Returns the version of a framework, and of its Python."""
+    read = f"metadata.version({arm.package!r}), 'on Python', sys.version.split()[0]"
+    code = f"import sys; from importlib import metadata; print({read})"
+    return f"{arm.package} {subprocess.check_output([python, '-c', code], text=True)}"
 
 
 def make_environments() -> None:
     """Installs each framework into an environment of its own, by Python 3.11."""
     folder = pathlib.Path(flags.FLAGS["environments"].value)
     python = shutil.which("python3.11") or sys.executable
-    for name in sorted({arm.environment for arm in ARMS.values()} - {""}):
+    for name in sorted(
+        {arm.environment for arm in (LOCAL_STEPS | CUT).values()} - {""}
+    ):
         if (folder / name).exists():
             continue
         subprocess.run([python, "-m", "venv", folder / name], check=True)
@@ -92,17 +132,17 @@ def measured(trial: trials.Trial) -> dict[str, float]:
     """Waits for the end, and returns the figures of a row."""
     while not trial.is_done():
         trial.watch()
-    times = [each["at"] for each in trial.rounds()]
-    at, sent = zip(*trial.samples, strict=True)
-    bytes_then = np.interp([times[0], times[-1]], at, sent)
+    rounds = trial.rounds()
     computed = [each["computed"] for each in trial.events(0) if "round" in each]
-    return {
-        "round": statistics.median(np.diff(times)),
+    found = {
+        "round": statistics.median(np.diff([each["at"] for each in rounds])),
         "computing": statistics.median(computed[1:]),  # the first one compiles
-        "bytes": float(np.diff(bytes_then)[0]) / (len(times) - 1),
-        "loss": statistics.mean(trial.losses()),
+        "bytes": (rounds[-1]["bytes"] - rounds[0]["bytes"]) / (len(rounds) - 1),
+        "loss": statistics.mean(filter(None, trial.losses())),
         "memory": trial.peak_mb,
     }
+    # At the cut computing and sending are one call.
+    return {name: float(value) for name, value in found.items() if value}
 
 
 def recovery(trial: trials.Trial) -> float:
@@ -116,98 +156,150 @@ def recovery(trial: trials.Trial) -> float:
     return trial.rounds()[-1]["at"] - moment
 
 
-def rows() -> Iterator[dict[str, Any]]:
-    """Measures arm after arm, for each size and line."""
-    chosen, sizes, lines = (
-        flags.FLAGS[name].value or list(every)
-        for name, every in (("only", ARMS), ("sizes", SIZES), ("lines", LINES))
-    )
-    for size, line in itertools.product(sizes, lines):
-        for name in chosen:
-            row = {"model": size, "line": line, "arm": name}
+def run_of(size: str, line: str, arm: str) -> table_runs.Run:
+    """Describes the run that measures a row."""
+    name = re.sub(r"\W+", "_", f"{size} {line} {arm}")
+    row = f"--sizes={size}", f"--lines={line}", f"--only={arm}"
+    return table_runs.Run(name, "scripts.bench_peers", (*row, str(SIZES[size])))
+
+
+def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
+    """Measures a row, and leaves it in the run's folder.
+
+    Raises:
+      errors.NebulaError: if the framework is not there, or fails.
+    """
+    size, line, name = (each.partition("=")[2] for each in run.arguments[:3])
+    begin, arm = time.monotonic(), arms_of(size)[name]
+    start = functools.partial(trials.running, arm, python_of(arm))
+    with process.sigterm_as_exit():
+        with start(SIZES[size], LINES[line]) as trial:
+            found: dict[str, Any] = measured(trial)
+        if (size, line) == KILLED and arm.goes_on:
+            endless = SIZES[size]._replace(rounds=10_000)
             try:
-                row |= _row(ARMS[name], size, line)
-            except errors.NebulaError as error:  # the others go on
-                row["reason"] = str(error)
-            process.message(json.dumps(row))
-            yield row
+                with start(endless, LINES[line]) as trial:
+                    found["recovery"] = recovery(trial)
+            except errors.NebulaError as error:
+                found["reason"] = f"after a kill, {error}"
+    if arm.environment:
+        found["version"] = version_of(arm, python_of(arm)).strip()
+    row = {"model": size, "line": line, "arm": name, **found}
+    about = report.provenance(time.monotonic() - begin)
+    report.write(workdir / "summary.json", about | {"row": row})
 
 
-def _row(arm: trials.Arm, size: str, line: str) -> dict[str, float]:
-    python = python_of(arm)
-    if python is None:
-        raise errors.NebulaError(f"there is no environment {arm.environment}")
-    with trials.running(arm, python, SIZES[size], LINES[line]) as trial:
-        found = measured(trial)
-    if (size, line) == KILLED and arm.goes_on:
-        endless = SIZES[size]._replace(rounds=10_000)
-        with trials.running(arm, python, endless, LINES[line]) as trial:
-            found["recovery"] = recovery(trial)
-    return found
+def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
+    """Returns the record; measures the rows that are missing."""
+    del table
+    wanted = list(_chosen())
+    left = [each for each in wanted if runs.found(run_of(*each)) is None]
+    rows: list[Mapping[str, Any]] = []
+    for each in wanted:
+        if each in left:
+            minutes = sum(map(_seconds, left)) / 60
+            process.message(f"{len(left)} rows left, about {minutes:.0f} minutes")
+            left.remove(each)
+        try:
+            rows.append(runs.result(run_of(*each))["summary"]["row"])
+        except errors.NebulaError as error:  # the others go on
+            row = dict(zip(("model", "line", "arm"), each, strict=True))
+            rows.append(row | {"reason": str(error)})
+    return {"sizes": {n: size._asdict() for n, size in SIZES.items()}, "rows": rows}
 
 
-COLUMNS = {
-    "a round": "{round:.2f} s",
-    "computing": "{computing:.2f} s",
-    "bytes": "{bytes:,.0f}",
-    "loss": "{loss:.4f}",
-    "memory": "{memory:,.0f} MB",
-    "after a kill": "{recovery:.1f} s",
+def _chosen() -> Iterator[tuple[str, str, str]]:
+    """Yields size, line and arm of the rows that the flags name."""
+    only, sizes, lines = (
+        flags.FLAGS[name].value for name in ("only", "sizes", "lines")
+    )
+    for size, line in itertools.product(sizes or SIZES, lines or LINES):
+        for arm in arms_of(size):
+            if arm in (only or [arm]):
+                yield size, line, arm
+
+
+def _seconds(row: tuple[str, str, str]) -> float:
+    size, line, _ = row
+    return SECONDS[size][list(LINES).index(line)] * (1 + ((size, line) == KILLED))
+
+
+FIGURES = {
+    "round": ("a round", "{:.2f} s"),
+    "computing": ("computing", "{:.2f} s"),
+    "bytes": ("bytes", "{:,.0f}"),
+    "loss": ("loss", "{:.4f}"),
+    "memory": ("memory", "{:,.0f} MB"),
+    "recovery": ("after a kill", "{:.1f} s"),
 }
+"""Figure of a row -> its column and form. Less of it is better."""
 
 
 def markdown(record: Mapping[str, Any]) -> str:
     """Renders the record: a table for each model and line, shortest round first."""
+    rows = record["rows"]
     parts = [
-        report.heading(record, "Python of peers 3.11"),
-        "Two workers, a core each. The line is the kernel's: no delay is added to it.",
+        report.heading(record, report.seeds(record), " of runs"),
+        "Two workers, a core each. The line is the kernel's: no delay is added to it."
+        " *×*: over the same figure of Nebula's first arm, of float32.",
     ]
-    keys = dict.fromkeys((each["model"], each["line"]) for each in record["rows"])
-    for model, line in keys:
-        found = [
-            each
-            for each in record["rows"]
-            if (each["model"], each["line"]) == (model, line)
-        ]
-        found.sort(key=lambda each: each.get("round", float("inf")))
-        size = SIZES[model]
-        cells = [
-            [each["arm"], *(_cell(each, form) for form in COLUMNS.values())]
-            for each in found
-        ]
+    for model, line in dict.fromkeys((each["model"], each["line"]) for each in rows):
+        found = [row for row in rows if (row["model"], row["line"]) == (model, line)]
+        found.sort(key=lambda row: row.get("round", float("inf")))
+        size = trials.Size(**record["sizes"][model])
         parts += [
-            f"{model} parameters, {size.inner_steps} steps a round, {size.rounds}"
-            f" rounds, {size.batch} examples a step and worker; line: {line}.",
-            report.table(["", *COLUMNS], cells),
-            *(
-                f"{each['arm']}: {each['reason']}."
-                for each in found
-                if "reason" in each
-            ),
+            f"**{model}; line: {line}.** {_ahead(found)} Rounds: {size.rounds}, steps"
+            f" of each: {size.inner_steps}, examples of a step: {size.batch}.",
+            sweep.table(_columns(found, next(iter(arms_of(model)))), found),
+            *(f"{row['arm']}: {row['reason']}." for row in found if "reason" in row),
         ]
-    return report.join(*parts)
+    versions = sorted({row["version"] for row in rows if "version" in row})
+    return report.join(*parts, f"Others: {'; '.join(versions) or 'none'}.")
 
 
-def _cell(row: Mapping[str, Any], form: str) -> str:
-    try:
-        return form.format(**row)
-    except KeyError:
-        return "–"
+def _columns(rows: Sequence[Mapping[str, Any]], first: str) -> list[sweep.Column]:
+    """Returns the columns of a table: of figures that were taken, and of ratios."""
+    columns = [sweep.Column("", "arm")]
+    for name, (title, form) in FIGURES.items():
+        if any(name in row for row in rows):
+            columns.append(sweep.Column(title, _figure(name, form)))
+    base = {row["arm"]: row for row in rows}.get(first, {})
+    for name in sorted({"round", "bytes"} & base.keys(), reverse=True):
+        title, over = FIGURES[name][0], base[name]
+        columns.append(sweep.Column(f"{title}, ×", _figure(name, "{:.2f}", over)))
+    return columns
 
 
-@process.sigterm_as_exit()
+def _figure(name: str, form: str, over: float = 1.0) -> Callable[[Any], str]:
+    """Returns what renders a figure of a row; a dash where the arm has none."""
+    return lambda row: form.format(row[name] / over) if name in row else report.NOTHING
+
+
+def _ahead(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Names who is better than all of Nebula's arms, in what, and how many times."""
+    ours = [row for row in rows if row["arm"].startswith("Nebula")]
+    found = []
+    for row in rows:
+        for name, (title, _) in FIGURES.items():
+            best = min((each[name] for each in ours if name in each), default=0.0)
+            if row.get(name, best) < best:
+                found.append(f"{row['arm']}, {title} {row[name] / best:.3f}")
+    if not found:
+        return "Nobody is ahead of Nebula's."
+    return f"Ahead of the best of Nebula's, times its figure: {'; '.join(found)}."
+
+
+SWEEP = sweep.Sweep("bench_peers", record, markdown, execute=execute, needs_text=False)
+
+
 def main() -> int:
-    """Measures, prints the tables, and writes --out."""
+    """Makes the environments, or measures what is missing and writes the record."""
     if flags.FLAGS["make"].value:
         make_environments()
         return 0
     sites_lib.check()
-    begin = time.monotonic()
-    harness.finish({"rows": list(rows())}, begin, markdown)
-    return 0
+    return SWEEP.run()
 
 
 if __name__ == "__main__":
-    shared_flags.run(
-        main, names=["out", "environments", "make", "only", "sizes", "lines"]
-    )
+    shared_flags.run(main, names=["out", "workdir", "results_dir"])

@@ -8,6 +8,8 @@ import shutil
 import subprocess
 from collections.abc import Iterator, Sequence
 
+import psutil
+
 from nebula_jax import errors
 
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
@@ -23,20 +25,21 @@ class Site:
     core: int
 
     def command(self, arguments: Sequence[str]) -> list[str]:
-        """Returns a command as it runs there."""
-        inside = ["ip", "netns", "exec", self.name]
+        """Returns a command as it runs there; it ends when its parent does."""
+        inside = ["ip", "netns", "exec", self.name, "setpriv", "--pdeathsig=KILL"]
         return [*inside, "taskset", "-c", str(self.core), *arguments]
 
-    def sent(self) -> int:
-        """Returns the bytes that have left it, with all headers."""
-        counter = f"/sys/class/net/{self.device}/statistics/tx_bytes"
-        found = subprocess.check_output(self.command(["cat", counter]))
-        return int(found)
+    def processes(self) -> Iterator[psutil.Process]:
+        """Yields all that run there."""
+        for pid in subprocess.check_output(["ip", "netns", "pids", self.name]).split():
+            with contextlib.suppress(psutil.NoSuchProcess):
+                yield psutil.Process(int(pid))
 
 
 def check() -> None:
     """Checks that namespaces can be made; errors.SettingsError if not."""
-    missing = [each for each in ("ip", "tc", "taskset") if not shutil.which(each)]
+    needed = "ip", "tc", "setpriv", "taskset"
+    missing = [each for each in needed if not shutil.which(each)]
     if missing or os.geteuid():
         what = ", ".join(missing) or "root, for network namespaces"
         raise errors.SettingsError(f"bench_peers needs {what}")

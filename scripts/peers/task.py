@@ -4,17 +4,20 @@ The model guesses a byte from the 16 before it: an embedding and two hidden laye
 begin with the same parameters and take the same batches in the same order.
 """
 
+import contextlib
 import dataclasses
 import json
 import pathlib
 import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 SYMBOLS, CONTEXT, EMBEDDING = 128, 16, 64
 HELD_OUT = 4096  # examples
+SERVER = 2  # the number of the process that a framework's server is
 
 
 @dataclasses.dataclass(frozen=True)
@@ -22,7 +25,7 @@ class Task:
     """A worker's part of the work."""
 
     worker: int
-    """0 or 1; 2 for the server of a framework that has one."""
+    """0 or 1; SERVER for the server of a framework that has one."""
     width: int
     """Of both hidden layers."""
     rounds: int
@@ -30,7 +33,7 @@ class Task:
     batch: int
     """Examples of one worker in a step."""
     folder: str
-    """With `text.npy`; takes the worker's log and what else the framework writes."""
+    """With `text.npy`, and at the cut with `parameters.npz`; takes the worker's log."""
     host: str
     """The worker's own address."""
     root: str
@@ -63,10 +66,11 @@ class Task:
                 found[f"{name}_bias"] = np.zeros(outputs, np.float32)
         return found
 
-    def write(self) -> None:
-        """Leaves it in its folder, for workers that are told the folder alone."""
-        path = pathlib.Path(self.folder, "task.json")
+    def write(self) -> pathlib.Path:
+        """Leaves it in its folder, for `read`; returns the file."""
+        path = pathlib.Path(self.folder, f"task{self.worker}.json")
         path.write_text(json.dumps(dataclasses.asdict(self)))
+        return path
 
     def rows(self, step: int) -> np.ndarray:
         """Returns this worker's batch of a step, from 1: int32 [B, CONTEXT + 1]."""
@@ -92,23 +96,23 @@ class Log:
     def __init__(self, task: Task) -> None:
         """Appends to the worker's file: it may have been killed before."""
         self._path = pathlib.Path(task.folder, f"worker{task.worker}.jsonl")
-        self._computed, self._since = 0.0, 0.0
+        self._device, self._computed = task.device, 0.0
 
-    def begin_step(self) -> None:
-        """Starts the clock of computing."""
-        self._since = time.perf_counter()
-
-    def end_step(self) -> None:
-        """Stops it."""
-        self._computed += time.perf_counter() - self._since
+    @contextlib.contextmanager
+    def computing(self) -> Iterator[None]:
+        """Counts the block's seconds as computing."""
+        begin = time.perf_counter()
+        yield
+        self._computed += time.perf_counter() - begin
 
     def round(self, number: int) -> None:
         """Reports that a round has ended: the parameters of the next one are there."""
-        self._write(round=number, computed=self._computed)
+        crossed = _crossed(self._device)
+        self._write(round=number, computed=self._computed, bytes=crossed)
         self._computed = 0.0
 
-    def end(self, loss: float) -> None:
-        """Reports the held-out loss, in nats."""
+    def end(self, loss: float | None) -> None:
+        """Reports the loss, in nats; None of a worker that is done and has none."""
         self._write(loss=loss)
 
     def _write(self, **found: Any) -> None:
@@ -116,12 +120,20 @@ class Log:
             file.write(json.dumps({"at": time.time(), **found}) + "\n")
 
 
+def _crossed(device: str) -> int:
+    """Returns the bytes that came and left by a device so far, with all headers."""
+    for line in pathlib.Path("/proc/self/net/dev").read_text().splitlines():
+        name, _, numbers = line.strip().partition(":")
+        if name == device:
+            return int(numbers.split()[0]) + int(numbers.split()[8])
+    return 0
+
+
+def read(path: pathlib.Path) -> Task:
+    """Returns the task that `Task.write` left."""
+    return Task(**json.loads(path.read_text()))
+
+
 def of_command() -> Task:
-    """Returns the task of this process, from the first argument of its command."""
-    return Task(**json.loads(sys.argv[1]))
-
-
-def of_folder(folder: str, worker: int) -> Task:
-    """Returns what `Task.write` left, for a worker."""
-    found = json.loads(pathlib.Path(folder, "task.json").read_text())
-    return Task(**found | {"worker": worker})
+    """Returns the task of this process, whose file its command names."""
+    return read(pathlib.Path(sys.argv[1]))

@@ -1,5 +1,8 @@
 """The task's model in PyTorch, for the frameworks that train PyTorch's."""
 
+import os
+from typing import Any
+
 import numpy as np
 import torch
 
@@ -25,27 +28,41 @@ class Model(torch.nn.Module):
         return torch.nn.functional.cross_entropy(logits, rows[:, -1].long())
 
 
-def optimizer(task: task_lib.Task, model: Model) -> torch.optim.Optimizer:
-    """Returns that of the inner steps: AdamW as optax has it."""
+class Worker:
+    """A worker that trains the model by a framework for PyTorch.
+
+    model and inner, the optimizer of the inner steps, are what `step` uses: a framework
+    may put its own in their place.
+    """
+
+    def __init__(self, task: task_lib.Task) -> None:
+        """Begins at step 0, on one thread."""
+        torch.set_num_threads(1)
+        self.task, self.log = task, task_lib.Log(task)
+        self.model: torch.nn.Module = Model(task)
+        self.inner: Any = adamw(task, self.model)
+
+    def step(self, number: int) -> None:
+        """Takes the step of this number."""
+        with self.log.computing():
+            self.inner.zero_grad()
+            self.model(torch.from_numpy(self.task.rows(number))).backward()
+        self.inner.step()  # in which some frameworks send
+
+    def loss(self) -> float:
+        """Returns the held-out loss, in nats."""
+        with torch.no_grad():
+            parts = map(torch.from_numpy, np.array_split(self.task.held_out(), 8))
+            return float(np.mean([float(self.model(part)) for part in parts]))
+
+
+def adamw(task: task_lib.Task, model: torch.nn.Module) -> torch.optim.Optimizer:
+    """Returns AdamW as optax has it."""
     return torch.optim.AdamW(model.parameters(), lr=task.rate, weight_decay=1e-4)
 
 
-def step(
-    task: task_lib.Task,
-    log: task_lib.Log,
-    number: int,
-    model: Model,
-    inner: torch.optim.Optimizer,
-) -> None:
-    """Computes the gradients of a step; the framework's optimizer takes it then."""
-    log.begin_step()
-    inner.zero_grad()
-    model(torch.from_numpy(task.rows(number))).backward()
-    log.end_step()
-
-
-def held_out_loss(task: task_lib.Task, model: Model) -> float:
-    """Returns the held-out loss, in nats."""
-    with torch.no_grad():
-        parts = np.array_split(task.held_out(), 8)
-        return float(np.mean([float(model(torch.from_numpy(part))) for part in parts]))
+def name_group(task: task_lib.Task) -> None:
+    """Sets the variables by which gloo finds the group of both workers."""
+    os.environ |= {"MASTER_ADDR": task.root, "MASTER_PORT": "29500"}
+    os.environ |= {"RANK": str(task.worker), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
+    os.environ |= {"GLOO_SOCKET_IFNAME": task.device}

@@ -16,12 +16,12 @@ import numpy as np
 import psutil
 
 from nebula_jax import errors
+from scripts.peers import cut_with_nebula
 from scripts.peers import sites as sites_lib
 from scripts.peers import task as task_lib
 
-SERVER = 2  # the number of the process that a framework's server is
-LONGEST_SECONDS = 900.0  # of a trial
-POLL_SECONDS = 0.1
+LONGEST_SECONDS = 300.0  # of a trial
+POLL_SECONDS = 0.25
 RESTART_SECONDS = 1.0  # from the end of a worker until it is started again
 
 
@@ -31,6 +31,8 @@ class Arm(NamedTuple):
     module: str
     environment: str = ""
     """Empty for this one."""
+    package: str = "nebula_jax"
+    """The framework's, for its version."""
     variant: str = ""
     has_server: bool = False
     """True if another process at the first site has a part."""
@@ -47,6 +49,7 @@ class Size(NamedTuple):
     rounds: int
     inner_steps: int
     batch: int
+    rate: float = 1e-3
 
 
 class Trial:
@@ -64,21 +67,18 @@ class Trial:
         self._module = [str(python), "-m", f"scripts.peers.{arm.module}"]
         self._processes: dict[int, psutil.Popen] = {}
         self._ended: dict[int, float] = {}  # number -> when
-        self._is_killed = False
-        self.peak_mb, self.samples = 0.0, [(time.time(), 0)]
-        task.write()
-        for number in [SERVER] * arm.has_server + [0, 1]:
+        self._is_killed, self._begin, self.peak_mb = False, time.monotonic(), 0.0
+        for number in [task_lib.SERVER] * arm.has_server + [0, 1]:
             self._start(number)
 
     def _start(self, number: int) -> None:
-        site = self._sites[number % 2]
+        site, folder = self._sites[number % 2], pathlib.Path(self._task.folder)
         task = dataclasses.replace(
             self._task, worker=number, host=site.address, device=site.device
         )
-        folder = pathlib.Path(task.folder)
         with (folder / f"output{number}.txt").open("a") as output:
             self._processes[number] = psutil.Popen(
-                site.command([*self._module, json.dumps(dataclasses.asdict(task))]),
+                site.command([*self._module, str(task.write())]),
                 cwd=folder,
                 env=sites_lib.environment(folder),
                 stdin=subprocess.DEVNULL,
@@ -99,11 +99,11 @@ class Trial:
 
     def rounds(self) -> list[dict[str, Any]]:
         """Returns the ends of rounds so far."""
-        clock = SERVER if self._arm.averages_at_server else 0
+        clock = task_lib.SERVER if self._arm.averages_at_server else 0
         return [each for each in self.events(clock) if "round" in each]
 
-    def losses(self) -> list[float]:
-        """Returns the held-out losses of those that are done."""
+    def losses(self) -> list[float | None]:
+        """Returns the losses of those that are done; None where one has none."""
         every = itertools.chain(*(self.events(number) for number in range(3)))
         return [each["loss"] for each in every if "loss" in each]
 
@@ -118,37 +118,38 @@ class Trial:
           errors.NebulaError: if one fails that nobody has killed, or all take too long.
         """
         time.sleep(POLL_SECONDS)
-        sent = [_sent(each.pid, site) for each, site in self._both()]
-        if None not in sent:
-            self.samples.append((time.time(), sum(sent)))
         for number in (0, 1):
             used = sum(_resident(each) for each in self._family(number)) / 2**20
             self.peak_mb = max(self.peak_mb, used)
         for number in list(self._processes):
-            self._revive(number)
-        if time.time() - self.samples[0][0] > LONGEST_SECONDS:
-            raise errors.NebulaError(f"not done after {LONGEST_SECONDS:g} s")
-
-    def _both(self) -> Iterator[tuple[psutil.Popen, sites_lib.Site]]:
-        return ((self._processes[number], self._sites[number]) for number in (0, 1))
+            if self._processes[number].poll() is not None:
+                self._revive(number)
+        if time.monotonic() - self._begin > LONGEST_SECONDS:
+            last = "; ".join(self._last_words(number) for number in self._processes)
+            raise errors.NebulaError(f"not done after {LONGEST_SECONDS:g} s: {last}")
 
     def _revive(self, number: int) -> None:
-        status = self._processes[number].poll()
-        if status in (None, 0):
-            return
-        if not self._is_killed:
-            text = pathlib.Path(self._task.folder, f"output{number}.txt").read_text()
-            last = text.strip().splitlines()[-1:]
-            raise errors.NebulaError(f"worker {number} ended: {' '.join(last)}")
-        ended = self._ended.setdefault(number, time.time())
-        if time.time() > ended + RESTART_SECONDS:
-            del self._ended[number]
-            self._start(number)
+        """Starts again who was killed; who has ended otherwise has said its loss."""
+        if self._is_killed:
+            ended = self._ended.setdefault(number, time.monotonic())
+            if time.monotonic() > ended + RESTART_SECONDS:
+                del self._ended[number]
+                self._start(number)
+        elif not any("loss" in each for each in self.events(number)):
+            words = self._last_words(number)
+            raise errors.NebulaError(f"worker {number} ended: {words}")
+
+    def _last_words(self, number: int) -> str:
+        text = pathlib.Path(self._task.folder, f"output{number}.txt").read_text()
+        return " ".join(text.strip().splitlines()[-1:])
 
     def kill(self, number: int) -> None:
-        """Ends a worker as a crash of its machine does; it is started again."""
+        """Ends a worker as a crash of its machine does; it is started again.
+
+        With all that runs at its site: a framework's helpers outlive their parents.
+        """
         self._is_killed = True
-        for each in self._family(number):
+        for each in [*self._family(number), *self._sites[number % 2].processes()]:
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
 
@@ -157,16 +158,6 @@ class Trial:
         for number in self._processes:
             self.kill(number)
         psutil.wait_procs(self._processes.values(), timeout=10)
-
-
-def _sent(pid: int, site: sites_lib.Site) -> int | None:
-    """Returns the bytes that have left the namespace of a process."""
-    with contextlib.suppress(OSError):  # it has just ended
-        for line in pathlib.Path(f"/proc/{pid}/net/dev").read_text().splitlines():
-            name, _, numbers = line.strip().partition(":")
-            if name == site.device:
-                return int(numbers.split()[8])
-    return None
 
 
 def _resident(each: psutil.Process) -> int:
@@ -187,6 +178,8 @@ def running(
     """
     with tempfile.TemporaryDirectory(prefix="peers") as folder:
         np.save(pathlib.Path(folder, "text.npy"), text())
+        if arm.module.startswith("cut_"):
+            np.savez(pathlib.Path(folder, "parameters"), **cut_with_nebula.init())
         with sites_lib.joined(megabits) as sites:
             task = task_lib.Task(
                 worker=0,

@@ -3,7 +3,6 @@
 import os
 
 import accelerate
-import torch
 from accelerate import local_sgd
 
 from scripts.peers import task as task_lib
@@ -13,23 +12,18 @@ from scripts.peers import torch_model
 def main() -> None:
     """Trains as one of two processes of a gloo group."""
     task = task_lib.of_command()
-    os.environ |= {"MASTER_ADDR": task.root, "MASTER_PORT": "29500"}
-    os.environ |= {"RANK": str(task.worker), "WORLD_SIZE": "2", "LOCAL_RANK": "0"}
-    os.environ |= {"GLOO_SOCKET_IFNAME": task.device, "ACCELERATE_USE_CPU": "1"}
-    torch.set_num_threads(1)
-    log, model = task_lib.Log(task), torch_model.Model(task)
+    torch_model.name_group(task)
+    os.environ["ACCELERATE_USE_CPU"] = "1"
+    worker, every = torch_model.Worker(task), task.inner_steps
     accelerator = accelerate.Accelerator(cpu=True)
-    inner = torch_model.optimizer(task, model)
-    wrapped, inner = accelerator.prepare(model, inner)
-    every = task.inner_steps
-    with local_sgd.LocalSGD(accelerator, wrapped, every, enabled=True) as averaged:
+    worker.model, worker.inner = accelerator.prepare(worker.model, worker.inner)
+    with local_sgd.LocalSGD(accelerator, worker.model, every, enabled=True) as averaged:
         for number in range(1, task.steps + 1):
-            torch_model.step(task, log, number, wrapped, inner)
-            inner.step()
+            worker.step(number)
             averaged.step()
             if number % every == 0:
-                log.round(number // every)
-    log.end(torch_model.held_out_loss(task, model))
+                worker.log.round(number // every)
+    worker.log.end(worker.loss())
     accelerator.end_training()
 
 

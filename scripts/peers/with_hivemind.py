@@ -4,7 +4,6 @@ import pathlib
 import time
 
 import hivemind
-import torch
 from hivemind import compression
 
 from scripts.peers import task as task_lib
@@ -28,15 +27,13 @@ def table(task: task_lib.Task) -> hivemind.DHT:
 def main() -> None:
     """Trains as one of two peers."""
     task = task_lib.of_command()
-    torch.set_num_threads(1)
-    log, model = task_lib.Log(task), torch_model.Model(task)
-    dht = table(task)
-    averaged = hivemind.Optimizer(
+    worker, dht = torch_model.Worker(task), table(task)
+    averaged = worker.inner = hivemind.Optimizer(
         dht=dht,
         run_id="bench",
         batch_size_per_step=task.batch,
         target_batch_size=2 * task.batch * task.inner_steps,
-        optimizer=torch_model.optimizer(task, model),
+        optimizer=worker.inner,
         use_local_updates=True,
         delay_state_averaging=False,
         matchmaking_time=3.0,
@@ -51,12 +48,11 @@ def main() -> None:
     number, epoch = 0, 0
     while epoch < task.rounds:
         number += 1
-        torch_model.step(task, log, number, model, averaged)
-        averaged.step()
+        worker.step(number)
         if averaged.local_epoch > epoch:
             epoch = averaged.local_epoch
-            log.round(epoch)
-    log.end(torch_model.held_out_loss(task, model))
+            worker.log.round(epoch)
+    worker.log.end(worker.loss())
     averaged.shutdown()
     dht.shutdown()
 

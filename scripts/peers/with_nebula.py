@@ -1,7 +1,8 @@
-"""Nebula-JAX: local steps in a mesh or around a hub, of what a variant says."""
+"""Nebula-JAX: local steps in a mesh or around a hub, as a variant says."""
 
 import functools
 import sys
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -49,10 +50,9 @@ def train(task: task_lib.Task, run: nebula.Run) -> None:
         )
         state, rounds = run.restore(state, rounds)
         for step, mine in run.batches(task.rows):
-            log.begin_step()
-            state = state.apply(grads_of(state.params, mine))
-            jax.block_until_ready(state.params)
-            log.end_step()
+            with log.computing():
+                grads = jax.block_until_ready(grads_of(state.params, mine))
+            state = state.apply(grads)
             state = state.replace(params=rounds.after(step, state.params))
             run.done(step, (state, rounds))
             if step % task.inner_steps == 0:
@@ -63,19 +63,31 @@ def train(task: task_lib.Task, run: nebula.Run) -> None:
     log.end(float(np.mean(parts)))
 
 
-def main() -> None:
-    """Trains as one of two clusters, without TLS, as the others do."""
-    task = task_lib.of_command()
+def start(
+    task: task_lib.Task, cluster: str, roles: dict[str, Any], checkpoint_every: int
+) -> None:
+    """Trains as one of two clusters, without TLS, as the others do.
+
+    Args:
+      cluster: name of this one.
+      roles: as of `nebula.main`, but for the task, which comes first.
+      checkpoint_every: steps.
+    """
     sys.argv[1:] = [
-        f"--cluster=replica:{task.worker}",
+        f"--cluster={cluster}",
         f"--peer={task.root}:7070" if task.worker else f"--listen={task.root}:7070",
-        "--clusters=2",
         "--tls=off",
         f"--steps={task.steps}",
-        f"--checkpoint_every={task.inner_steps}",
+        f"--checkpoint_every={checkpoint_every}",
         f"--workdir={task.folder}/run",
     ]
-    nebula.main({"replica:*": functools.partial(train, task)})
+    nebula.main({name: functools.partial(fn, task) for name, fn in roles.items()})
+
+
+def main() -> None:
+    """Trains as one of two replicas."""
+    task = task_lib.of_command()
+    start(task, f"replica:{task.worker}", {"replica:*": train}, task.inner_steps)
 
 
 if __name__ == "__main__":

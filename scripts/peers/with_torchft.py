@@ -20,14 +20,15 @@ WAIT = datetime.timedelta(seconds=300)
 
 
 def main() -> None:
-    """Trains as one of two replica groups."""
+    """Trains as one of two replica groups, or is the lighthouse."""
     task = task_lib.of_command()
+    if task.worker == task_lib.SERVER:
+        serve(task)
     os.environ |= {"GLOO_SOCKET_IFNAME": task.device}
     # torchft names this host to its peer; no name server knows it here.
     socket.gethostname = lambda: task.host
-    torch.set_num_threads(1)
-    log, model = task_lib.Log(task), torch_model.Model(task)
-    inner = torch_model.optimizer(task, model)
+    worker = torch_model.Worker(task)
+    model, inner = worker.model, worker.inner
     outer = torch.optim.SGD(model.parameters(), lr=0.7, momentum=0.9, nesterov=True)
     store = distributed.TCPStore(
         task.host, STORE, is_master=True, wait_for_workers=False
@@ -61,23 +62,21 @@ def main() -> None:
     with local_sgd.DiLoCo(manager, [model], inner, outer, sync_every=task.inner_steps):
         while (done := manager.current_step()) < task.rounds:
             for number in range(task.inner_steps):
-                at = done * task.inner_steps + number + 1
-                torch_model.step(task, log, at, model, inner)
-                inner.step()
+                worker.step(done * task.inner_steps + number + 1)
             if manager.current_step() > done:
-                log.round(manager.current_step())
-    log.end(torch_model.held_out_loss(task, model))
+                worker.log.round(manager.current_step())
+    worker.log.end(worker.loss())
     time.sleep(2)  # seconds in which the other one leaves its last quorum
     manager.shutdown(wait=False)
     del store
 
 
+def serve(task: task_lib.Task) -> None:
+    """Becomes the lighthouse, by which the groups find each other."""
+    command = str(pathlib.Path(sys.executable).with_name("torchft_lighthouse"))
+    options = ["--min_replicas=2", "--join_timeout_ms=1000"]
+    os.execv(command, [command, *options, f"--bind={task.root}:{LIGHTHOUSE}"])
+
+
 if __name__ == "__main__":
-    if task_lib.of_command().worker == 2:
-        command = str(pathlib.Path(sys.executable).with_name("torchft_lighthouse"))
-        options = ["--min_replicas=2", "--join_timeout_ms=1000"]
-        os.execv(
-            command,
-            [command, *options, f"--bind={task_lib.of_command().root}:{LIGHTHOUSE}"],
-        )
     main()

@@ -1,5 +1,6 @@
 """The benchmark of frameworks: its task, one trial, its tables."""
 
+import functools
 import math
 import pathlib
 import sys
@@ -8,13 +9,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from absl import flags
 
 from nebula_jax import errors
 from nebula_jax.runtime.records import report
 from scripts import bench_peers
 from scripts.peers import sites as sites_lib
 from scripts.peers import task as task_lib
-from scripts.peers import trials, with_nebula
+from scripts.peers import translator, trials, with_nebula
+from scripts.tables import runs as table_runs
 
 SIZE = trials.Size(width=16, rounds=3, inner_steps=12, batch=8)
 
@@ -33,6 +36,9 @@ def here(monkeypatch):
     class Here(sites_lib.Site):
         def command(self, arguments):
             return list(arguments)
+
+        def processes(self):
+            return []
 
     class Line:
         def __enter__(self):
@@ -74,42 +80,92 @@ def test_the_model_of_jax_is_that_of_numpy(task):
     np.testing.assert_allclose(found, expected.mean(), rtol=1e-5)
 
 
+def test_the_target_of_the_cut_writes_the_source_from_its_end(task):
+    source, given, wanted = translator.batch(task, 1)
+    np.testing.assert_array_equal(wanted, source[:, ::-1])
+    assert (given[:, 0] == translator.BEGIN).all()
+    np.testing.assert_array_equal(given[:, 1:], wanted[:, :-1])
+    other = task_lib.Task(**vars(task) | {"worker": 1})
+    np.testing.assert_array_equal(translator.batch(other, 1).source, source)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", list(with_nebula.VARIANTS))
 def test_two_workers_train_and_one_that_is_killed_comes_back(here, variant):
-    arm, python = (
-        trials.Arm("with_nebula", variant=variant),
-        pathlib.Path(sys.executable),
-    )
-    with trials.running(arm, python, SIZE, None) as trial:
+    arm = trials.Arm("with_nebula", variant=variant)
+    start = functools.partial(trials.running, arm, pathlib.Path(sys.executable))
+    with start(SIZE, None) as trial:
         found = bench_peers.measured(trial)
     assert found["loss"] < 6
-    assert min(found["bytes"], found["round"]) > 0
+    assert min(found["bytes"], found["round"], found["computing"]) > 0
     assert found["memory"] > 50
-    endless = SIZE._replace(rounds=10_000)
-    with trials.running(arm, python, endless, None) as trial:
+    with start(SIZE._replace(rounds=10_000), None) as trial:
         assert 0 < bench_peers.recovery(trial) < trials.LONGEST_SECONDS
 
 
-def test_a_worker_that_fails_ends_the_trial_with_its_last_words(here):
-    arm, python = trials.Arm("with_nothing"), pathlib.Path(sys.executable)
+@pytest.mark.slow
+def test_two_parts_train_and_their_loss_is_that_of_the_target(here):
+    arm = trials.Arm("cut_with_nebula", variant="int4")
+    size = trials.Size(translator.WIDTH, 3, 1, batch=32)
+    with trials.running(arm, pathlib.Path(sys.executable), size, None) as trial:
+        found = bench_peers.measured(trial)
+    assert 1 < found["loss"] < 10
+    assert "computing" not in found
+
+
+@pytest.mark.parametrize(
+    ("module", "words"), [("with_nothing", ".*with_nothing"), ("__init__", "$")]
+)
+def test_a_worker_that_ends_without_a_loss_ends_the_trial(here, module, words):
+    arm, python = trials.Arm(module), pathlib.Path(sys.executable)
     with (
         trials.running(arm, python, SIZE, None) as trial,
-        pytest.raises(errors.NebulaError, match=r"worker 0 ended: .*with_nothing"),
+        pytest.raises(errors.NebulaError, match=f"worker [01] ended: {words}"),
     ):
         bench_peers.measured(trial)
 
 
-def test_a_table_has_the_shortest_round_first_and_a_dash_for_what_is_not_there():
-    figures = {"computing": 1.0, "bytes": 1e6, "loss": 2.5, "memory": 200.0}
+def test_a_row_is_measured_once_and_one_that_fails_says_why(
+    tmp_path, monkeypatch, capsys
+):
+    for name, value in (("sizes", ["the cut"]), ("lines", ["none"])):
+        monkeypatch.setattr(flags.FLAGS[name], "value", value)
+    done, failing = [], {"torch pipelining float32"}
+
+    def execute(run, workdir):
+        size, line, arm = (each.partition("=")[2] for each in run.arguments[:3])
+        done.append(arm)
+        if arm in failing:
+            raise errors.NebulaError("there is no environment torch")
+        row = {"model": size, "line": line, "arm": arm, "round": 1.0}
+        report.write(workdir / "summary.json", report.provenance(1.0) | {"row": row})
+
+    def record():
+        runs = table_runs.Runs(tmp_path, table_runs.summary_of, execute)
+        return bench_peers.record(runs, None)["rows"]
+
+    assert record()[-1]["reason"] == "there is no environment torch"
+    assert "4 rows left, about 2 minutes" in capsys.readouterr().err
+    assert len(done) == len(bench_peers.CUT)
+    failing.clear()
+    assert [row["round"] for row in record()] == [1.0] * 4
+    assert done[4:] == ["torch pipelining float32"]
+
+
+def test_a_table_says_who_is_ahead_and_has_a_dash_for_what_is_not_there():
+    figures = {"bytes": 1e6, "loss": 2.5, "memory": 200.0}
     about = {"model": "1 M", "line": "60 Mbit/s"}
     rows = [
-        about | figures | {"arm": "slow", "round": 9.0, "recovery": 3.0},
+        about | figures | {"arm": "Nebula mesh float32", "round": 8.0},
         about | {"arm": "absent", "reason": "there is no environment torch"},
-        about | figures | {"arm": "fast", "round": 2.0},
+        about | figures | {"arm": "fast", "round": 2.0, "version": "fast 1"},
     ]
-    text = bench_peers.markdown(report.provenance(1.0) | {"rows": rows})
-    assert text.index("| fast | 2.00 s") < text.index("| slow | 9.00 s")
-    assert "| 3.0 s |" in text
+    sizes = {name: size._asdict() for name, size in bench_peers.SIZES.items()}
+    about = report.provenance(1.0, seeds=["0"])
+    text = bench_peers.markdown(about | {"rows": rows, "sizes": sizes})
+    assert "of Nebula's, times its figure: fast, a round 0.250." in text
+    fast = "| fast | 2.00 s | 1,000,000 | 2.5000 | 200 MB | 0.25 | 1.00 |"
+    assert text.index(fast) < text.index("| Nebula mesh float32 | 8.00 s")
     assert "| absent | – | – | – | – | – | – |" in text
     assert "absent: there is no environment torch." in text
+    assert "Others: fast 1." in text

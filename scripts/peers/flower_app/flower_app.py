@@ -1,6 +1,8 @@
 """Flower: FedAvg, the mean of parameters at a server, a new inner optimizer a round."""
 
-import torch
+import pathlib
+from collections.abc import Iterable
+
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
@@ -13,48 +15,61 @@ client = ClientApp()
 server = ServerApp()
 
 
+def worker_of(context: Context, number: int) -> torch_model.Worker:
+    """Returns the worker of this number, at step 0."""
+    path = pathlib.Path(str(context.run_config["folder"]), f"task{number}.json")
+    return torch_model.Worker(task_lib.read(path))
+
+
 @client.train()
 def train(message: Message, context: Context) -> Message:
     """Takes the inner steps of a round."""
-    torch.set_num_threads(1)
-    task = task_lib.of_folder(
-        str(context.run_config["folder"]), int(context.node_config["worker"])
-    )
-    log, model = task_lib.Log(task), torch_model.Model(task)
-    model.load_state_dict(message.content["arrays"].to_torch_state_dict())
-    inner = torch_model.optimizer(task, model)
+    worker = worker_of(context, int(context.node_config["worker"]))
+    worker.model.load_state_dict(message.content["arrays"].to_torch_state_dict())
     at = int(message.content["config"]["server-round"])
-    for number in range(task.inner_steps):
-        step = (at - 1) * task.inner_steps + number + 1
-        torch_model.step(task, log, step, model, inner)
-        inner.step()
-    log.round(at)  # the server's say when it is averaged
-    arrays = ArrayRecord(model.state_dict())
-    weight = MetricRecord({"num-examples": task.batch})
+    for number in range(
+        (at - 1) * worker.task.inner_steps, at * worker.task.inner_steps
+    ):
+        worker.step(number + 1)
+    worker.log.round(at)  # the server's say when it is averaged
+    arrays = ArrayRecord(worker.model.state_dict())
+    weight = MetricRecord({"num-examples": worker.task.batch})
     content = RecordDict({"arrays": arrays, "metrics": weight})
     return Message(content=content, reply_to=message)
+
+
+class Mean(FedAvg):
+    """A FedAvg that ends when no worker could train: it would go on with nothing."""
+
+    def aggregate_train(
+        self, server_round: int, replies: Iterable[Message]
+    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
+        """Returns the mean of what has come; RuntimeError if that is nothing."""
+        found = super().aggregate_train(server_round, replies)
+        if found[0] is None:
+            raise RuntimeError(f"no worker has trained in round {server_round}")
+        return found
 
 
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     """Averages, and measures the held-out loss at the end."""
-    task = task_lib.of_folder(str(context.run_config["folder"]), 2)
-    log, model = task_lib.Log(task), torch_model.Model(task)
+    worker = worker_of(context, task_lib.SERVER)
+    rounds = worker.task.rounds
 
     def after(number: int, arrays: ArrayRecord) -> MetricRecord:
         if number:
-            log.round(number)
-        if number == task.rounds:
-            model.load_state_dict(arrays.to_torch_state_dict())
-            log.end(torch_model.held_out_loss(task, model))
+            worker.log.round(number)
+        if number == rounds:
+            worker.model.load_state_dict(arrays.to_torch_state_dict())
+            worker.log.end(worker.loss())
         return MetricRecord({"round": number})
 
-    mean = FedAvg(
+    mean = Mean(
         fraction_evaluate=0.0,
         min_train_nodes=2,
         min_evaluate_nodes=0,
         min_available_nodes=2,
     )
-    begin = ArrayRecord(model.state_dict())
-    rounds, timeout = task.rounds, 600.0
-    mean.start(grid, begin, num_rounds=rounds, timeout=timeout, evaluate_fn=after)
+    begin = ArrayRecord(worker.model.state_dict())
+    mean.start(grid, begin, num_rounds=rounds, timeout=600.0, evaluate_fn=after)
