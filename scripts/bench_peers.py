@@ -17,9 +17,10 @@ root, ip, tc and setpriv.
     bytes       what crosses in a round, both ways, headers and heartbeats included
     loss        on held-out text, in nats, after the last round: equal numbers of
                 tokens; at the cut the mean of the last five steps, on the same batches
-    memory      peak of a worker and its children, MB
+    memory      peak of all processes of a site, MB
 """
 
+import dataclasses
 import functools
 import itertools
 import pathlib
@@ -41,6 +42,7 @@ from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from scripts.peers import cut_with_nebula, translator, trials
 from scripts.peers import sites as sites_lib
+from scripts.peers import task as task_lib
 from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
@@ -53,6 +55,7 @@ flags.DEFINE_list("sizes", [], "Models to train, such as 1 M; all if empty.")
 flags.DEFINE_list("lines", [], "Lines to use, such as 60 Mbit/s; all if empty.")
 
 KILL_AFTER = 3  # rounds
+LEAST_BYTES = 3e5  # of a round; fewer are heartbeats
 KILLED = ("1 M", "60 Mbit/s")  # where a worker is killed, after a row's run
 
 Arm = trials.Arm
@@ -77,9 +80,11 @@ CUT = {
 }
 """Name -> arm. The first of each table is what the others are compared with."""
 SIZES = {
-    "1 M": trials.Size(width=600, rounds=6, inner_steps=50, batch=64),
-    "22 M": trials.Size(width=4150, rounds=4, inner_steps=10, batch=32),
-    "the cut": trials.Size(translator.WIDTH, 16, 1, batch=128, rate=5e-4),
+    "1 M": task_lib.Size(width=600, rounds=6, inner_steps=50, batch=64),
+    "22 M": task_lib.Size(width=4150, rounds=4, inner_steps=10, batch=32),
+    "the cut": task_lib.Size(
+        width=translator.WIDTH, rounds=16, inner_steps=1, batch=128, rate=5e-4
+    ),
 }
 LINES = {"60 Mbit/s": 60.0, "170 Mbit/s": 170.0, "none": None}
 SECONDS = {"1 M": (40, 35, 30), "22 M": (90, 60, 45), "the cut": (40, 35, 30)}
@@ -134,6 +139,8 @@ def measured(trial: trials.Trial) -> dict[str, float]:
         trial.watch()
     rounds = trial.rounds()
     computed = [each["computed"] for each in trial.events(0) if "round" in each]
+    if len(computed) < len(rounds):
+        raise errors.NebulaError("the first worker did not train in every round")
     found = {
         "round": statistics.median(np.diff([each["at"] for each in rounds])),
         "computing": statistics.median(computed[1:]),  # the first one compiles
@@ -175,8 +182,10 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
     with process.sigterm_as_exit():
         with start(SIZES[size], LINES[line]) as trial:
             found: dict[str, Any] = measured(trial)
+        if found["bytes"] < LEAST_BYTES:
+            raise errors.NebulaError("the workers have trained each for itself")
         if (size, line) == KILLED and arm.goes_on:
-            endless = SIZES[size]._replace(rounds=10_000)
+            endless = dataclasses.replace(SIZES[size], rounds=10_000)
             try:
                 with start(endless, LINES[line]) as trial:
                     found["recovery"] = recovery(trial)
@@ -205,7 +214,10 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
         except errors.NebulaError as error:  # the others go on
             row = dict(zip(("model", "line", "arm"), each, strict=True))
             rows.append(row | {"reason": str(error)})
-    return {"sizes": {n: size._asdict() for n, size in SIZES.items()}, "rows": rows}
+    return {
+        "sizes": {name: dataclasses.asdict(size) for name, size in SIZES.items()},
+        "rows": rows,
+    }
 
 
 def _chosen() -> Iterator[tuple[str, str, str]]:
@@ -246,7 +258,7 @@ def markdown(record: Mapping[str, Any]) -> str:
     for model, line in dict.fromkeys((each["model"], each["line"]) for each in rows):
         found = [row for row in rows if (row["model"], row["line"]) == (model, line)]
         found.sort(key=lambda row: row.get("round", float("inf")))
-        size = trials.Size(**record["sizes"][model])
+        size = task_lib.Size(**record["sizes"][model])
         parts += [
             f"**{model}; line: {line}.** {_ahead(found)} Rounds: {size.rounds}, steps"
             f" of each: {size.inner_steps}, examples of a step: {size.batch}.",

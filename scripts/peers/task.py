@@ -8,9 +8,8 @@ import contextlib
 import dataclasses
 import json
 import pathlib
-import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -20,28 +19,36 @@ HELD_OUT = 4096  # examples
 SERVER = 2  # the number of the process that a framework's server is
 
 
-@dataclasses.dataclass(frozen=True)
-class Task:
-    """A worker's part of the work."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Size:
+    """A model and its schedule."""
 
-    worker: int
-    """0 or 1; SERVER for the server of a framework that has one."""
     width: int
     """Of both hidden layers."""
     rounds: int
     inner_steps: int
     batch: int
     """Examples of one worker in a step."""
-    folder: str
-    """With `text.npy`, and at the cut with `parameters.npz`; takes the worker's log."""
-    host: str
-    """The worker's own address."""
-    root: str
-    """The address of worker 0, where a server runs if a framework has one."""
-    device: str
-    """The network interface of `host`."""
-    variant: str = ""
     rate: float = 1e-3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task(Size):
+    """A worker's part of the work."""
+
+    worker: int = 0
+    """0 or 1; SERVER for the server of a framework that has one."""
+    folder: str
+    """With `text.npy`; takes the worker's log and what else the framework writes."""
+    host: str = ""
+    """The worker's own address."""
+    root: str = ""
+    """The address of worker 0, where a server runs if a framework has one."""
+    device: str = ""
+    """The network interface of `host`."""
+    module: str = ""
+    """Of `scripts.peers`, with the framework's part."""
+    variant: str = ""
 
     @property
     def steps(self) -> int:
@@ -90,6 +97,19 @@ class Task:
         return self._text()[ends[:, None] + np.arange(-CONTEXT, 1)].astype(np.int32)
 
 
+def logits(gelu: Callable[[Any], Any], params: Mapping[str, Any], rows: Any) -> Any:
+    """Computes the model of local steps in any framework: [B, SYMBOLS].
+
+    Args:
+      params: like `Task.parameters`.
+      rows: [B, CONTEXT + 1] integers, the last of which is to be guessed.
+    """
+    x = params["embedding"][rows[:, :-1]].reshape(len(rows), -1)
+    for name in ("first", "second"):
+        x = gelu(x @ params[name] + params[f"{name}_bias"][None])
+    return x @ params["head"] + params["head_bias"][None]
+
+
 class Log:
     """A worker's reports, a line of JSON each: when rounds ended, and the end."""
 
@@ -132,8 +152,3 @@ def _crossed(device: str) -> int:
 def read(path: pathlib.Path) -> Task:
     """Returns the task that `Task.write` left."""
     return Task(**json.loads(path.read_text()))
-
-
-def of_command() -> Task:
-    """Returns the task of this process, whose file its command names."""
-    return read(pathlib.Path(sys.argv[1]))

@@ -1,31 +1,34 @@
 """The task's model in PyTorch, for the frameworks that train PyTorch's."""
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn import functional
 
 from scripts.peers import task as task_lib
 
 
-class Model(torch.nn.Module):
-    """The next byte from those before it."""
+class Module(torch.nn.Module):
+    """A module with parameters by name."""
 
-    def __init__(self, task: task_lib.Task) -> None:
-        """Begins with the task's parameters."""
+    def __init__(self, values: Mapping[str, np.ndarray]) -> None:
+        """Begins with these values."""
         super().__init__()
-        for name, value in task.parameters().items():
-            self.register_parameter(name, torch.nn.Parameter(torch.from_numpy(value)))
+        self.values = torch.nn.ParameterDict(
+            {name: torch.from_numpy(value) for name, value in values.items()}
+        )
+
+
+class Model(Module):
+    """The model of local steps."""
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Returns the mean loss of rows [B, CONTEXT + 1], in nats."""
-        gelu = torch.nn.functional.gelu
-        x = self.embedding[rows[:, :-1]].flatten(1)
-        x = gelu(x @ self.first + self.first_bias)
-        x = gelu(x @ self.second + self.second_bias)
-        logits = x @ self.head + self.head_bias
-        return torch.nn.functional.cross_entropy(logits, rows[:, -1].long())
+        logits = task_lib.logits(functional.gelu, self.values, rows)
+        return functional.cross_entropy(logits, rows[:, -1].long())
 
 
 class Worker:
@@ -39,7 +42,7 @@ class Worker:
         """Begins at step 0, on one thread."""
         torch.set_num_threads(1)
         self.task, self.log = task, task_lib.Log(task)
-        self.model: torch.nn.Module = Model(task)
+        self.model: torch.nn.Module = Model(task.parameters())
         self.inner: Any = adamw(task, self.model)
 
     def step(self, number: int) -> None:

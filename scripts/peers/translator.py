@@ -1,32 +1,99 @@
-"""The task of the cut: an encoder-decoder in two parts, of the shape of Table 5's.
+"""The task of the cut: an encoder-decoder in two parts, of Table 5's size.
 
-The source reads twelve bytes of text, the target writes them from the last to the
-first. Both have random weights, all of which train; a step is a round. Here is what
-both frameworks share, in NumPy.
+Layers, widths, lengths and batches are those of its tiny scale, with attention to the
+source in place of adapters. The source reads twelve bytes of text, the target writes
+them from the last to the first. All weights begin random and train; a step is a round.
+The model is written once, over the operations that each framework gives.
+
+B batch, L length, D width, H heads, K head width, V symbols.
 """
 
 import dataclasses
-import pathlib
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from scripts.peers import task as task_lib
 
-LENGTH = 12  # of both sides, as in Table 5 at its tiny scale; so are the sizes below
-WIDTH, HEADS, FEED_FORWARD = 384, 12, 1536
-SOURCE_LAYERS, TARGET_LAYERS = 3, 2
-ENCODER_INNER, DECODER_INNER, DECODER_HEADS = 256, 512, 4
+LENGTH, WIDTH, HEADS, INNER = 12, 384, 12, 1536
+LAYERS = {"source": 3, "target": 2}
 MICRO_BATCHES = 16
 LAST_STEPS = 5  # whose mean is the loss of a trial
 BEGIN = 0  # the symbol before a target sentence; no text has it
 
 
+class Operations(NamedTuple):
+    """A framework's own operations."""
+
+    gelu: Callable[..., Any]
+    normal: Callable[..., Any]
+    """A layer norm of x [B, L, D], without parameters."""
+    attend: Callable[..., Any]
+    """Attention of query, key and value [B, L, H, K], perhaps `is_causal`."""
+
+
+def parameters(part: str) -> dict[str, np.ndarray]:
+    """Returns those of step 0 of a part, float32: weights [in, out] and biases."""
+    sizes = {"words": (task_lib.SYMBOLS, WIDTH), "places": (LENGTH, WIDTH)}
+    for layer in range(LAYERS[part]):
+        for kind in ("own", "other") if part == "target" else ("own",):
+            for name in ("query", "key", "value", "output"):
+                sizes[f"{kind}_{name}_{layer}"] = (WIDTH, WIDTH)
+        sizes |= {f"inner_{layer}": (WIDTH, INNER), f"outer_{layer}": (INNER, WIDTH)}
+    if part == "target":
+        sizes["head"] = (WIDTH, task_lib.SYMBOLS)
+    draw, found = np.random.default_rng(LAYERS[part]), {}
+    for name, (rows, columns) in sizes.items():
+        values = draw.standard_normal((rows, columns)) * rows**-0.5
+        found[name] = values.astype(np.float32)
+        found[f"{name}_bias"] = np.zeros(columns, np.float32)
+    return found
+
+
+def hidden(
+    ops: Operations, params: Mapping[str, Any], ids: Any, source: Any = None
+) -> Any:
+    """Computes the hidden states of a part, post-layer-norm, [B, L, D].
+
+    Args:
+      ids: [B, L] integers.
+      source: of the target the hidden states of the source [B, L, D].
+    """
+
+    def dense(name: str, x: Any) -> Any:
+        return x @ params[name] + params[f"{name}_bias"]
+
+    def attended(kind: str, layer: int, x: Any, memory: Any, is_causal: bool) -> Any:
+        heads = [
+            dense(f"{kind}_{name}_{layer}", each).reshape(*each.shape[:2], HEADS, -1)
+            for name, each in (("query", x), ("key", memory), ("value", memory))
+        ]
+        context = ops.attend(*heads, is_causal=is_causal).reshape(x.shape)
+        return ops.normal(x + dense(f"{kind}_output_{layer}", context))
+
+    x = ops.normal(params["words"][ids] + params["places"])
+    is_target = source is not None
+    for layer in range(LAYERS["target" if is_target else "source"]):
+        x = attended("own", layer, x, x, is_target)
+        if is_target:
+            x = attended("other", layer, x, source, False)
+        inner = ops.gelu(dense(f"inner_{layer}", x))
+        x = ops.normal(x + dense(f"outer_{layer}", inner))
+    return x
+
+
+def logits(ops: Operations, params: Mapping[str, Any], given: Any, source: Any) -> Any:
+    """Computes the target's logits behind each symbol that is given, [B, L, V]."""
+    x = hidden(ops, params, given, source)
+    return x @ params["head"] + params["head_bias"]
+
+
 class Batch(NamedTuple):
     """The rows of a step.
 
-    source: [B, LENGTH] int32. given: [B, LENGTH] int32, what the target has read where
-      it guesses. wanted: [B, LENGTH] int32, what it should guess.
+    source: [B, L] int32. given: [B, L] int32, what the target has read where it
+    guesses. wanted: [B, L] int32, what it should guess.
     """
 
     source: np.ndarray
@@ -42,13 +109,6 @@ def batch(task: task_lib.Task, step: int) -> Batch:
     return Batch(source, given, wanted)
 
 
-def parameters(task: task_lib.Task, part: str) -> dict[str, np.ndarray]:
-    """Returns path -> values at step 0 of a part, `source` or `target`."""
-    with np.load(pathlib.Path(task.folder, "parameters.npz")) as found:
-        names = [name for name in found if name.startswith(f"{part}/")]
-        return {name.removeprefix(f"{part}/"): found[name] for name in names}
-
-
-def loss(losses: list[float]) -> float:
-    """Returns the loss of a trial, in nats, from that of each step."""
-    return float(np.mean(losses[-LAST_STEPS:]))
+def loss(losses: list[float]) -> float | None:
+    """Returns the loss of a trial, in nats, from that of each step; None of none."""
+    return float(np.mean(losses[-LAST_STEPS:])) if losses else None

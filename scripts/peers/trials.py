@@ -16,7 +16,6 @@ import numpy as np
 import psutil
 
 from nebula_jax import errors
-from scripts.peers import cut_with_nebula
 from scripts.peers import sites as sites_lib
 from scripts.peers import task as task_lib
 
@@ -42,16 +41,6 @@ class Arm(NamedTuple):
     """True if a job goes on after the death of a worker."""
 
 
-class Size(NamedTuple):
-    """A model and its schedule."""
-
-    width: int
-    rounds: int
-    inner_steps: int
-    batch: int
-    rate: float = 1e-3
-
-
 class Trial:
     """An arm at work: its processes and what they have logged."""
 
@@ -64,7 +53,7 @@ class Trial:
     ) -> None:
         """Starts all processes, of tasks that differ from `task` by their worker."""
         self._arm, self._task, self._sites = arm, task, sites
-        self._module = [str(python), "-m", f"scripts.peers.{arm.module}"]
+        self._command = [str(python), "-m", "scripts.peers"]
         self._processes: dict[int, psutil.Popen] = {}
         self._ended: dict[int, float] = {}  # number -> when
         self._is_killed, self._begin, self.peak_mb = False, time.monotonic(), 0.0
@@ -78,18 +67,13 @@ class Trial:
         )
         with (folder / f"output{number}.txt").open("a") as output:
             self._processes[number] = psutil.Popen(
-                site.command([*self._module, str(task.write())]),
+                site.command([*self._command, str(task.write())]),
                 cwd=folder,
                 env=sites_lib.environment(folder),
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=output,
             )
-
-    def _family(self, number: int) -> list[psutil.Process]:
-        with contextlib.suppress(psutil.NoSuchProcess):
-            return [*self._processes[number].children(True), self._processes[number]]
-        return []
 
     def events(self, worker: int) -> list[dict[str, Any]]:
         """Returns what a worker has logged so far."""
@@ -118,8 +102,8 @@ class Trial:
           errors.NebulaError: if one fails that nobody has killed, or all take too long.
         """
         time.sleep(POLL_SECONDS)
-        for number in (0, 1):
-            used = sum(_resident(each) for each in self._family(number)) / 2**20
+        for site in self._sites:
+            used = sum(_resident(each) for each in site.processes()) / 2**20
             self.peak_mb = max(self.peak_mb, used)
         for number in list(self._processes):
             if self._processes[number].poll() is not None:
@@ -149,14 +133,14 @@ class Trial:
         With all that runs at its site: a framework's helpers outlive their parents.
         """
         self._is_killed = True
-        for each in [*self._family(number), *self._sites[number % 2].processes()]:
+        for each in self._sites[number].processes():
             with contextlib.suppress(psutil.NoSuchProcess):
                 each.kill()
 
     def stop(self) -> None:
         """Ends all."""
-        for number in self._processes:
-            self.kill(number)
+        self.kill(0)
+        self.kill(1)
         psutil.wait_procs(self._processes.values(), timeout=10)
 
 
@@ -168,7 +152,7 @@ def _resident(each: psutil.Process) -> int:
 
 @contextlib.contextmanager
 def running(
-    arm: Arm, python: pathlib.Path, size: Size, megabits: float | None
+    arm: Arm, python: pathlib.Path, size: task_lib.Size, megabits: float | None
 ) -> Iterator[Trial]:
     """Yields an arm at work in new sites and a new folder; all ends with the block.
 
@@ -178,17 +162,13 @@ def running(
     """
     with tempfile.TemporaryDirectory(prefix="peers") as folder:
         np.save(pathlib.Path(folder, "text.npy"), text())
-        if arm.module.startswith("cut_"):
-            np.savez(pathlib.Path(folder, "parameters"), **cut_with_nebula.init())
         with sites_lib.joined(megabits) as sites:
             task = task_lib.Task(
-                worker=0,
+                **dataclasses.asdict(size),
                 folder=folder,
-                host="",
-                device="",
                 root=sites[0].address,
+                module=arm.module,
                 variant=arm.variant,
-                **size._asdict(),
             )
             trial = Trial(arm, python, task, sites)
             try:

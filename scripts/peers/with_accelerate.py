@@ -9,9 +9,8 @@ from scripts.peers import task as task_lib
 from scripts.peers import torch_model
 
 
-def main() -> None:
+def train(task: task_lib.Task) -> None:
     """Trains as one of two processes of a gloo group."""
-    task = task_lib.of_command()
     torch_model.name_group(task)
     os.environ["ACCELERATE_USE_CPU"] = "1"
     worker, every = torch_model.Worker(task), task.inner_steps
@@ -25,7 +24,3 @@ def main() -> None:
                 worker.log.round(number // every)
     worker.log.end(worker.loss())
     accelerator.end_training()
-
-
-if __name__ == "__main__":
-    main()

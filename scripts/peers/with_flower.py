@@ -17,8 +17,9 @@ BIN = pathlib.Path(sys.executable).parent
 
 def serve(task: task_lib.Task) -> None:
     """Runs a SuperLink for as long as the app runs: it would wait for the next one."""
-    home, at = pathlib.Path(os.environ["FLWR_HOME"]), f"{task.root}:{PORT}"
-    home.mkdir(parents=True, exist_ok=True)
+    env, at = environment(task), f"{task.root}:{PORT}"
+    home = pathlib.Path(env["FLWR_HOME"])
+    home.mkdir(exist_ok=True)
     known = f'address = "{at}"\ninsecure = true\n'
     home.joinpath("config.toml").write_text(
         f'[superlink]\ndefault = "w"\n[superlink.w]\n{known}'
@@ -27,7 +28,9 @@ def serve(task: task_lib.Task) -> None:
     options = ["--insecure", "--disable-runtime-dependency-installation"]
     where = [f"--host={task.root}", f"--port={PORT}"]
     with contextlib.ExitStack() as stack:
-        superlink = subprocess.Popen([BIN / "flower-superlink", *options, *where])
+        superlink = subprocess.Popen(
+            [BIN / "flower-superlink", *options, *where], env=env
+        )
         stack.callback(superlink.kill)
         while not _listens(task.root):
             if superlink.poll() is not None:
@@ -35,7 +38,7 @@ def serve(task: task_lib.Task) -> None:
             time.sleep(0.2)
         config = f'folder="{task.folder}"'
         run = [BIN / "flwr", "run", APP, "w", "--stream", "--run-config", config]
-        subprocess.run(run, check=True)
+        subprocess.run(run, env=env, check=True)
 
 
 def _listens(host: str) -> bool:
@@ -44,20 +47,16 @@ def _listens(host: str) -> bool:
     return False
 
 
-def main() -> None:
-    """Serves, or is a SuperNode."""
-    task = task_lib.of_command()
-    # A folder each: all of them unpack the app into their own.
-    home = f"{task.folder}/flower{task.worker}"
-    os.environ |= {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_HOME": home}
-    os.environ["PATH"] = f"{BIN}:{os.environ['PATH']}"
-    if task.worker == task_lib.SERVER:
-        serve(task)
-        return
+def train(task: task_lib.Task) -> None:
+    """Becomes a SuperNode, in whose own processes the app trains."""
     options = ["--insecure", f"--superlink={task.root}:{PORT}"]
     where = [f"--node-config=worker={task.worker}"]
-    os.execv(BIN / "flower-supernode", ["flower-supernode", *options, *where])
+    command = [str(BIN / "flower-supernode"), *options, *where]
+    os.execve(command[0], command, environment(task))
 
 
-if __name__ == "__main__":
-    main()
+def environment(task: task_lib.Task) -> dict[str, str]:
+    """Returns the variables of Flower; its processes unpack the app each for itself."""
+    home = {"FLWR_HOME": f"{task.folder}/flower{task.worker}"}
+    path = {"PATH": f"{BIN}:{os.environ['PATH']}", "FLWR_TELEMETRY_ENABLED": "0"}
+    return os.environ | path | home

@@ -24,9 +24,8 @@ def table(task: task_lib.Task) -> hivemind.DHT:
     return found
 
 
-def main() -> None:
+def train(task: task_lib.Task) -> None:
     """Trains as one of two peers."""
-    task = task_lib.of_command()
     worker, dht = torch_model.Worker(task), table(task)
     averaged = worker.inner = hivemind.Optimizer(
         dht=dht,
@@ -55,7 +54,3 @@ def main() -> None:
     worker.log.end(worker.loss())
     averaged.shutdown()
     dht.shutdown()
-
-
-if __name__ == "__main__":
-    main()

@@ -27,18 +27,21 @@ VARIANTS = {
 """Name -> settings of local steps, and the hub."""
 
 
+GELU = functools.partial(jax.nn.gelu, approximate=False)
+
+
+def mean_loss(logits: jax.Array, wanted: jax.Array) -> jax.Array:
+    """Returns the mean loss, in nats."""
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, wanted)
+    return losses.mean()
+
+
 def loss_of(params: dict[str, jax.Array], rows: jax.Array) -> jax.Array:
     """Returns the mean loss of rows [B, CONTEXT + 1], in nats."""
-    gelu = functools.partial(jax.nn.gelu, approximate=False)
-    x = params["embedding"][rows[:, :-1]].reshape(len(rows), -1)
-    x = gelu(x @ params["first"] + params["first_bias"][None])
-    x = gelu(x @ params["second"] + params["second_bias"][None])
-    logits = x @ params["head"] + params["head_bias"][None]
-    loss = optax.softmax_cross_entropy_with_integer_labels
-    return loss(logits, rows[:, -1]).mean()
+    return mean_loss(task_lib.logits(GELU, params, rows), rows[:, -1])
 
 
-def train(task: task_lib.Task, run: nebula.Run) -> None:
+def replica(task: task_lib.Task, run: nebula.Run) -> None:
     """Trains a replica."""
     log, settings = task_lib.Log(task), OUTER | VARIANTS[task.variant]
     grads_of = jax.jit(jax.grad(loss_of))
@@ -84,11 +87,6 @@ def start(
     nebula.main({name: functools.partial(fn, task) for name, fn in roles.items()})
 
 
-def main() -> None:
+def train(task: task_lib.Task) -> None:
     """Trains as one of two replicas."""
-    task = task_lib.of_command()
-    start(task, f"replica:{task.worker}", {"replica:*": train}, task.inner_steps)
-
-
-if __name__ == "__main__":
-    main()
+    start(task, f"replica:{task.worker}", {"replica:*": replica}, task.inner_steps)

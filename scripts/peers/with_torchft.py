@@ -19,11 +19,8 @@ LIGHTHOUSE, STORE = 29510, 29600
 WAIT = datetime.timedelta(seconds=300)
 
 
-def main() -> None:
-    """Trains as one of two replica groups, or is the lighthouse."""
-    task = task_lib.of_command()
-    if task.worker == task_lib.SERVER:
-        serve(task)
+def train(task: task_lib.Task) -> None:
+    """Trains as one of two replica groups."""
     os.environ |= {"GLOO_SOCKET_IFNAME": task.device}
     # torchft names this host to its peer; no name server knows it here.
     socket.gethostname = lambda: task.host
@@ -76,7 +73,3 @@ def serve(task: task_lib.Task) -> None:
     command = str(pathlib.Path(sys.executable).with_name("torchft_lighthouse"))
     options = ["--min_replicas=2", "--join_timeout_ms=1000"]
     os.execv(command, [command, *options, f"--bind={task.root}:{LIGHTHOUSE}"])
-
-
-if __name__ == "__main__":
-    main()

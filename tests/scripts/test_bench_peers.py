@@ -1,5 +1,6 @@
 """The benchmark of frameworks: its task, one trial, its tables."""
 
+import dataclasses
 import functools
 import math
 import pathlib
@@ -8,6 +9,7 @@ import sys
 import jax
 import jax.numpy as jnp
 import numpy as np
+import psutil
 import pytest
 from absl import flags
 
@@ -19,14 +21,13 @@ from scripts.peers import task as task_lib
 from scripts.peers import translator, trials, with_nebula
 from scripts.tables import runs as table_runs
 
-SIZE = trials.Size(width=16, rounds=3, inner_steps=12, batch=8)
+SIZE = task_lib.Size(width=16, rounds=3, inner_steps=12, batch=8)
 
 
 @pytest.fixture
 def task(tmp_path):
     np.save(tmp_path / "text.npy", trials.text())
-    more = {"host": "", "root": "", "device": "", "folder": str(tmp_path)}
-    return task_lib.Task(worker=0, **SIZE._asdict(), **more)
+    return task_lib.Task(**dataclasses.asdict(SIZE), folder=str(tmp_path))
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def here(monkeypatch):
             return list(arguments)
 
         def processes(self):
-            return []
+            return psutil.Process().children(recursive=True)
 
     class Line:
         def __enter__(self):
@@ -99,14 +100,14 @@ def test_two_workers_train_and_one_that_is_killed_comes_back(here, variant):
     assert found["loss"] < 6
     assert min(found["bytes"], found["round"], found["computing"]) > 0
     assert found["memory"] > 50
-    with start(SIZE._replace(rounds=10_000), None) as trial:
+    with start(dataclasses.replace(SIZE, rounds=10_000), None) as trial:
         assert 0 < bench_peers.recovery(trial) < trials.LONGEST_SECONDS
 
 
 @pytest.mark.slow
 def test_two_parts_train_and_their_loss_is_that_of_the_target(here):
     arm = trials.Arm("cut_with_nebula", variant="int4")
-    size = trials.Size(translator.WIDTH, 3, 1, batch=32)
+    size = task_lib.Size(width=translator.WIDTH, rounds=3, inner_steps=1, batch=32)
     with trials.running(arm, pathlib.Path(sys.executable), size, None) as trial:
         found = bench_peers.measured(trial)
     assert 1 < found["loss"] < 10
@@ -114,12 +115,12 @@ def test_two_parts_train_and_their_loss_is_that_of_the_target(here):
 
 
 @pytest.mark.parametrize(
-    ("module", "words"), [("with_nothing", ".*with_nothing"), ("__init__", "$")]
+    ("python", "words"), [(sys.executable, ".*with_nothing"), ("/bin/true", "$")]
 )
-def test_a_worker_that_ends_without_a_loss_ends_the_trial(here, module, words):
-    arm, python = trials.Arm(module), pathlib.Path(sys.executable)
+def test_a_worker_that_ends_without_a_loss_ends_the_trial(here, python, words):
+    arm = trials.Arm("with_nothing")
     with (
-        trials.running(arm, python, SIZE, None) as trial,
+        trials.running(arm, pathlib.Path(python), SIZE, None) as trial,
         pytest.raises(errors.NebulaError, match=f"worker [01] ended: {words}"),
     ):
         bench_peers.measured(trial)
@@ -160,7 +161,7 @@ def test_a_table_says_who_is_ahead_and_has_a_dash_for_what_is_not_there():
         about | {"arm": "absent", "reason": "there is no environment torch"},
         about | figures | {"arm": "fast", "round": 2.0, "version": "fast 1"},
     ]
-    sizes = {name: size._asdict() for name, size in bench_peers.SIZES.items()}
+    sizes = {name: dataclasses.asdict(size) for name, size in bench_peers.SIZES.items()}
     about = report.provenance(1.0, seeds=["0"])
     text = bench_peers.markdown(about | {"rows": rows, "sizes": sizes})
     assert "of Nebula's, times its figure: fast, a round 0.250." in text

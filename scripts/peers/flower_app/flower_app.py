@@ -1,7 +1,6 @@
 """Flower: FedAvg, the mean of parameters at a server, a new inner optimizer a round."""
 
 import pathlib
-from collections.abc import Iterable
 
 from flwr.app import ArrayRecord, Context, Message, MetricRecord, RecordDict
 from flwr.clientapp import ClientApp
@@ -38,19 +37,6 @@ def train(message: Message, context: Context) -> Message:
     return Message(content=content, reply_to=message)
 
 
-class Mean(FedAvg):
-    """A FedAvg that ends when no worker could train: it would go on with nothing."""
-
-    def aggregate_train(
-        self, server_round: int, replies: Iterable[Message]
-    ) -> tuple[ArrayRecord | None, MetricRecord | None]:
-        """Returns the mean of what has come; RuntimeError if that is nothing."""
-        found = super().aggregate_train(server_round, replies)
-        if found[0] is None:
-            raise RuntimeError(f"no worker has trained in round {server_round}")
-        return found
-
-
 @server.main()
 def serve(grid: Grid, context: Context) -> None:
     """Averages, and measures the held-out loss at the end."""
@@ -65,7 +51,7 @@ def serve(grid: Grid, context: Context) -> None:
             worker.log.end(worker.loss())
         return MetricRecord({"round": number})
 
-    mean = Mean(
+    mean = FedAvg(
         fraction_evaluate=0.0,
         min_train_nodes=2,
         min_evaluate_nodes=0,
