@@ -2,8 +2,9 @@
 
 A text is brought into Unicode's NFC, its white space into single spaces. A row is
 dropped for one of REASONS. What is held out is chosen by a hash of its text, and no
-line that the same language's, or pair's, files train on equals it, but for case and
-punctuation: text of another language or pair is not compared.
+line of its language that any file of the folder trains on, mono or parallel, equals it,
+but for case and punctuation. Where too few rows are left by that, others are taken
+which another file trains on, and counted.
 """
 
 import contextlib
@@ -39,6 +40,7 @@ SPLITS = {1: ("train", "valid"), 2: ("train", "dev", "test")}
 """Languages of a row -> the splits of their text."""
 PLACES = 3  # of the first rows that were dropped for a reason
 LEAST_SHARE = 10  # a split that is held out has a tenth of the rows at most
+LAST = 2**64  # above any hash
 
 
 class Limits(NamedTuple):
@@ -57,7 +59,7 @@ class Chosen(NamedTuple):
     """A row that is held out."""
 
     number: int
-    """Its hash."""
+    """Its hash, and LAST if another file trains on one of its texts."""
     keys: tuple[int, ...]
     """Those of its texts."""
 
@@ -73,6 +75,9 @@ class Report:
     """Reason -> number of rows."""
     places: dict[str, list[str]] = dataclasses.field(default_factory=dict)
     """Reason -> the first rows' places."""
+    overlap: int = 0
+    """Rows that were held out, though a file of another language or pair trains on one
+    of their texts."""
 
     def drop(self, reason: str, place: str) -> None:
         """Counts a row that is dropped."""
@@ -88,6 +93,11 @@ class Report:
             if count := self.dropped.get(reason):
                 first = ", ".join(self.places[reason])
                 found.append(f"  {count:,} {reason} ({meaning}), first {first}")
+        if self.overlap:
+            found.append(
+                f"{self.overlap:,} rows that are held out have a text that another file"
+                " of the folder trains on: there were too few without"
+            )
         return found
 
 
@@ -135,7 +145,7 @@ def write(
 ) -> Report:
     """Writes rows as one language's, or one pair's, part of a text folder.
 
-    A row that is kept takes a hundred bytes of memory, by which it is found again.
+    Each row that is kept, or is there already, takes a hundred bytes of memory.
 
     Args:
       rows: from `text_import.read`.
@@ -157,14 +167,15 @@ def write(
             " at once (input takes several)"
         )
     lacking = [each for each, path in there.items() if path is None and each != split]
-    if split != "train":
-        lacking = []
+    held_out = held_out if split == "train" else 0
     known = {key for path in there.values() if path for key in _keys_of(path)}
+    trained, tested = _elsewhere(out, languages)
+    known |= tested if split == "train" else trained
     report, most = Report(), held_out * len(lacking)
     out.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryFile(dir=out) as kept:
         passed = _passed(rows, languages, limits, known, report)
-        count, smallest = _store(passed, languages, most, kept)
+        count, smallest = _store(passed, languages, most, trained, kept)
         each = min(held_out, count // LEAST_SHARE)
         if not count or (most and not each):
             few = f"{count} rows are left, too few to hold any out (held_out)"
@@ -193,6 +204,24 @@ def _find(
     with contextlib.suppress(tsv.NoCorpusError):
         return find(out, "-".join(languages), split)
     return None
+
+
+def _elsewhere(
+    out: pathlib.Path, languages: Sequence[str]
+) -> tuple[set[int], set[int]]:
+    """Returns the keys of texts in languages, in files of others or pairs with others.
+
+    Returns:
+      Those that are trained on, and those that are held out.
+    """
+    found: tuple[set[int], set[int]] = set(), set()
+    for path in sorted([*out.glob("mono/*.txt*"), *out.glob("parallel/*.tsv*")]):
+        name, split, *_ = path.name.split(".")
+        of_file = [name] if path.parent.name == "mono" else name.split("-", 1)
+        is_shared = not {*of_file}.isdisjoint(languages)
+        if is_shared and split in SPLITS[len(of_file)]:
+            found[split != "train"].update(_keys_of(path))
+    return found
 
 
 def _hash(*texts: str) -> int:
@@ -247,22 +276,26 @@ def _store(
     rows: Iterable[tuple[str, list[str]]],
     languages: Sequence[str],
     most: int,
+    trained: set[int],
     kept: IO[bytes],
 ) -> tuple[int, list[Chosen]]:
     """Writes rows to a file, place first; returns their number, and the smallest ones.
 
     Args:
       most: of these, in the order of their hashes.
+      trained: keys of texts that other files train on: rows with one come last.
     """
     count, heap = 0, list[tuple[int, tuple[int, ...]]]()
     for place, texts in rows:
         count += 1
         kept.write("\t".join([" ".join(place.split()), *texts]).encode() + b"\n")
         number = -_hash(*texts)  # so that the largest hash is in front
-        if len(heap) < most:
-            heapq.heappush(heap, (number, tuple(_keys(languages, texts))))
-        elif most and number > heap[0][0]:
-            heapq.heapreplace(heap, (number, tuple(_keys(languages, texts))))
+        if len(heap) < most or (most and number > heap[0][0]):
+            keys = tuple(_keys(languages, texts))
+            number -= 0 if trained.isdisjoint(keys) else LAST
+            heapq.heappush(heap, (number, keys))
+            if len(heap) > most:
+                heapq.heappop(heap)
     return count, [Chosen(-number, keys) for number, keys in sorted(heap)[::-1]]
 
 
@@ -276,7 +309,8 @@ def _write(
 ) -> None:
     """Writes the files of a split and of what is held out of it."""
     kind, name = ("mono", "txt") if len(languages) == 1 else ("parallel", "tsv")
-    split_of = {row.number: where for row, where in chosen.items()}
+    split_of = {row.number % LAST: where for row, where in chosen.items()}
+    report.overlap = sum(row.number >= LAST for row in chosen)
     held_out = {key for row in chosen for key in row.keys}
     with contextlib.ExitStack() as stack:
         streams: dict[str, gzip.GzipFile] = {}

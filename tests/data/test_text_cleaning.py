@@ -157,3 +157,43 @@ def test_too_few_rows_leave_nothing(tmp_path, texts, words):
 def test_nothing_is_held_out_if_nobody_asks(tmp_path):
     report = text_cleaning.write(rows("one", "two"), tmp_path, ["sw"], held_out=0)
     assert list(report.kept.values()) == [2]
+
+
+def lines_of(folder, name, split):
+    """The sentences of a file of one language, or of the second language of a pair."""
+    if "-" not in name:
+        return {*text_folder.read_mono(text_folder.mono_path(folder, name, split))}
+    path = text_folder.parallel_path(folder, name, split)
+    return {second for _, second in text_folder.read_parallel(path)}
+
+
+@pytest.mark.parametrize("first", ["de", "fr-de"])
+def test_no_file_trains_on_what_another_holds_out(tmp_path, first):
+    """Of one language and of pairs with it, whichever is imported first."""
+    german = sentences(100)
+    pairs = [("p", [f"la phrase {n}", german[n]]) for n in range(60)]
+    imports = [(rows(*german[30:]), ["de"]), (pairs, ["fr", "de"])]
+    for given, languages in imports if first == "de" else imports[::-1]:
+        report = text_cleaning.write(given, tmp_path, languages, held_out=3)
+        assert not report.overlap
+    held_out = lines_of(tmp_path, "de", "valid")
+    held_out |= lines_of(tmp_path, "fr-de", "dev") | lines_of(tmp_path, "fr-de", "test")
+    assert len(held_out) == 9
+    trained = lines_of(tmp_path, "de", "train") | lines_of(tmp_path, "fr-de", "train")
+    assert not trained & held_out
+
+
+def test_of_the_same_text_in_many_languages_some_is_held_out_and_counted(tmp_path):
+    for language in ("fr", "sw"):
+        pairs = [
+            ("p", [f"{language} {n}", text]) for n, text in enumerate(sentences(80))
+        ]
+        report = text_cleaning.write(pairs, tmp_path, [language, "de"], held_out=3)
+    assert report.overlap == 6
+    assert "6 rows that are held out have a text that another" in "\n".join(
+        report.lines()
+    )
+    # What the first pair holds out, the second does not train on.
+    held_out = lines_of(tmp_path, "fr-de", "dev") | lines_of(tmp_path, "fr-de", "test")
+    assert not held_out & lines_of(tmp_path, "sw-de", "train")
+    assert report.dropped["held out"] >= len(held_out)
