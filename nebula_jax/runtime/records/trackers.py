@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nebula_jax import errors, installed, printable
+from nebula_jax import errors, files, installed, printable
 from nebula_jax.communication import endpoints
 from nebula_jax.runtime.life import process
 from nebula_jax.training import metrics
@@ -140,9 +140,10 @@ class MLflow:
         )
         run = self._client.create_run(experiment, run_name=about.cluster)
         self._id = run.info.run_id
+        with files.writing(known) as partial:  # whatever fails now, it is resumed
+            partial.write_text(self._id)
         for name, value in about.settings.items():
             self._client.log_param(self._id, name, value)
-        known.write_text(self._id)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         """Sends the values of a step."""

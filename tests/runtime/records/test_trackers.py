@@ -4,6 +4,7 @@ import socket
 import sys
 import types
 import urllib.request
+from unittest import mock
 
 import ports
 import pytest
@@ -130,6 +131,18 @@ def test_mlflow_resumes_the_run_that_it_began(monkeypatch, about):
         ]
         assert calls[-1] == ("end", "abc")
     assert len(second) == 2  # nothing is begun
+
+
+def test_mlflow_resumes_a_run_whose_settings_it_did_not_take(monkeypatch, about):
+    entities = types.SimpleNamespace(Metric=lambda *each: each)
+    module(monkeypatch, "mlflow", MlflowClient=Client, entities=entities)
+    CLIENTS.clear()
+    refused = mock.Mock(side_effect=OSError("the server is restarting"))
+    with monkeypatch.context() as patch:
+        patch.setattr(Client, "log_param", refused)
+        trackers.opened(["mlflow"], "", about)
+    trackers.opened(["mlflow"], "", about).write(7, VALUES)
+    assert [call[:2] for call in CLIENTS[1].calls] == [("metrics", "abc")]
 
 
 def read(port):
