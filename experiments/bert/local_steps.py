@@ -42,7 +42,10 @@ class Settings:
         choices=["allreduce", "streaming", "sparse"],
     )
     inner_steps: int = fields.of_line(
-        100, "Steps of a cluster between two exchanges of a fragment, H.", lower=1
+        100,
+        "Steps of a cluster between two exchanges of a fragment, H. After the last of"
+        " --steps all fragments have one more, which stays if --steps grows.",
+        lower=1,
     )
     fragments: int = fields.of_line(
         1,

@@ -36,6 +36,7 @@ def train(run: config.Run) -> int:
         agreed.checkpoint_every,
         agreed.window(),
     )
+    rounds.report_growth(saved[0], start)
     states = [
         own.resume(*of_own.restore(start, own.fresh), text)
         for own, of_own, text in zip(group, saved, texts, strict=True)

@@ -196,6 +196,26 @@ class Rounds:
         Raises:
           errors.NebulaError: as `all_clusters.agree_start` and `leaf.Leaf.begin`.
         """
+        start, is_behind = self._agreed_start(saved)
+        self.report_growth(saved, start)
+        return start, is_behind
+
+    def report_growth(self, saved: checkpoints.Checkpoints, start: int) -> None:
+        """Reports what a run with more steps than it had keeps of its former end.
+
+        Args:
+          saved: checkpoints of one of its clusters.
+          start: step that it resumes after.
+        """
+        now = self._context.settings.steps
+        has_ended = 0 < start == saved.steps_of_run(start) < now
+        if has_ended and self.members and self.members[0].config.last_rounds(start):
+            process.message(
+                f"the run of {start} steps ended with a short round, from which this"
+                f" one goes on: a run of {now} steps from its beginning has none there"
+            )
+
+    def _agreed_start(self, saved: checkpoints.Checkpoints) -> tuple[int, bool]:
         assert self._peers is not None  # else there is nobody to agree with
         settings = self._context.settings
         every, timeout = settings.checkpoint_every, settings.connection.connect_timeout

@@ -469,3 +469,26 @@ def test_a_run_in_one_process_has_all_replicas():
         ]
         params = rounds.after_all(rounds.step, params)
     trees.assert_same(*params)
+
+
+@pytest.mark.parametrize(
+    ("start", "before", "now", "is_short"),
+    [(6, 6, 9, True), (8, 8, 9, False), (6, 9, 9, False), (6, 9, 12, False)],
+)
+def test_a_run_that_grows_says_that_its_last_short_round_stays(
+    start, before, now, is_short, capsys
+):
+    """It had none if it ended with a whole round, or had not ended."""
+
+    class Grown(Saved):
+        def steps_of_run(self, step):
+            assert step == start
+            return before
+
+    settings = settings_lib.Settings(inner_steps=4)
+    rounds = local_steps.in_one_process(
+        Process("a", now), ["a", "b"], dict_model()[0], settings
+    )
+    rounds.report_growth(Grown(), start)
+    said = capsys.readouterr().err
+    assert ("the run of 6 steps ended with a short round" in said) == is_short

@@ -26,7 +26,10 @@ def begun(star, number, saved):
     end = star[number].end
     made = local_steps.Rounds(context, [star[number].member], end, peers)
     own = types.SimpleNamespace(
-        steps=saved, newest=max([0, *saved]), widen=lambda window: None
+        steps=saved,
+        newest=max([0, *saved]),
+        widen=lambda window: None,
+        steps_of_run=lambda step: 100,
     )
     return made.agree_start(own)[0]
 

@@ -24,6 +24,8 @@ from nebula_jax.training import checkpoint, checkpoint_files
 
 STEPS = ("--steps", "steps")
 """Names of the setting that may grow from one command of a run to the next."""
+INIT_FROM = "--init_from"
+"""Name of the setting that has the step of another run that this one began with."""
 
 
 def _nothing() -> None:
@@ -171,16 +173,23 @@ class Checkpoints:
 
     def _grown(self, step: int) -> str:
         """Returns what follows if a checkpoint's run was to have fewer steps; or ""."""
-        assert self._saved is not None
-        saved = checkpoint_files.about(self._saved.path, step)["settings"]
-        for name in STEPS:
-            if (now := self._settings.get(name)) != saved.get(name):
-                return (
-                    f", to {now} in place of {saved[name]} (steps): a learning rate"
-                    f" that depends on their number is that of a run of {now} from here"
-                    " on, and one that had fallen to 0 rises again"
-                )
-        return ""
+        before, now = self.steps_of_run(step), _steps_in(self._settings)
+        if before == now:
+            return ""
+        return (
+            f", to {now} in place of {before} (steps): a learning rate that depends on"
+            f" their number is that of a run of {now} from here on, and one that had"
+            " fallen to 0 rises again"
+        )
+
+    def steps_of_run(self, step: int) -> Any:
+        """Returns the steps that the run was to have when it saved a checkpoint.
+
+        In other processes than the root those that it is to have now.
+        """
+        if self._saved is None:
+            return _steps_in(self._settings)
+        return _steps_in(checkpoint_files.about(self._saved.path, step)["settings"])
 
     def _restore_everywhere(
         self, step: int, fresh: mesh_lib.ShardedInit
@@ -236,6 +245,10 @@ class Checkpoints:
                     self._after_save(step, self._saved.digest(step))
             else:
                 self._steps = [*self._steps, step]
+
+
+def _steps_in(settings: Mapping[str, Any]) -> Any:
+    return next((settings[name] for name in STEPS if name in settings), None)
 
 
 def folder_of(workdir: pathlib.Path, cluster: str) -> pathlib.Path:
@@ -323,6 +336,18 @@ def newest_in_all(workdir: pathlib.Path, clusters: Sequence[str]) -> int:
             f"{workdir}: no step is saved in all clusters ({have})"
         )
     return max(common)
+
+
+def begun_step(workdir: pathlib.Path, clusters: Sequence[str]) -> int | None:
+    """Returns the step of INIT_FROM in the clusters' own newest checkpoints; or None.
+
+    By it a run resumes, wherever the run that it began with has come to since.
+    """
+    for cluster in clusters:
+        about = checkpoint_files.newest_about(folder_of(workdir, cluster))
+        if text := about.get("settings", {}).get(INIT_FROM):
+            return int(text.removeprefix("step "))
+    return None
 
 
 def begun_with(
