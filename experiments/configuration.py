@@ -196,18 +196,20 @@ def write_run_flags(folder: pathlib.Path, run: Run) -> None:
         partial.write_text("\n".join(lines) + "\n")
 
 
-def parse_run(folder: str, module: str) -> pathlib.Path:
+def parse_run(folder: str, module: str, replaced: Sequence[str] = ()) -> pathlib.Path:
     """Parses the flags of an earlier run, and those of this command over them.
 
     Args:
       folder: of the run, as given.
       module: of `experiments`, whose run it is to be.
+      replaced: flags in the place of the run's, unless this command has them.
 
     Raises:
       errors.SettingsError: if it is no such run.
     """
     path = _run_flags(folder, module)
-    command = [sys.argv[0], f"--flagfile={path}", *sys.argv[1:], f"--workdir={folder}"]
+    flags_of_run = [f"--flagfile={path}", *replaced]
+    command = [sys.argv[0], *flags_of_run, *sys.argv[1:], f"--workdir={folder}"]
     with _of_this_version(path, module):
         command_line.parse(command)
     return pathlib.Path(folder)

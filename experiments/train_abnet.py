@@ -59,14 +59,14 @@ def main() -> int:
             return here.run_here(EXPERIMENT, run, names)
     train = source.train if cluster == "source" else target.train
     folder = run_folder.of_cluster(run.local.workdir, cluster)
-    settings = configuration.settings(run.agreed)
+    settings = config.settings(run)
     return cluster_process.run(run, settings, folder, train)
 
 
 def _check_same_run(
     run: config.Run, names: Sequence[str], fingerprints: dict[str, str] | None = None
 ) -> None:
-    settings = configuration.settings(run.agreed)
+    settings = config.settings(run)
     for name in names:
         checkpoints.check_same_run(run.local.workdir, name, settings, fingerprints)
 

@@ -10,6 +10,8 @@
                 decisions   source -> target
     evaluation  evaluation  source -> target  H^E of dev, test and held-out sentences,
                                               length logits (cmlm)
+    translation sentences   source -> target  as evaluation: see `two_sites`
+                words       target -> source  what they are in the target's language
 
 Nothing else crosses; the byte ledger counts every frame.
 
@@ -39,6 +41,8 @@ PROBE: tuple[tuple[str, Role, int], ...] = (
     ("decisions", "source", codec_control.FIGURES),
 )
 """Channels of a probe: name, sender, figures."""
+PIECE_BYTES = 256
+"""Room for a piece as JSON has it: sentencepiece's have 16 characters at most."""
 
 
 class Channel(NamedTuple):
@@ -169,12 +173,7 @@ def open_ends(
       errors.SettingsError: if a codec cannot encode what crosses, or packs integers.
     """
     _check_codecs(agreed, examples, width)
-    ends = {}
-    for name, sender, spec, codec, check in table(agreed, examples, width):
-        if sender == role:
-            ends[name] = carrier.sender(name, spec, codec)
-        else:
-            ends[name] = carrier.receiver(name, spec, codec, check=check)
+    ends = _opened(table(agreed, examples, width), carrier, role)
 
     def of_buckets(name: str) -> list[Any]:
         return [ends[f"{name}[{length}]"] for length in agreed.length_buckets]
@@ -189,6 +188,39 @@ def open_ends(
         evaluation=ends["evaluation"],
         control=probe,
     )
+
+
+def _opened(
+    rows: list[Channel], carrier: channels.Carrier, role: Role
+) -> dict[str, Any]:
+    """Opens one role's ends of channels; returns them by their names."""
+    ends = {}
+    for name, sender, spec, codec, check in rows:
+        if sender == role:
+            ends[name] = carrier.sender(name, spec, codec)
+        else:
+            ends[name] = carrier.receiver(name, spec, codec, check=check)
+    return ends
+
+
+def translation_ends(
+    agreed: config.Agreed, carrier: channels.Carrier, role: Role, rows: int, width: int
+) -> dict[str, Any]:
+    """Opens one role's ends of `sentences` and `words`.
+
+    Args:
+      rows: B, sentences that cross together.
+      width: D of PLM-S.
+    """
+    spec = evaluation_spec(agreed, agreed.sent_width(width), rows)
+    room = rows * agreed.length_buckets[-1] * PIECE_BYTES
+    words = jax.ShapeDtypeStruct((room,), jnp.uint8)
+    codec = evaluation_codec(agreed, spec)
+    table_rows = [
+        Channel("sentences", "source", spec, codec, _check_evaluation),
+        Channel("words", "target", words, codecs.zstd(1)),
+    ]
+    return _opened(table_rows, carrier, role)
 
 
 def fresh(agreed: config.Agreed, half: models.Half, width: int) -> mesh_lib.ShardedInit:
@@ -243,10 +275,15 @@ def hidden_spec(
 
 
 def evaluation_spec(
-    agreed: config.Agreed, width: int
+    agreed: config.Agreed, width: int, rows: int = 0
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the spec of a batch in evaluation; L is the longest bucket's."""
-    rows, length = agreed.batch_size, agreed.length_buckets[-1]
+    """Returns the spec of a batch in evaluation; L is the longest bucket's.
+
+    Args:
+      width: of what crosses.
+      rows: B; 0 for that of training.
+    """
+    rows, length = rows or agreed.batch_size, agreed.length_buckets[-1]
     spec = _hidden_spec(rows, length, width)
     if agreed.objective == "cmlm":
         # Bits of float32, as integers: a codec that packs these is refused.

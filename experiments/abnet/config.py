@@ -3,8 +3,8 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from absl import flags
 
@@ -15,9 +15,12 @@ from nebula_jax.communication import codecs, selector
 from nebula_jax.evaluation import mask_predict
 from nebula_jax.models import abnet
 from nebula_jax.parallel import codec_control
+from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
+from nebula_jax.runtime.records import checkpoints
 
 CLUSTERS = ("target", "source")  # the first one listens, and the other dials it
+WHOLE = ("whole",)
 AUTO = "auto"
 SCHEDULE = (
     "pack_tokens|bf16",
@@ -265,6 +268,79 @@ def side_dir(local: Local) -> pathlib.Path:
             " (python -m scripts.split_parallel makes both)"
         )
     return pathlib.Path(local.side_dir)
+
+
+def settings(run: Run) -> dict[str, Any]:
+    """Returns what a Hello compares, and a checkpoint is checked against."""
+    found = configuration.settings(run.agreed)
+    if run.local.init_from:  # whose folder may be elsewhere in each cluster
+        found[checkpoints.INIT_FROM] = f"step {earlier_step(run)}"
+    return found
+
+
+def earlier_step(run: Run) -> int:
+    """Returns the step of --init_from that a run has begun with, or begins with.
+
+    Raises:
+      errors.SettingsError: if it has none that all of this process's sides can have.
+    """
+    cluster = run.local.cluster
+    found = begun_step(run)
+    if found is None:
+        roles = CLUSTERS if cluster in ("all", "whole") else (cluster,)
+        found = _newest(run.local.init_from, roles)
+    return found
+
+
+def begun_step(run: Run) -> int | None:
+    """Returns the step of --init_from that a run's own checkpoints name, if any."""
+    cluster = run.local.cluster
+    own = {"all": CLUSTERS, "whole": WHOLE}.get(cluster, (cluster,))
+    return checkpoints.begun_step(run.local.workdir, own)
+
+
+@functools.cache  # digests of all its files
+def _newest(folder: str, roles: tuple[str, ...]) -> int:
+    try:
+        return newest_saved(pathlib.Path(folder), roles)[0]
+    except errors.NebulaError as error:
+        raise errors.SettingsError(f"--init_from={error}") from None  # begins with it
+
+
+def newest_saved(
+    workdir: pathlib.Path, roles: Sequence[str]
+) -> tuple[int, tuple[str, ...]]:
+    """Returns the newest step that sides have saved, and the folders that have it.
+
+    These are the sides' own, or that of one process, whichever has the newer one.
+
+    Args:
+      workdir: the run's folder.
+      roles: the sides, source or target or both.
+
+    Raises:
+      errors.NebulaError: if there is none.
+    """
+    layouts = [
+        names
+        for names in (WHOLE, tuple(roles))
+        if all(checkpoints.folder_of(workdir, name).is_dir() for name in names)
+    ] or [tuple(roles)]
+    common, missing = [], []
+    for names in layouts:
+        try:
+            common.append((checkpoints.newest_in_all(workdir, names), names))
+        except errors.NebulaError as error:
+            missing.append(str(error))
+    if not common:
+        raise errors.NebulaError(
+            f"{'; '.join(missing)}; the folders of {' and '.join(roles)} have to be in"
+            " it"
+        )
+    step, names = max(common, key=lambda each: each[0])
+    if len(layouts) > 1:
+        process.message(f"{workdir}: step {step} of {' and '.join(names)}")
+    return step, names
 
 
 def check(run: Run) -> None:

@@ -202,43 +202,26 @@ def half(
     return Half(task, mesh, fresh, placed, program, apply, rng)
 
 
-def earlier(run: config.Run, side: int) -> tuple[str, int]:
-    """Returns the cluster of --init_from that trained a side last, and the step.
-
-    Raises:
-      errors.SettingsError: if none has.
-    """
-    workdir = pathlib.Path(run.local.init_from)
-    newest = [
-        (max(steps), name)
-        for name in (ROLES[side], "whole")
-        for folder in [checkpoints.folder_of(workdir, name)]
-        if (steps := checkpoint_files.verified_steps(folder, process.message))
-    ]
-    if not newest:
-        raise errors.SettingsError(
-            f"--init_from={workdir}: no checkpoint of {ROLES[side]} is there"
-        )
-    step, name = max(newest)
-    return name, step
-
-
 def _begun(
     run: config.Run, side: int, plm: Plm, fresh: mesh_lib.ShardedInit
 ) -> mesh_lib.ShardedInit:
     """Returns a side's first state; with --init_from what that run trained of it."""
     if not run.local.init_from:
         return fresh
-    workdir, (name, step) = pathlib.Path(run.local.init_from), earlier(run, side)
-    known = checkpoint_files.about(checkpoints.folder_of(workdir, name), step)
-    digest = known["fingerprints"].get("source_model")
-    if side == SOURCE and digest != plm.digest:
-        raise errors.SettingsError(
-            f"--init_from={workdir} has another --source_model than this run"
-        )
+    workdir, step = pathlib.Path(run.local.init_from), config.earlier_step(run)
+    own = checkpoints.folder_of(workdir, ROLES[side]) / f"{step:08d}"
+    is_whole = not own.is_dir()
+    name = "whole" if is_whole else ROLES[side]
+    # A run that has saved a step needs the earlier one no more, which may have gone.
+    if config.begun_step(run) is None and side == SOURCE:
+        known = checkpoint_files.about(checkpoints.folder_of(workdir, name), step)
+        if known["fingerprints"].get("source_model") != plm.digest:
+            raise errors.SettingsError(
+                f"--init_from={workdir} has another --source_model than this run"
+            )
 
     def params_of(saved: Any) -> Any:
-        own = saved[side] if name == "whole" else saved
+        own = saved[side] if is_whole else saved
         return own["state"]["params"]
 
     return checkpoints.begun_with(fresh, workdir, name, step, params_of)

@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments import configuration
 from experiments.abnet import (
     channels,
     config,
@@ -95,9 +94,8 @@ def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:
             target_model.prepare(run, folder)
         ranks.agree(0)  # the cluster's other processes go on when it is there
     plm, text, fingerprints = read(run, side, folder)
-    settings = configuration.settings(run.agreed)
+    settings = config.settings(run)
     saved = run.open_checkpoints(context, settings, fingerprints)
-    begins_at = models.earlier(run, side)[1] if run.local.init_from else 0
     hello = run.hello(
         settings,
         saved.steps,
@@ -105,23 +103,9 @@ def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:
         model=dataclasses.asdict(plm.model.config),
         examples=example_alignment.fingerprint(text.ids, data.id_key(run)),
         fingerprints=fingerprints,
-        begins_at=begins_at,
     )
-    check = functools.partial(_check, run, text, begins_at)
+    check = functools.partial(data.check_same_examples, run, text)
     return Side(plm, text, saved, hello, check)
-
-
-def _check(
-    run: config.Run, text: data.Text, begins_at: int, peer: frames.Hello
-) -> None:
-    """Raises bridge.Mismatch unless the peer has the other halves of what is here."""
-    data.check_same_examples(run, text, peer)
-    if peer.details.get("begins_at") != begins_at:
-        theirs = printable.line(peer.details.get("begins_at"), FINGERPRINT_LENGTH)
-        raise bridge.Mismatch(
-            f"{run.local.cluster} begins with step {begins_at} of --init_from (0:"
-            f" without it), {peer.cluster} with {theirs}"
-        )
 
 
 def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:

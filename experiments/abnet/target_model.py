@@ -12,7 +12,6 @@ from typing import Any
 
 import jax
 
-from experiments import configuration
 from experiments.abnet import config, data, models
 from nebula_jax import errors, files
 from nebula_jax.data import length_buckets, parallel_side, tokenizers
@@ -64,7 +63,7 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
     if manifest.is_file() and manifest.read_text() == made_of:
         return
     fingerprints = {"target_model": _keyed(run, made_of)}
-    settings = configuration.settings(agreed)
+    settings = config.settings(run)
     for cluster in ("target", "whole"):
         checkpoints.check_same_run(local.workdir, cluster, settings, fingerprints)
     texts = parallel_side.read(train_file).texts

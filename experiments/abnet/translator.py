@@ -1,13 +1,14 @@
-"""A trained ABNet, both of its sides in this process: it translates, and is tested.
+"""A trained ABNet: it translates, and is tested.
 
-What crosses between two clusters goes through no codec here.
+A `Translator` has both sides in this process, and no codec between them; `two_sites`
+has one of them.
 
-B sentences of a batch, l length of its bucket, Q longest target row.
+B sentences of a batch.
 """
 
 import os
 import pathlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -15,25 +16,106 @@ import numpy as np
 
 from experiments import configuration
 from experiments.abnet import config, evaluation, models, target_model
-from nebula_jax import errors, files
+from nebula_jax import files
 from nebula_jax.data import (
     length_buckets,
     parallel_side,
     ragged_rows,
     split_parallel,
+    tsv,
 )
 from nebula_jax.evaluation import bleu
-from nebula_jax.models import abnet, mixed_precision
+from nebula_jax.models import mixed_precision, transformer
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints, run_folder
 from nebula_jax.runtime.records import report as run_report
+from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import checkpoint
 
 BATCH = 64  # sentences: enough for all cores
 NOTHING = "-"  # stands in for an empty line, whose translation is empty
-WHOLE, SIDES = ("whole",), ("source", "target")
-LAYOUTS = (WHOLE, SIDES)
-"""Folders of a run that together have what both sides trained."""
+
+
+class Source:
+    """The source side: it reads sentences."""
+
+    def __init__(
+        self, run: config.Run, plm: models.Plm, target: transformer.Config, trained: Any
+    ) -> None:
+        """Puts the model on this process's device.
+
+        Args:
+          target: shape of PLM-T.
+          trained: parameters of this side's checkpoint.
+        """
+        shapes = plm.model.config, target
+        task, self._params = _placed(run, models.SOURCE, plm, shapes, trained)
+        self._buckets, self._tokenizer = run.agreed.length_buckets, plm.tokenizer
+        self._encode = evaluation.encoder(run.agreed, task)
+
+    def translate(
+        self,
+        lines: Sequence[str],
+        words: Callable[[evaluation.Hidden], Sequence[str]],
+    ) -> list[str]:
+        """Returns a translation for each line; "" for an empty one.
+
+        Args:
+          lines: one or more.
+          words: the target side's, wherever that is; see `Target.words`. It is called
+            with the same number of rows each time, B.
+        """
+        buckets, tokenizer = self._buckets, self._tokenizer
+        names = [f"line-{number}" for number in range(1, len(lines) + 1)]
+        rows = ragged_rows.tokenize(
+            parallel_side.Side(names, [line or NOTHING for line in lines]),
+            tokenizer,
+            buckets[-1],
+            truncate=True,
+        )
+        for remark in rows.warnings():
+            process.message(remark)
+        found = [""] * len(lines)
+        for batch in length_buckets.evaluation_batches(
+            length_buckets.bucket_of(rows.lengths, buckets),
+            rows_of(lines),
+            rows.lengths,
+        ):
+            ids = rows.rows(batch.indices, buckets[batch.bucket], tokenizer.special.pad)
+            index = np.array(batch.indices, np.int32)
+            index[batch.count :] = -1  # they only fill the batch up
+            translated = words(self._encode(self._params, ids, index))
+            for place, line in zip(index[: batch.count], translated, strict=False):
+                if lines[place]:  # a line stays one, and does nothing to a terminal
+                    found[place] = tsv.CONTROL.sub(" ", line)
+        return found
+
+
+class Target:
+    """The target side: it writes what the source side has read."""
+
+    def __init__(
+        self, run: config.Run, plm: models.Plm, source: transformer.Config, trained: Any
+    ) -> None:
+        """Puts the model on this process's device; arguments as for `Source`."""
+        shapes = source, plm.model.config
+        task, self._params = _placed(run, models.TARGET, plm, shapes, trained)
+        self._tokenizer = plm.tokenizer
+        self._decode = evaluation.decoder(run.agreed, task).translate
+        language = config.languages(run.agreed.pair)[1]
+        if language != "en" and not plm.tokenizer.library.has_spaces:
+            process.message(
+                f"the pieces of {run.local.target_model} have no spaces: these are put"
+                f" where English has them, which is wrong at some marks of {language}"
+            )
+
+    def words(self, hidden: evaluation.Hidden) -> list[str]:
+        """Returns the translation of each row, B; "" of one that only fills up."""
+        ids = np.asarray(self._decode(self._params, hidden))
+        return [
+            self._tokenizer.decode(row) if number >= 0 else ""
+            for number, row in zip(np.asarray(hidden["index"]), ids, strict=True)
+        ]
 
 
 class Translator:
@@ -54,77 +136,42 @@ class Translator:
         """
         if isinstance(run, str | os.PathLike):
             run = config.from_flags(configuration.flags_of_run(run, "train_abnet"))
-        self.step, trained = trained_params(run.local.workdir)
+        self.step, (of_source, of_target) = trained_params(run.local.workdir)
         """`step`: optimization steps that they have taken."""
-        self._agreed = agreed = run.agreed
-        self._source = models.load_source(run)
-        self._target = target_model.load(run)
-        translator = models.model(
-            agreed, self._source.model.config, self._target.model.config
-        )
-        self._task = models.make_task(
-            agreed,
-            translator,
-            self._source.tokenizer.special,
-            self._target.tokenizer.special,
-        )
-        fresh = (
-            models.params_of(agreed, translator, self._source.model, models.SOURCE),
-            models.params_of(agreed, translator, self._target.model, models.TARGET),
-        )
-        plms = self._source, self._target
-        self._params = [
-            jax.device_put(
-                checkpoint.put_back(
-                    mixed_precision.cast_kernels(params, plm.model.config.operands),
-                    side,
-                    plm.is_trained,
-                )
-            )
-            for params, side, plm in zip(fresh, trained, plms, strict=True)
-        ]
-        language = config.languages(agreed.pair)[1]
-        if language != "en" and not self._target.tokenizer.library.has_spaces:
-            process.message(
-                f"the pieces of {run.local.target_model} have no spaces: these are put"
-                f" where English has them, which is wrong at some marks of {language}"
-            )
-        self._run = jax.jit(self._translate)
+        source, target = models.load_source(run), target_model.load(run)
+        self._source = Source(run, source, target.model.config, of_source)
+        self._target = Target(run, target, source.model.config, of_target)
 
     def translate(self, lines: Sequence[str]) -> list[str]:
         """Returns a translation for each line; "" for an empty one."""
-        buckets, tokenizer = self._agreed.length_buckets, self._source.tokenizer
-        names = [f"line-{number}" for number in range(1, len(lines) + 1)]
-        rows = ragged_rows.tokenize(
-            parallel_side.Side(names, [line or NOTHING for line in lines]),
-            tokenizer,
-            buckets[-1],
-            truncate=True,
-        )
-        for remark in rows.warnings():
-            process.message(remark)
-        found = [""] * len(lines)
-        for batch in length_buckets.evaluation_batches(
-            length_buckets.bucket_of(rows.lengths, buckets),
-            min(BATCH, len(lines)),
-            rows.lengths,
-        ):
-            ids = rows.rows(batch.indices, buckets[batch.bucket], tokenizer.special.pad)
-            translated = np.asarray(self._run(self._params, ids))
-            indices = batch.indices[: batch.count]
-            for index, row in zip(indices, translated, strict=False):
-                if lines[index]:
-                    found[index] = self._target.tokenizer.decode(row)
-        return found
+        return self._source.translate(lines, self._target.words) if lines else []
 
-    def _translate(self, params: Sequence[Any], input_ids: jax.Array) -> jax.Array:
-        """Translates [B, l] int32 to [B, Q] int32."""
-        mask = input_ids != self._task.source_controls.pad
-        encoded = abnet.encode(self._task.config, params[0], input_ids, mask)
-        translated = evaluation.translate(
-            self._agreed, self._task, params[1], encoded, mask
-        )
-        return translated.ids
+
+def rows_of(lines: Sequence[str]) -> int:
+    """Returns how many sentences are translated together, B, of so many."""
+    return max(1, min(BATCH, len(lines)))
+
+
+def _placed(
+    run: config.Run,
+    side: int,
+    plm: models.Plm,
+    shapes: tuple[transformer.Config, transformer.Config],
+    trained: Any,
+) -> tuple[abnet_training.Task, Any]:
+    """Returns what a side computes with, and its parameters on the device.
+
+    Args:
+      side: SOURCE or TARGET of `models`.
+      shapes: of PLM-S and PLM-T.
+    """
+    translator = models.model(run.agreed, *shapes)
+    special = plm.tokenizer.special  # each side reads its own alone
+    task = models.make_task(run.agreed, translator, special, special)
+    fresh = models.params_of(run.agreed, translator, plm.model, side)
+    fresh = mixed_precision.cast_kernels(fresh, plm.model.config.operands)
+    whole = checkpoint.put_back(fresh, trained, plm.is_trained)
+    return task, jax.device_put(whole)
 
 
 def trained_params(workdir: pathlib.Path) -> tuple[int, list[Any]]:
@@ -136,28 +183,11 @@ def trained_params(workdir: pathlib.Path) -> tuple[int, list[Any]]:
     Raises:
       errors.NebulaError: if there is none.
     """
-    layouts = [
-        names
-        for names in LAYOUTS
-        if all(checkpoints.folder_of(workdir, name).is_dir() for name in names)
-    ] or [SIDES]
-    common, missing = [], []
-    for names in layouts:
-        try:
-            common.append((checkpoints.newest_in_all(workdir, names), names))
-        except checkpoint.CheckpointError as error:
-            missing.append(str(error))
-    if not common:
-        raise errors.NebulaError(
-            f"{'; '.join(missing)}; the folders of both clusters have to be in it"
-        )
-    step, names = max(common, key=lambda each: each[0])
-    if len(layouts) > 1:
-        process.message(f"{workdir}: step {step} of {' and '.join(names)}")
+    step, names = config.newest_saved(workdir, models.ROLES)
     states = [
         checkpoint.read(checkpoints.folder_of(workdir, name), step) for name in names
     ]
-    if names == WHOLE:
+    if names == config.WHOLE:
         states = list(states[0])
     return step, [each["state"]["params"] for each in states]
 

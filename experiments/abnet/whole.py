@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from experiments import configuration
 from experiments.abnet import (
     channels,
     config,
@@ -116,7 +115,7 @@ def train(run: config.Run, folders: Folders) -> int:
     """Trains both sides to the end; returns the exit status."""
     agreed, context = run.agreed, run.context()
     both = load(run, folders)
-    settings = configuration.settings(agreed)
+    settings = config.settings(run)
     checkpoints = context.open_checkpoints(settings, both.fingerprints)
     saved, _ = checkpoints.restore(checkpoints.newest, fresh(agreed, both))
     # Without a codec the reference is the model that nobody cut.

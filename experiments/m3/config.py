@@ -210,23 +210,35 @@ def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
         digest = hot_start.digest(local.of_generator())
         found["--generator_start"] = digest[:16]
     if local.init_from:  # whose folder may be elsewhere in each cluster
-        found["--init_from"] = f"step {earlier_step(run)}"
+        found[checkpoints.INIT_FROM] = f"step {earlier_step(run)}"
     return found
 
 
 def earlier_step(run: Run) -> int:
-    """Returns the newest step of --init_from that this process's clusters have there.
+    """Returns the step of --init_from that a run has begun with.
+
+    Before its first checkpoint that is the newest one that this process's clusters have
+    there.
 
     Raises:
       errors.NebulaError: if there is none.
     """
+    begun = begun_step(run)
+    return _newest(run.local.init_from, _parts(run)) if begun is None else begun
+
+
+def begun_step(run: Run) -> int | None:
+    """Returns the step of --init_from that a run's own checkpoints name, if any."""
+    return checkpoints.begun_step(run.local.workdir, _parts(run))
+
+
+def _parts(run: Run) -> tuple[str, ...]:
     cluster = run.local.cluster
-    parts = names(run.agreed) if cluster in ("all", "whole") else [cluster]
-    return _earlier_step(run.local.init_from, tuple(parts))
+    return tuple(names(run.agreed)) if cluster in ("all", "whole") else (cluster,)
 
 
 @functools.cache  # digests of all its files
-def _earlier_step(folder: str, parts: tuple[str, ...]) -> int:
+def _newest(folder: str, parts: tuple[str, ...]) -> int:
     return checkpoints.newest_in_all(pathlib.Path(folder), parts)
 
 

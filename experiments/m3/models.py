@@ -59,6 +59,10 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
     if not run.local.init_from:
         return found
     earlier, step = pathlib.Path(run.local.init_from), config.earlier_step(run)
+    found = found._replace(earlier=earlier, step=step)
+    # A run that has saved a step needs the earlier one no more, which may have gone on.
+    if config.begun_step(run) is not None:
+        return found
     cluster = run.local.cluster
     part = "discriminator" if cluster in ("all", "whole") else cluster
     about = checkpoint_files.about(checkpoints.folder_of(earlier, part), step)
@@ -67,7 +71,7 @@ def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
             f"--vocabulary={vocabulary.path} is not that of --init_from={earlier},"
             " whose run.flags names it"
         )
-    return found._replace(earlier=earlier, step=step)
+    return found
 
 
 def _described(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:

@@ -10,7 +10,8 @@ from experiments.abnet import config as abnet_config
 from experiments.m3 import config as m3_config
 from experiments.xnli import config as xnli_config
 from nebula_jax import disk, errors
-from nebula_jax.training import checkpoint
+from nebula_jax.runtime.records import checkpoints
+from nebula_jax.training import checkpoint, checkpoint_files
 
 
 def test_run_flags_alone_repeat_a_run(tmp_path, monkeypatch):
@@ -75,3 +76,23 @@ def test_the_runs_folder_is_named_after_its_flagfile(monkeypatch):
         monkeypatch.setattr("sys.argv", ["x.py", *arguments, line, "--steps=3"])
         run = configured.run(m3_config, workdir="")
         assert str(run.local.workdir) == "runs/b"
+
+
+@pytest.mark.parametrize(
+    ("config", "cluster"), [(m3_config, "discriminator"), (abnet_config, "source")]
+)
+def test_a_run_resumes_by_the_step_that_it_began_with(
+    config, cluster, tmp_path, monkeypatch
+):
+    """Wherever the older run has come to since, and if it is gone."""
+    monkeypatch.setattr(checkpoints, "newest_in_all", lambda folder, clusters: 7)
+    younger = {"workdir": tmp_path / "younger", "init_from": tmp_path / "older"}
+    run = configured.run(config, cluster=cluster, **younger)
+    assert config.earlier_step(run) == 7
+    saved = checkpoints.folder_of(run.local.workdir, cluster) / "00000001"
+    about = {"settings": {"--init_from": "step 5"}}
+    disk.make_folder(saved)
+    (saved / checkpoint_files.MANIFEST).write_bytes(
+        checkpoint_files.encode_manifest(1, about, {"arrays": ""})
+    )
+    assert config.earlier_step(run) == 5

@@ -168,6 +168,8 @@ def test_eval_only_finds_the_runs_own_figures(runs, split, given, languages, wor
 def test_a_finished_run_goes_on_to_more_steps(runs, split):
     shutil.copytree(split[0], runs.folder / "longer")
     flags = {"cluster": "whole", "checkpoint_every": 5, "workdir": "longer"}
+    younger = {"init_from": "longer", "workdir": "younger", "cluster": "whole"}
+    runs.finished(steps=1, checkpoint_every=1, **younger)
     output = runs.finished(steps=7, **flags)
     assert "going on after step 5, to 7 in place of 5 (steps)" in output
     assert (
@@ -179,6 +181,9 @@ def test_a_finished_run_goes_on_to_more_steps(runs, split):
     status, output = runs.run(steps=5, **flags)
     assert status != 0
     assert "holds a run with --steps=7, this one has 5" in output
+    # One that began with it resumes by the step that it began with.
+    output = runs.finished(steps=2, checkpoint_every=1, **younger)
+    assert "going on after step 1, to 2 in place of 1 (steps)" in output
 
 
 def test_a_run_begins_with_the_parameters_of_another(runs, split):

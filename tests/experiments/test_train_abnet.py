@@ -1,5 +1,7 @@
 """ABNet from end to end: real processes, sockets, files; tiny models, invented text."""
 
+import concurrent.futures
+import contextlib
 import gzip
 import io
 import json
@@ -9,6 +11,7 @@ import sys
 
 import jax
 import numpy as np
+import ports
 import pytest
 import tiny_runs
 import tiny_translations
@@ -17,10 +20,11 @@ from absl import flags
 from absl.testing import flagsaver
 from flax import traverse_util
 
+from experiments import configuration
 from experiments import translate as translate_command
-from experiments.abnet import translator
+from experiments.abnet import config, translator, two_sites
 from nebula_jax import errors
-from nebula_jax.communication.wire import frames
+from nebula_jax.communication.wire import frames, session
 from nebula_jax.data import parallel_side
 from nebula_jax.evaluation import bleu, sentence_scores
 from nebula_jax.runtime.life import process
@@ -328,14 +332,24 @@ def test_a_run_translates_line_by_line(runs, split):
     assert "line-3, line-5\n" in done.stderr  # which have no character that is known
 
 
-def test_a_notebook_translates_without_flags(runs, split, monkeypatch, translated_here):
-    """And leaves those of its process as they are."""
-    monkeypatch.chdir(runs.folder)
-    before = flags.FLAGS.is_parsed()
-    found = translator.Translator("split").translate(["la casa tiene 3 puertas", ""])
-    assert flags.FLAGS.is_parsed() == before
-    _, out, _ = translated_here("la casa tiene 3 puertas\n\n", "--run=split")
-    assert "".join(f"{line}\n" for line in found) == out
+LINES = ["la casa tiene 3 puertas", "", "la torre tiene 4 puertas"]
+
+
+@pytest.fixture(scope="module")
+def notebook(runs, split):
+    """What a notebook makes of LINES, without flags: those of its process stay."""
+    with contextlib.chdir(runs.folder):
+        before = flags.FLAGS.is_parsed()
+        found = translator.Translator("split").translate(LINES)
+        assert flags.FLAGS.is_parsed() == before
+    return found
+
+
+def test_a_notebook_translates_as_the_command(
+    runs, split, monkeypatch, translated_here, notebook
+):
+    _, out, _ = translated_here("\n".join(LINES), "--run=split")
+    assert "".join(f"{line}\n" for line in notebook) == out
     with pytest.raises(errors.SettingsError, match="no run of train_abnet is there"):
         translator.Translator(runs.folder / "text")
     # As it is at one of two labs.
@@ -376,17 +390,23 @@ def test_a_run_begins_with_the_parameters_of_another(runs, split):
     nothing = {"init_from": "text", "workdir": "nothing"}
     status, output = runs.run(steps=1, **given | SHALLOW | nothing)
     assert status == 2
-    assert "--init_from=text: the target's model is not there" in output
+    assert "--init_from=text: no step is saved in all clusters" in output
+
+
+class Terminal(io.TextIOWrapper):
+    """Standard input that a person types."""
+
+    def isatty(self):
+        return True
 
 
 @pytest.fixture
 def translated_here(runs, monkeypatch, capsys):
     """Runs the command in this process: nothing is compiled."""
 
-    def translated(text, *arguments):
+    def translated(text, *arguments, stream=io.TextIOWrapper):
         text = text if isinstance(text, bytes) else text.encode()
-        stream = io.TextIOWrapper(io.BytesIO(text))
-        monkeypatch.setattr("sys.stdin", stream)
+        monkeypatch.setattr("sys.stdin", stream(io.BytesIO(text)))
         monkeypatch.setattr("sys.argv", ["translate", *arguments])
         monkeypatch.chdir(runs.folder)
         with flagsaver.flagsaver():
@@ -395,6 +415,106 @@ def translated_here(runs, monkeypatch, capsys):
         return status, *capsys.readouterr()
 
     return translated
+
+
+@pytest.fixture
+def target_site(runs, split, monkeypatch):
+    """Serves the target's side of the run: how it is reached, and how it ends."""
+    monkeypatch.chdir(runs.folder)
+    listen = f"127.0.0.1:{ports.free_port()}"
+    run = config.from_flags(configuration.flags_of_run("split", "train_abnet"))
+    place = {"cluster": "target", "listen": listen, "tls": "off"}
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        end = pool.submit(two_sites.serve, run.with_local(**place))
+        yield ["--run=split", "--cluster=source", "--tls=off", f"--peer={listen}"], end
+
+
+def test_two_sites_translate_as_one_place_does(translated_here, target_site, notebook):
+    """What crosses is hidden states and words; of an empty line there are none."""
+    flags, end = target_site
+    status, out, err = translated_here("\n".join(LINES), *flags)
+    assert (status, out.splitlines()) == (0, notebook), err
+    assert notebook[0]
+    assert end.result(timeout=30) is None
+    assert "translating for source" in err
+
+
+def test_a_site_says_that_the_other_one_is_gone_and_why(translated_here, target_site):
+    """As where a person types what is no text, or a process is ended."""
+    flags, end = target_site
+    status, out, err = translated_here(b"se\xf1or\n", *flags, stream=Terminal)
+    assert (status, out) == (1, "")
+    assert err.splitlines()[-1] == (
+        "error: standard input:1: not UTF-8 (invalid continuation byte)"
+    )
+    with pytest.raises(session.PeerAborted, match="standard input:1: not UTF-8"):
+        end.result(timeout=30)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"fingerprints": {"source_model": "another"}}, "source has a side of another"),
+        ({"steps": [STEPS + 1]}, "no step is saved at both sites"),
+        ({"flag": "--beams=1"}, "target has --beams=2, source has --beams=1"),
+    ],
+)
+def test_sides_that_do_not_belong_together_are_refused(
+    translated_here, target_site, monkeypatch, change, words
+):
+    flags, end = target_site
+    hello = configuration.Run.hello
+
+    def changed(self, settings, saved, **details):
+        if self.local.cluster == "source":
+            details |= {name: change[name] for name in change.keys() & details.keys()}
+            saved = change.get("steps", saved)
+        return hello(self, settings, saved, **details)
+
+    monkeypatch.setattr(configuration.Run, "hello", changed)
+    given = [change["flag"]] if "flag" in change else []
+    status, out, err = translated_here("uno\n", *flags, *given)
+    with pytest.raises(errors.NebulaError) as ended:
+        end.result(timeout=30)
+    assert status in (1, 4)
+    assert not out
+    assert words in f"{err}{ended.value}"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--cluster=whole"], "--cluster=whole: expected all, source or target"),
+        (["--cluster=source", "--tls=off"], "cluster=source needs peer=HOST:PORT"),
+        (["--cluster=target"], "cluster=target needs listen=HOST:PORT"),
+        (
+            ["--cluster=target", "--listen=127.0.0.1:1", "--tls=auto"],
+            "cluster=target needs tls=FOLDER with its certificate",
+        ),
+    ],
+)
+def test_a_site_that_cannot_be_reached_says_what_it_lacks(
+    translated_here, split, arguments, words
+):
+    status, _, err = translated_here("uno\n", "--run=split", *arguments)
+    assert status == 2
+    assert words in err
+
+
+@pytest.mark.parametrize("words", ["[]", '["a"]', '["a", 2]', '["a", "\\ud800"]', "{"])
+def test_words_that_cannot_be_are_no_translation(words):
+    page = np.frombuffer(words.encode().ljust(40, b"\0"), np.uint8)
+    with pytest.raises(session.RemoteProtocolError, match="no lines of text"):
+        two_sites._words(page, rows=2)
+
+
+def test_a_translation_is_one_line_that_a_terminal_can_show(
+    runs, split, monkeypatch, translated_here
+):
+    bad = "uno\n\x1b[2Jdos"
+    monkeypatch.setattr(translator.Target, "words", lambda self, hidden: [bad, bad])
+    status, out, _ = translated_here("la casa\nla torre\n", "--run=split")
+    assert (status, out) == (0, "uno  [2Jdos\n" * 2)
 
 
 def test_a_line_in_another_encoding_is_named(translated_here, split):
