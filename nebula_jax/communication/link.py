@@ -110,9 +110,13 @@ class Link:
             )
         self._driver.attach(connected, opening, acknowledged)
 
-    def give_up(self, reason: str) -> None:
-        """Ends the session as if the peer had stayed away for too long."""
-        self._driver.give_up(reason)
+    def give_up(self, reason: str, may_return: bool = False) -> None:
+        """Ends the session as if the peer had stayed away for too long, or once it has.
+
+        Args:
+          may_return: True if the peer may come back in time.
+        """
+        self._driver.give_up(reason, may_return)
 
     @property
     def is_away(self) -> bool:

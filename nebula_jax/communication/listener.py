@@ -113,15 +113,16 @@ class Listener:
             if with_ended or not link.is_over:
                 return link
 
-    def give_up(self, owner: str, reason: str) -> None:
+    def give_up(self, owner: str, reason: str, may_return: bool = False) -> None:
         """Ends the links of peers that cannot come back.
 
         Args:
           owner: the DNS names of their certificate; empty for all of them.
+          may_return: True to wait for them, and to give the reason if they do not come.
         """
         for link in list(self._sessions.values()):
             if not link.is_over and owner in ("", link.owner):
-                link.give_up(reason)
+                link.give_up(reason, may_return)
 
     def close(self) -> None:
         """Takes no more connections. Links go on, but cannot come back."""

@@ -211,7 +211,7 @@ class Switch:
         if not self.state.is_revoked:
             self.state.is_revoked = True
             self.state.log(REVOKED)
-            self.state.tell(REVOKED, gone="")
+            self.state.lost("", REVOKED)
         return True
 
     async def _has_revoked_certificate(self) -> bool:

@@ -190,15 +190,12 @@ class State:
         self.rules = rules
         self.refusals.clear()
 
-    def tell(self, why: str, **gone: str) -> None:
-        """Tells the trainers that wait here why a line has ended.
-
-        Args:
-          gone: the lab, or if empty all labs, that cannot come back; else it may.
-        """
+    def lost(self, lab: str, why: str, may_return: bool = False) -> None:
+        """Tells the trainers that wait here that a lab, or if empty all, is lost."""
         for served in self.served.values():
             if served.writer is not None:
-                inner.answer(served.writer, why=why, **gone)
+                about = {"gone": lab, "why": why, "may_return": may_return}
+                inner.answer(served.writer, **about)
 
     def check_named(self, job: str, cluster: str = "") -> None:
         """Checks that it is not left open which of several labs gets a job's data.

@@ -115,8 +115,9 @@ class Trainer:
         """
         self.folder, self.job, self.cluster = folder, job, cluster
         self._lab, self._log = lab, log
-        self.on_gone: Callable[[str, str], None] = lambda owner, why: None
-        """Is called with the DNS name of peers that do not come back, and why."""
+        self.on_gone: Callable[[str, str, bool], None] = lambda owner, why, may: None
+        """Is called with the DNS name of peers that are gone, why, and if they may come
+        back."""
         self._met: set[str] = set()
         private_files.keep_out_of_core_dumps()
         trainer_keys.prepare(folder)
@@ -235,11 +236,11 @@ class Trainer:
                 break
 
     def _take(self, news: Mapping[str, Any]) -> None:
-        """Takes from the switch why a line ended, and who cannot come back, if any."""
+        """Takes from the switch that trainers of a lab, or all, are gone, and why."""
         lab, why = str(news.get("gone", "")), printable.line(str(news.get("why", "")))
         self._log(why)
-        if "gone" in news:
-            self.on_gone(site_folder.trainer_name(lab) if lab else "", why)
+        owner = site_folder.trainer_name(lab) if lab else ""
+        self.on_gone(owner, why, news.get("may_return") is True)
 
     def dialed_by(self, cluster: str, lab: str) -> set[str]:
         """Returns the accounts that have dialed this process as a cluster of a lab.

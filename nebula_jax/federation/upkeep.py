@@ -233,7 +233,7 @@ class Upkeep:
             if self._is_revoked(lab, each.begin):
                 self.state.gone[lab] = f"the certificate of {lab} was revoked"
                 each.close(self.state.gone[lab])
-                self.state.tell(self.state.gone[lab], gone=lab)
+                self.state.lost(lab, self.state.gone[lab])
                 ended.append(lab)
         for lab in ended:
             self.state.log(self.state.gone[lab])
@@ -290,7 +290,7 @@ class Upkeep:
             if each.end <= now:
                 self.state.no_line[lab] = why = f"the certificate of {lab} has expired"
                 each.close(why)
-                self.state.tell(why)
+                self.state.lost(lab, why, may_return=True)
 
     async def certified(self, renewal: member.Renewal) -> bytes:
         """Returns a certificate (PEM) from the authority, for this switch or a trainer.

@@ -579,6 +579,28 @@ def test_trainers_end_at_once_when_a_lab_is_revoked_and_say_so(tmp_path, ends):
         assert not labs.s.switch.state.lines
 
 
+def test_a_trainer_that_waits_says_that_the_other_lab_has_expired(
+    tmp_path, monkeypatch
+):
+    """It may come back, so that is waited for."""
+
+    async def refuse(*given):
+        raise ConnectionRefusedError
+
+    with two_labs.two_labs(tmp_path) as labs:
+
+        def gate(step):
+            if step == 3:
+                monkeypatch.setattr(outside, "dial", refuse)
+                lost = labs.s.switch.state.lines["lab-t"]
+                lost.end = site_folder.utc_now()
+                wait_until(lambda: lost.is_closed)
+
+        _, failed = run(labs.s, labs.t, gate=gate, reconnect_timeout=1.0)
+        words = "within 1 s (reconnect_timeout): the certificate of lab-t has expired"
+        assert words in str(failed[0])
+
+
 def test_a_trainer_from_an_older_copy_ends_at_once_with_the_reason(tmp_path, pool):
     with two_labs.two_labs(tmp_path) as labs:
         exchange(labs.s, labs.t, 3)

@@ -189,20 +189,6 @@ def test_a_revoked_lab_is_gone_though_the_audit_log_takes_no_entry(kept, monkeyp
     assert closed == ["the certificate of lab-t was revoked"]
 
 
-def test_trainers_that_wait_are_told_that_a_lab_has_expired(kept):
-    closed, told = [], []
-    writer = types.SimpleNamespace(write=told.append)
-    where = ("127.0.0.1", 1)
-    kept.state.served["m3", "here"] = state.Served(where, None, writer=writer)
-    line = types.SimpleNamespace(end=site_folder.utc_now(), close=closed.append)
-    kept.state.lines["lab-t"] = line
-    asyncio.run(kept._end_expired())
-    words = "the certificate of lab-t has expired"
-    assert [json_lines.decode(each) for each in told] == [{"why": words}]  # not "gone"
-    assert closed == [words]
-    assert kept.state.no_line == {"lab-t": words}
-
-
 def test_an_answer_of_the_authority_that_is_none_ends_no_switch(kept):
     """Another lab's switch passes it on: `run` takes it for a fault of that."""
     kept.state._issuer = mock.AsyncMock(return_value={"time": 1.0})

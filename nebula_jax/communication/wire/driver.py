@@ -124,8 +124,11 @@ class Driver:
             self._thread.start()  # raises RuntimeError if the system has no more
             self._has_started = True
 
-    def give_up(self, reason: str) -> None:
-        """Ends the session: its peer cannot come back, for whatever reason."""
+    def give_up(self, reason: str, may_return: bool = False) -> None:
+        """Ends the session: its peer cannot come back, or, if it may, does not."""
+        if may_return:
+            self.connection.reconnect.failed(reason)
+            return
         self._fail(session.PeerGone(reason))
         self._waker.wake()
 
