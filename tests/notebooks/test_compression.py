@@ -113,6 +113,6 @@ def test_tensors_are_of_a_finished_runs_own_text(finished_run, tmp_path, monkeyp
         activations.main("runs/tiny", str(tmp_path / name))
     first, again = (np.load(tmp_path / f"{name}.npz") for name in ("first", "again"))
     assert first["hidden"].shape == (activations.BATCHES, 3, 16, 64)
-    assert not np.array_equal(first["mask"][0], first["mask"][1])
+    assert not np.array_equal(first["hidden"][0], first["hidden"][1])
     for name in first:
         np.testing.assert_array_equal(first[name], again[name])
