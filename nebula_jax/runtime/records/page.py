@@ -165,8 +165,11 @@ def ledger(clusters: Iterable[Mapping[str, Any]]) -> str:
         for peer, entries in ledgers(each).items()
         for kind, (count, size) in entries.items()
     ]
-    header = ["cluster", "peer", "what", "frames", "bytes"]
-    return report.table(header, rows, "lllrr") if rows else ""
+    header, alignment = ["cluster", "peer", "what", "frames", "bytes"], "lllrr"
+    if not any(peer for _, peer, *_ in rows):  # each has one peer alone
+        header, alignment = [header[0], *header[2:]], "llrr"
+        rows = [[row[0], *row[2:]] for row in rows]
+    return report.table(header, rows, alignment) if rows else ""
 
 
 def seconds(clusters: Iterable[Mapping[str, Any]]) -> str:

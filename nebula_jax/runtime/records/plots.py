@@ -77,6 +77,7 @@ def drawn(panels: Sequence[Panel]) -> Any:
             name: axes.plot(
                 *zip(*points, strict=True),
                 label=name,
+                marker="o" if len(points) == 1 else "",  # no line is seen of one
                 **(UNDER if name == panel.under else {}),
             )[0]
             for name, points in panel.curves.items()

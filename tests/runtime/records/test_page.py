@@ -131,3 +131,9 @@ def test_samples_are_read_back(tmp_path):
     page.write_samples(tmp_path, ["en: a", "sw: b"])
     page.write_samples(tmp_path, ["en: c"])
     assert page.samples(tmp_path) == ["en: c"]
+
+
+def test_a_ledger_names_peers_where_a_cluster_has_several():
+    assert "| cluster | what | frames | bytes |" in page.ledger([CLUSTER])
+    assert "| cluster | peer | what |" in page.ledger(SUMMARY["clusters"])
+    assert page.ledger([]) == ""

@@ -49,6 +49,7 @@ def test_few_curves_have_a_legend():
     panel = plots.Panel("Loss", "nats", {"a": [(1, 2.0)], "b": [], "c": [(1, 1.0)]})
     (axes,) = plots.drawn([panel]).axes
     assert [each.get_text() for each in axes.get_legend().texts] == ["a", "c"]
+    assert [line.get_marker() for line in axes.lines] == ["o", "o"]
     assert not axes.texts
 
 
