@@ -10,7 +10,7 @@ import trees
 
 from experiments.xnli import config, models
 from nebula_jax import errors
-from nebula_jax.models import classifier, pretrained
+from nebula_jax.models import classifier, modern, pretrained
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.training import checkpoint, classification, partition
 
@@ -94,6 +94,9 @@ def test_a_classifier_that_transformers_has_not_is_left_out(model, tmp_path):
     left = trained.as_checkpoint(narrow, "cls")
     assert left.family == "electra"
     assert "classifier_head" not in left.params
+    shape = dataclasses.replace(model.config, body=modern.Body())
+    other = model._replace(config=shape, family="modernbert")
+    assert "classifier_head" not in trained.as_checkpoint(other, "cls").params
 
 
 def test_a_classifier_has_what_was_trained_and_a_model_of_another_shape_is_refused(
