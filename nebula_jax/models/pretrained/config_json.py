@@ -176,6 +176,8 @@ def write(
         metadata |= {
             "global_attn_every_n_layers": config.body.global_every,
             "local_attention": config.body.window,
+            "global_rope_theta": modern.GLOBAL_THETA,
+            "local_rope_theta": modern.LOCAL_THETA,
         }
         # transformers' own is a row that a smaller vocabulary does not have.
         metadata.setdefault("pad_token_id", 0)
