@@ -10,6 +10,7 @@ import tiny_hot_start
 import tiny_nli
 import tiny_runs
 import trees
+import two_halves
 from absl import flags
 from absl.testing import flagsaver
 
@@ -17,7 +18,7 @@ from experiments.m3 import config, models
 from nebula_jax import errors
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import pretrained
+from nebula_jax.models import electra, pretrained
 from nebula_jax.models.pretrained import trimming
 
 CLUSTERS = ("generator-0", "generator-1", "discriminator")
@@ -159,6 +160,25 @@ def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(tmp_path, family
     )
 
 
+def test_disentangled_embeddings_go_out_as_one_table(tmp_path):
+    vocabularies.train([f"das Haus {n}" for n in range(60)], 40, tmp_path / "pieces")
+    words = vocabularies.load(tmp_path / "pieces")
+    sizes = {"discriminator_size": "nano", "discriminator_layers": 1}
+    run = configured.run(config, disentangled=True, generators="de", **sizes)
+    made = models.load(run, words)
+    assert not made.config.generator.disentangled
+    ids = np.zeros((1, 64), np.int32)
+    module = electra.Discriminator(made.config.discriminator)
+    params = two_halves.init_of(module, ids, ids == 0, ids[:, :9])
+    models.export(tmp_path, run, made, words, params)
+    left = pretrained.load(tmp_path / "encoder").params["embeddings"]
+    own, deltas = (
+        params["embeddings"][name]["embedding"]
+        for name in ("word_embeddings", "word_deltas")
+    )
+    np.testing.assert_array_equal(left["word_embeddings"]["embedding"], own + deltas)
+
+
 def test_layers_are_those_of_the_size_or_as_many_as_were_asked_for(vocabulary):
     words = vocabulary._replace(rows=None)
     for asked, want in ((0, [2, 4]), (3, [3, 4])):
@@ -194,6 +214,10 @@ def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, vocabulary):
         ({"hot_start": str(checkpoint), "generator_layers": 3}, "bert has 2"),
         ({"hot_start": str(checkpoint), "max_length": 17}, "bert has 16"),
         ({"hot_start": str(narrow)}, "narrow: its embeddings are narrower"),
+        (
+            {"hot_start": str(checkpoint), "disentangled": True},
+            "--disentangled is for a discriminator that begins with random weights",
+        ),
         (
             {"hot_start": str(checkpoint), "body": "modern"},
             "bert has another form of layers than --body=modern: give the other one",
