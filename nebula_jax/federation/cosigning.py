@@ -9,7 +9,8 @@ from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import line
 from nebula_jax.federation.state import State
-from nebula_jax.security.audit import checkpoint_note, entries, witness
+from nebula_jax.security.audit import entries, signed_heads, witness
+from nebula_jax.security.audit import log as audit_log
 
 ASK_SECONDS = 5.0  # for peers to tell what they have witnessed
 ANSWER_SECONDS = 20.0  # for a peer to cosign, before a head is sent once more
@@ -25,7 +26,7 @@ class Cosigning:
     def __init__(self, state: State) -> None:
         """Opens what this lab has witnessed."""
         self._state = state
-        self._witness = witness.Witness(state.folder.audit, state.lab)
+        self._witness = witness.Witness(state.folder.audit)
         self._seen: dict[str, int] = {}  # lab -> size of this log that it has witnessed
         self._due: set[str] = set()  # labs that get the present head
         self._sent: dict[str, tuple[dict[str, Any], float]] = {}
@@ -73,39 +74,42 @@ class Cosigning:
     async def _head(self, lab: str) -> dict[str, Any] | None:
         """Returns the message with the present head; None if a peer has seen more."""
         self._due.discard(lab)
-        log, seen = self._state.audit, self._seen[lab]
-        text = await asyncio.to_thread(log.sign_head)
-        size = checkpoint_note.read(text).checkpoint.size
-        if size < seen:
+        log = self._state.audit
+        try:
+            head, leaves = await asyncio.to_thread(log.head_after, self._seen[lab])
+        except signed_heads.HeadError as error:
             self._state.log(
-                f"{lab} has witnessed {seen} entries of this lab's audit log, which has"
-                f" {size}: it was restored from an older copy"
+                f"{lab} has witnessed more of this lab's audit log than there is, which"
+                f" was restored from an older copy: {error}"
             )
             return None
-        proof = [each.hex() for each in (log.consistency(seen, size) if seen else [])]
-        return {"checkpoint": text, "proof": proof, "verifier": log.verifier}
+        if len(leaves) == audit_log.MOST_LEAVES:
+            self._due.add(lab)  # it is far behind: more follow once these are seen
+        proof = [each.hex() for each in leaves]
+        return {"head": head.text, "proof": proof, "verifier": log.verifier.text}
 
     async def cosign_for(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Cosigns the head of a peer's log, if it continues what was seen of it."""
-        text = json_lines.field(fields, "checkpoint", str)
+        text = json_lines.field(fields, "head", str)
         verifier = json_lines.field(fields, "verifier", str)
         proof = [bytes.fromhex(str(each)) for each in fields.get("proof", [])]
         given = made.lab, text, proof, verifier
         try:
-            cosigned = await asyncio.to_thread(self._witness.cosign, *given)
+            head = await asyncio.to_thread(self._witness.keep, *given)
         except errors.NebulaError as error:
             why = entries.without_secret(printable.line(str(error), SHOWN))
             text = f"the audit log of {made.lab} is not cosigned: {why}"
             about = {"event": "not cosigned", "why": why}
             self._state.note(made.lab, text, "audit", made.lab, **about)
             return
-        made.send(op="cosigned", checkpoint=text, **cosigned._asdict())
+        cosignature = self._state.audit.cosign(head)
+        made.send(op="cosigned", head=text, cosignature=cosignature.text)
 
     async def ask(self, lab: str) -> dict[str, str | None]:
         """Asks the other labs what each has witnessed of a lab's log.
 
         Returns:
-          Lab -> the checkpoint, "" if it has witnessed none, None without an answer.
+          Lab -> the head, "" if it has witnessed none, None without an answer.
         """
         answers = {}
         for peer, made in self._state.lines.items():
@@ -119,24 +123,26 @@ class Cosigning:
         return dict.fromkeys(self._state.members - {lab}) | told
 
     async def tell(self, made: line.Line, lab: str) -> None:
-        """Tells a peer which checkpoint of a lab's log was witnessed here."""
+        """Tells a peer which head of a lab's log was witnessed here."""
         seen = await asyncio.to_thread(self._witness.seen, lab)
-        made.send(op="saw", of=lab, checkpoint=seen.note.text if seen else "")
+        made.send(op="saw", of=lab, head=seen.head.text if seen else "")
 
     def told(self, made: line.Line, lab: str, text: str) -> None:
-        """Takes what a peer tells of a log, if it was asked."""
+        """Takes what a peer tells of a log, if it was asked; an error if no head."""
+        if text:
+            signed_heads.read(text)
         answer = self._asked.pop((made.lab, lab), None)
         if answer is not None and not answer.done():
-            answer.set_result(text[: checkpoint_note.MOST_CHARACTERS])
+            answer.set_result(text)
 
     async def cosigned(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Takes a peer's signature under a head, if that was sent to it."""
-        lab, text = made.lab, json_lines.field(fields, "checkpoint", str)
+        lab, text = made.lab, json_lines.field(fields, "head", str)
+        cosignature = json_lines.field(fields, "cosignature", str)
         sent = self._sent.get(lab)
-        if sent is None or sent[0]["checkpoint"] != text:
+        if sent is None or sent[0]["head"] != text:
             return  # a repeat, or to what a former line has sent: nothing waits for it
         del self._sent[lab]
-        self._seen[lab] = checkpoint_note.read(text).checkpoint.size
-        names = ("line", "verifier")
-        given = lab, text, *(json_lines.field(fields, name, str) for name in names)
+        self._seen[lab] = signed_heads.read(text).size
+        given = lab, text, cosignature
         await asyncio.to_thread(self._state.audit.add_cosignature, *given)

@@ -19,7 +19,6 @@ from nebula_jax import errors, printable
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import inner
 from nebula_jax.security import tls
-from nebula_jax.security.audit import checkpoint_note
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import (
     authority,
@@ -288,7 +287,7 @@ def found(folder: site_folder.Folder, name: str) -> authority.LocalAuthority:
     site_folder.check_lab(name)
     folder.prepare()
     with audit_log.Log(folder.audit, name) as log:
-        log_key = checkpoint_note.verifier_of(folder.audit).key
+        log_key = bytes.fromhex(log.verifier.key)
         issuer = authority.LocalAuthority.create(folder, name, log_key)
         folder.create(name, fingerprint=issuer.fingerprint)
         for role in site_folder.ROLES:

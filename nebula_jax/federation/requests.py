@@ -86,7 +86,7 @@ async def serve(
             made.answer(list=kept.listed.text if older and kept.listed else "")
         case "witnesses":
             lab = json_lines.field(fields, "of", str)
-            made.answer(notes=await kept.cosigning.ask(lab))
+            made.answer(heads=await kept.cosigning.ask(lab))
         case "certify":
             pem = await kept.certified(member.Renewal.parse(fields))
             made.answer(pem=pem.decode())

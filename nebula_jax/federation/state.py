@@ -11,7 +11,7 @@ from nebula_jax import errors
 from nebula_jax.communication import pending_connections
 from nebula_jax.federation import inner, joining, line, meter, streams
 from nebula_jax.security import accounts, audit, policy, store
-from nebula_jax.security.audit import entries
+from nebula_jax.security.audit import entries, witness
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.membership import member, site_folder
 
@@ -337,8 +337,8 @@ def _known(folder: site_folder.Folder, is_issuer: bool) -> set[str]:
 
     Who answers at the address of that, before it was ever met, may be a third lab.
     """
-    seen = audit.paths(folder.audit).peers.glob("*.json")
-    known = {each.name.partition(".")[0] for each in seen}
+    seen = audit.paths(folder.audit).peers.glob(f"*{witness.SUFFIX}")
+    known = {each.stem for each in seen}
     if not is_issuer:
         known.add(member.issuing_lab(member.pinned_authority(folder)))
     return known

@@ -121,7 +121,7 @@ class Upkeep:
                 self._begin(made, op, self.cosigning.tell, made, lab)
             case "saw":
                 lab = json_lines.field(fields, "of", str)
-                text = json_lines.field(fields, "checkpoint", str)
+                text = json_lines.field(fields, "head", str)
                 self.cosigning.told(made, lab, text)
             case _:
                 raise json_lines.Malformed(f"sent a control message {op!r}")

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping
 from nebula_jax import printable
 from nebula_jax.federation import inner
 from nebula_jax.security import audit
-from nebula_jax.security.audit import checkpoint_note, witness
 from nebula_jax.security.audit import counts as audit_counts
 from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import signed_heads, witness
 from nebula_jax.security.audit import verify as audit_verify
 from nebula_jax.security.membership import site_folder
 from scripts.federation import arguments
@@ -110,17 +110,16 @@ def verify(given: argparse.Namespace) -> int:
         )
     folder = _audit(given)
     seen = _seen(given) if given.of else None
-    notes = _notes(given, seen)
-    verifier = seen.verifier.text if seen else None
-    held = [(lab, note) for lab, note in notes.items() if note]
-    findings = audit_verify.verify(folder, held, verifier)
+    heads = _heads(given, seen)
+    held = [(lab, head) for lab, head in heads.items() if head and head.size]
+    findings = audit_verify.verify(folder, held, seen.verifier if seen else None)
     for each in findings:
         print(f"wrong: {each}")
     lacks = False
     if not findings:
         size = sum(1 for _ in audit_entries.lines(folder))
         print(f"{folder}: {size} entries, as they were signed")
-        lacks = _witnessed(folder, notes, given.folder is None) < given.witnesses
+        lacks = _witnessed(folder, heads, given.folder is None) < given.witnesses
     if lacks:
         print(
             f"wrong: fewer than {given.witnesses} (--witnesses) have witnessed all but"
@@ -128,8 +127,7 @@ def verify(given: argparse.Namespace) -> int:
             " its place"
         )
     if seen:
-        count = seen.note.checkpoint.size
-        print(f"held against {count} entries of {given.of} witnessed here")
+        print(f"held against {seen.head.size} entries of {given.of} witnessed here")
     elif given.folder is not None:
         print(
             "held against itself alone: that it was rolled back as a whole, or signed"
@@ -139,40 +137,43 @@ def verify(given: argparse.Namespace) -> int:
     return 1 if findings or differences or lacks else 0
 
 
-def _notes(
-    given: argparse.Namespace, seen: witness.Seen | None
-) -> dict[str, str | None]:
-    """Returns the checkpoint that each lab keeps of a log: of the other labs now.
+Heads = Mapping[str, signed_heads.SignedHead | None]
 
-    It is None of a lab that could not be asked, and "" of one that keeps none.
+
+def _heads(given: argparse.Namespace, seen: witness.Seen | None) -> Heads:
+    """Returns the head that each lab keeps of a log: of the other labs now.
+
+    It is None of a lab that could not be asked, and of size 0 of one that keeps none.
     """
     if given.folder is not None and seen is None:
         return {}
     place = arguments.folder(given)
-    own, notes = place.load().name, dict[str, str | None]()
+    own, heads = place.load().name, dict[str, signed_heads.SignedHead | None]()
+    of = given.of or own
     try:
-        asked = arguments.request(place, SECONDS, "witnesses", of=given.of or own)
-        notes.update(asked["notes"])
+        asked = arguments.request(place, SECONDS, "witnesses", of=of)
+        for lab, text in asked["heads"].items():
+            none = None if text is None else signed_heads.SignedHead(of, 0, "")
+            heads[lab] = signed_heads.read(text) if text else none
     except inner.NoSwitch:
         print("no other lab was asked: the switch of this one does not run")
-    return notes | ({own: seen.note.text} if seen else {})
+    return heads | ({own: seen.head} if seen else {})
 
 
-def _witnessed(
-    folder: pathlib.Path, notes: Mapping[str, str | None], is_own: bool
-) -> int:
+def _witnessed(folder: pathlib.Path, heads: Heads, is_own: bool) -> int:
     """Prints who has witnessed how much; returns how many have all that is not new."""
-    found = dict[str, str | None]()
+    found = dict[str, signed_heads.SignedHead | None]()
     if is_own:  # in a copy, cosignatures are by keys that it names itself
-        found |= checkpoint_note.cosigned_in(audit.paths(folder).cosigned)
+        kept = signed_heads.cosigned_in(folder)
+        found |= {lab: head for lab, (head, _) in kept.items()}
     found |= {
-        lab: note for lab, note in notes.items() if note is not None or lab not in found
+        lab: head for lab, head in heads.items() if head is not None or lab not in found
     }
     limit = (site_folder.utc_now() - UNWITNESSED).isoformat()
     count = 0
-    for lab, note in sorted(found.items()):
-        size = checkpoint_note.read(note).checkpoint.size if note else 0
-        what = "cannot be asked" if note is None else "has witnessed nothing of it"
+    for lab, head in sorted(found.items()):
+        size = head.size if head else 0
+        what = "cannot be asked" if head is None else "has witnessed nothing of it"
         print(f"witnessed by {lab} up to entry {size - 1}" if size else f"{lab} {what}")
         lines = itertools.islice(audit_entries.lines(folder), size, size + 1)
         is_new = all(audit_entries.decode(size, each).time > limit for each in lines)
@@ -187,7 +188,7 @@ def _seen(given: argparse.Namespace) -> witness.Seen | None:
     site_folder.check_lab(given.of)
     if given.of == own:
         raise arguments.InputError(f"{own} is this lab: leave its name out")
-    seen = witness.Witness(place.audit, own).seen(given.of)
+    seen = witness.Witness(place.audit).seen(given.of)
     if seen is None:
         raise arguments.InputError(
             f"this lab has witnessed nothing of {given.of}: leave its name out to"

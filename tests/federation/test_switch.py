@@ -624,7 +624,7 @@ def test_a_line_that_cannot_begin_is_closed_with_the_reason(tmp_path, where):
     with two_labs.two_labs(tmp_path) as labs:
         here = getattr(labs, where)
         other = {"s": "lab-t", "t": "lab-s"}[where]
-        seen = here.folder.audit / "peers" / f"{other}.json"
+        seen = here.folder.audit / "peers" / f"{other}.seen"
         wait_until(seen.exists)
         seen.chmod(0o640)
         cut = here.switch.state.lines[other]

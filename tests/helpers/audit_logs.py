@@ -1,12 +1,13 @@
 """Audit logs for tests: those of lab-s, which lab-t witnesses."""
 
 import datetime
+import os
 
 from nebula_jax.security import audit
-from nebula_jax.security.audit import checkpoint_note
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.audit import log as audit_log
 from nebula_jax.security.audit import verify as audit_verify
+from nebula_jax.security.audit import witness
 
 
 class Clock:
@@ -42,14 +43,23 @@ def fill(log, count, begin=0):
             )
 
 
-def exchange(log, witness):
-    """Has lab-t cosign what lab-s has; returns its answer."""
-    text = log.sign_head()
-    size = checkpoint_note.read(text).checkpoint.size
-    proof = log.consistency(witness.size("lab-s"), size)
-    answer = witness.cosign("lab-s", text, proof, log.verifier, seconds=1_800_000_000)
-    assert log.add_cosignature("lab-t", text, answer.line, answer.verifier)
-    return answer
+class Peer:
+    """A lab that witnesses: its own log, and what it has seen."""
+
+    def __init__(self, folder, lab="lab-t"):
+        self.witness, self.log = witness.Witness(folder), opened(folder, lab)
+
+    def cosign(self, log):
+        """Cosigns what lab-s has; returns the head and the answer."""
+        head, leaves = log.head_after(self.witness.size("lab-s"))
+        self.witness.keep("lab-s", head.text, leaves, log.verifier.text)
+        return head, self.log.cosign(head)
+
+    def exchange(self, log):
+        """Cosigns what lab-s has, which lab-s keeps; returns the answer."""
+        head, answer = self.cosign(log)
+        assert log.add_cosignature("lab-t", head.text, answer.text)
+        return answer
 
 
 def size(folder):
@@ -60,5 +70,11 @@ def size(folder):
 def copied(folder):
     """Returns the bytes of a folder's files."""
     return audit_verify.Copy._make(
-        path.read_bytes() for path in audit.paths(folder)[:4]
+        path.read_bytes() for path in audit.paths(folder)[:3]
     )
+
+
+def write_line(log, line):
+    """Appends a line to an open log that no entry has."""
+    os.write(log._file, line + b"\n")
+    log._take(line)

@@ -3,9 +3,8 @@
 A folder `audit/` has
 
     log.jsonl      the entries, one line each
-    checkpoint     the newest signed checkpoint, which covers all entries before it
-    leaves.bin     the hash of each line that it covers, to name the one that changed
-    cosigned.json  peer -> the newest checkpoint that it has cosigned
+    head           the newest signed head, which covers all entries before it
+    cosigned       the newest head that each peer has cosigned, a line each
     verifier       the public key of the log, one line
     key.pem        its private half (0600)
     lock           held by the one process that has it open
@@ -31,8 +30,7 @@ class Paths(NamedTuple):
     """The paths of one folder's files, which need not exist."""
 
     log: pathlib.Path
-    checkpoint: pathlib.Path
-    leaves: pathlib.Path
+    head: pathlib.Path
     cosigned: pathlib.Path
     verifier: pathlib.Path
     key: pathlib.Path
@@ -42,9 +40,8 @@ class Paths(NamedTuple):
 
 def paths(folder: pathlib.Path) -> Paths:
     """Returns the paths of a folder's files."""
-    entries = ("log.jsonl", "checkpoint", "leaves.bin", "cosigned.json")
-    others = ("verifier", "key.pem", "lock", "peers")
-    return Paths._make(folder / name for name in entries + others)
+    names = ("log.jsonl", "head", "cosigned", "verifier", "key.pem", "lock", "peers")
+    return Paths._make(folder / name for name in names)
 
 
 @contextlib.contextmanager

@@ -16,8 +16,8 @@ from collections.abc import Iterable
 from typing import Any
 
 from nebula_jax import printable
-from nebula_jax.security.audit import checkpoint_note
 from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import signed_heads
 
 _TURNED = {"sent": "received", "received": "sent"}
 _NAMES, _COUNTS = ("job", "stream", "kind", "direction"), ("bytes", "frames")
@@ -39,10 +39,7 @@ def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[str]:
     Raises:
       AuditError: if a log cannot be read.
     """
-    lab, peer = (
-        checkpoint_note.verifier_of(folder).name.removeprefix("nebula/")
-        for folder in (ours, peers)
-    )
+    lab, peer = (signed_heads.verifier_of(folder).lab for folder in (ours, peers))
     return compare(audit_entries.read(ours), audit_entries.read(peers), lab, peer)
 
 

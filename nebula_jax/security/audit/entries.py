@@ -1,18 +1,21 @@
 r"""Entries of the audit log: one line each, in the one spelling it can have.
 
-    {"kind":"grant","time":"2026-11-22T14:03:11.250Z","what":{...},"who":"ana"}
+    {"after":"0ac9...","kind":"grant","time":"2026-11-22T14:03:11.250Z",
+     "what":{...},"who":"ana"}                                  (without the line break)
 
 JSON with sorted keys, without spaces, in printable ASCII: a newline, an escape sequence
 or a mark that turns the reading direction is written as \u000a, \u001b, \u202e, so a
 value can neither begin a line of its own nor do anything to a terminal. An entry's
-number is its place. Its time is the clock of the machine and only informs: a clock that
-is set back changes no order.
+number is its place, and `after` the root of all lines before it (`signed_heads`). Its
+time is the clock of the machine and only informs: a clock that is set back changes no
+order.
 
 Secrets must not be in it: a value whose name ends in password, token, key, secret or
 the like is refused, and so is any text with a private key or an invitation in it. A
 text of a peer keeps no entry out: it goes through `without_secret` first.
 """
 
+import contextlib
 import datetime
 import json
 import math
@@ -39,10 +42,10 @@ _SECRET_NAME_RE = re.compile(
 _SECRET_RE = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|nebula1\.[A-Za-z0-9_-]{16}")
 HIDDEN = "(may be a secret)"
 """The text that takes the place of a peer's in an entry that must not have that."""
-_FIELDS = {"kind", "time", "what", "who"}
-WITNESSED, CUT_OFF = "is witnessed by", "cut off"
-"""Events that a log notes about itself."""
-_WITNESS_MARK = f'"event":"{WITNESSED}"'.encode()
+_FIELDS = {"after", "kind", "time", "what", "who"}
+_ROOT_RE = re.compile(r"[0-9a-f]{64}")
+CUT_OFF = "cut off"
+"""An event that a log notes about itself."""
 
 
 class Entry(NamedTuple):
@@ -76,11 +79,16 @@ def without_secret(text: str) -> str:
 
 
 def encode(
-    kind: str, time: datetime.datetime, who: str, what: Mapping[str, Any]
+    after: bytes,
+    kind: str,
+    time: datetime.datetime,
+    who: str,
+    what: Mapping[str, Any],
 ) -> bytes:
     """Returns the line of an entry, without its end.
 
     Args:
+      after: the root of all lines before it.
       kind: small letters, as `grant` or `account.add`.
       time: of a zone; by this machine's clock.
       who: did it, or where it happened; any text.
@@ -95,6 +103,7 @@ def encode(
     stamp = time.astimezone(datetime.UTC).isoformat(timespec="milliseconds")
     line = _canonical(
         {
+            "after": after.hex(),
             "kind": kind,
             "time": stamp.replace("+00:00", "Z"),
             "what": _clean(what, kind, 0),
@@ -130,7 +139,8 @@ def decode(index: int, line: bytes) -> Entry:
     if (
         value.keys() != _FIELDS
         or not isinstance(what, dict)
-        or not all(isinstance(value[each], str) for each in ("kind", "time", "who"))
+        or not all(isinstance(value[each], str) for each in _FIELDS - {"what"})
+        or not _ROOT_RE.fullmatch(value["after"])
         or not _KIND_RE.fullmatch(value["kind"])
         or not _TIME_RE.fullmatch(value["time"])
     ):
@@ -142,29 +152,15 @@ def decode(index: int, line: bytes) -> Entry:
 
 def is_entry(line: bytes) -> bool:
     """Returns True if `encode` can have written a line."""
-    try:
+    with contextlib.suppress(audit.AuditError):
         decode(0, line)
-    except audit.AuditError:
-        return False
-    return True
+        return True
+    return False
 
 
-def witness_of(line: bytes) -> tuple[str, str] | None:
-    """Returns the peer and the public key with which it cosigns from now on.
-
-    Returns:
-      None if the entry is about anything else.
-    """
-    # Quotes within texts are escaped: the mark is elsewhere only by rare chance.
-    if _WITNESS_MARK not in line or not is_entry(line):
-        return None
-    entry = decode(0, line)
-    lab, verifier = entry.what.get("lab"), entry.what.get("verifier")
-    if entry.kind != "audit" or entry.what.get("event") != WITNESSED:
-        return None
-    if not isinstance(lab, str) or not isinstance(verifier, str):
-        return None
-    return lab, verifier
+def is_after(line: bytes, root: bytes) -> bool:
+    """Returns True if a line says that it follows those with this root."""
+    return line.startswith(f'{{"after":"{root.hex()}",'.encode())
 
 
 def lines(folder: pathlib.Path) -> Iterator[bytes]:

@@ -1,15 +1,15 @@
 """Verification of an audit log, offline, of the lab's own folder or of a copy.
 
-    for finding in audit_verify.verify(folder):
-        print(finding)      # log.jsonl: entry 12 (line 13) was altered
+    for wrong in audit_verify.verify(folder):
+        print(wrong)      # log.jsonl: entry 13 (line 14) does not follow entry 12 ...
 
-The signed roots are what counts; they cover the entries. leaves.bin, which they cover
-too, shows which line was altered. If it was changed alike, the entry lies between the
-last checkpoint that still holds and the first that does not.
+The signed heads are what counts; they cover the entries. Each entry has the root of all
+before it, which shows where one was altered. If all that follow were changed alike, it
+lies between the last head that still holds and the first that does not.
 
-Whoever has the lab's key could have signed all of it anew: then the checkpoints that
-peers have seen (`seen`) do not hold, as they do not for a copy that was rolled back.
-What was appended since the last checkpoint, nothing protects.
+Whoever has the lab's key could have signed all of it anew: then the heads that peers
+have seen (`seen`) do not hold, as they do not for a copy that was rolled back. What was
+appended since the last head, nothing protects.
 """
 
 import contextlib
@@ -17,134 +17,75 @@ import itertools
 import os
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import BinaryIO, NamedTuple
 
 from nebula_jax.security import audit
-from nebula_jax.security.audit import checkpoint_note, merkle
 from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.audit import signed_heads
+from nebula_jax.security.audit.signed_heads import SignedHead, Verifier
 
 LINE_SECONDS = 0.1  # for a line that is being written
 
 
 class Copy(NamedTuple):
-    """The files of an audit log; the two that grow are read piece by piece."""
+    """The files of an audit log; the one that grows is read line by line."""
 
     log: BinaryIO
-    checkpoint: bytes
-    leaves: BinaryIO
+    head: bytes
     cosigned: bytes
 
 
-class Finding(NamedTuple):
-    """A thing that is wrong with an audit log."""
+class _Entries(NamedTuple):
+    """The entries of a log, as far as they are compared."""
 
-    file: str
-    """The name of the file."""
-    first: int | None
-    """The index of the first bad entry, from 0, or of where it is looked for."""
-    last: int | None
-    """The index of the last entry that can be meant."""
-    problem: str
-
-    def __str__(self) -> str:
-        if self.first is None:
-            return f"{self.file} {self.problem}"
-        first, last = self.first, self.last
-        if last is None or last <= first:
-            return f"{self.file}: entry {first} (line {first + 1}) {self.problem}"
-        return (
-            f"{self.file}: entries {first} to {last} (lines {first + 1} to {last + 1})"
-            f" {self.problem}"
-        )
-
-
-class _Signed(NamedTuple):
-    """A checkpoint whose signature holds."""
-
-    checkpoint: checkpoint_note.Checkpoint
-    name: str
-    """Its name in a sentence."""
-
-
-class _Entries:
-    """The entries that there are, read once; hashes of them alone are kept."""
-
-    def __init__(self, copy: Copy) -> None:
-        """Reads them, and the stored hashes."""
-        self.tree = merkle.Tree()
-        self.same, self.are_leaves = 0, True
-        """So many of the first have the hashes that are stored; True if no others are
-        stored."""
-        self.unreadable: int | None = None
-        """The first index whose line is not written as an entry is."""
-        self.witnesses: list[tuple[str, str]] = []
-        """Each peer and key of which there is an entry."""
-        while line := copy.log.readline(audit_entries.MOST_BYTES + 2):
-            if line[-1:] != b"\n":  # a switch may be writing it
-                time.sleep(LINE_SECONDS)
-                line += copy.log.readline(audit_entries.MOST_BYTES + 2)
-            if line[-1:] != b"\n":
-                break
-            self._add(line[:-1], copy.leaves)
-        self.has_end = not line
-        self.are_leaves = self.are_leaves and not copy.leaves.read(1)
-
-    def _add(self, entry: bytes, leaves: BinaryIO) -> None:
-        hashed = merkle.leaf(entry)
-        index = self.tree.append(hashed)
-        if self.same == index and self.are_leaves:
-            stored = leaves.read(merkle.SIZE)
-            self.same += stored == hashed
-            self.are_leaves = stored in (hashed, b"")
-        if self.unreadable is None and not audit_entries.is_entry(entry):
-            self.unreadable = index
-        if found := audit_entries.witness_of(entry):
-            self.witnesses.append(found)
+    size: int
+    roots: dict[int, str]
+    """The root of the first so many entries, of the sizes that were asked for."""
+    unlinked: int | None
+    """The first index whose line does not follow the one before."""
+    unreadable: int | None
+    """The first index whose line is not written as an entry is."""
+    has_end: bool
 
 
 def verify(
     folder: pathlib.Path,
-    seen: Sequence[tuple[str, str]] = (),
-    verifier: str | None = None,
-) -> list[Finding]:
+    seen: Sequence[tuple[str, SignedHead]] = (),
+    verifier: Verifier | None = None,
+) -> list[str]:
     """Verifies the audit log in a folder.
 
     Args:
       folder: `audit` of a lab, or a copy of its files.
-      seen: labs with the checkpoint of this log that each keeps: `witness.Seen.note`.
-        Without them a copy that was rolled back as a whole, or signed anew, or is not
-        what the lab shows to another, cannot be found.
+      seen: labs with the head of this log that each keeps: `witness.Seen.head`. Without
+        them a copy that was rolled back as a whole, or signed anew, or is not what the
+        lab shows to another, cannot be found.
       verifier: the public key of the log as the reader has it from elsewhere; None for
         the one in the folder, which whoever changed the copy could have changed too.
 
     Returns:
-      What is wrong, the first bad entry first; [] if nothing is.
+      What is wrong, a sentence each, the first bad entry first; [] if nothing is.
 
     Raises:
-      AuditError: if a file cannot be read, or `verifier` is no public key.
+      AuditError: if a file cannot be read.
     """
-    trusted = None if verifier is None else checkpoint_note.read_verifier(verifier)
-    with audit.disk_errors(folder):
-        beside = None
-        with contextlib.suppress(audit.AuditError):
-            beside = checkpoint_note.verifier_of(folder)
-    findings = []
-    if beside is None or (trusted or beside) != beside:
-        text = "is missing, or not the public key of this log"
-        findings.append(_of_file("verifier", text))
-    if who := trusted or beside:
+    beside = None
+    with contextlib.suppress(audit.AuditError):
+        beside = signed_heads.verifier_of(folder)
+    wrong = []
+    if beside is None or (verifier or beside) != beside:
+        wrong.append("verifier is missing, or not the public key of this log")
+    if who := verifier or beside:
         with audit.disk_errors(folder), contextlib.ExitStack() as stack:
             copy = _opened(audit.paths(folder), stack)
-            findings = examine(copy, who, seen) + findings
-    return findings
+            wrong = examine(copy, who, seen) + wrong
+    return wrong
 
 
 def examine(
-    copy: Copy,
-    who: checkpoint_note.Verifier,
-    seen: Sequence[tuple[str, str]] = (),
-) -> list[Finding]:
+    copy: Copy, who: Verifier, seen: Sequence[tuple[str, SignedHead]] = ()
+) -> list[str]:
     """Verifies the files of an audit log.
 
     Args:
@@ -155,139 +96,140 @@ def examine(
     Returns:
       What is wrong, the first bad entry first.
     """
-    signed, cosigned, findings = _checkpoints(copy, who, seen)
-    entries = _Entries(copy)
-    for peer, note in cosigned.items():
-        if note is None or not _has_cosigned(note, peer, entries.witnesses):
-            text = f"has a signature of {peer} that does not hold"
-            findings.append(_of_file("cosigned.json", text))
-    found = _compare(entries, copy.leaves, signed)
-    if not entries.has_end:
-        found.append(
-            Finding("log.jsonl", entries.tree.size, None, "has no end of line")
+    signed, wrong = _own_heads(copy.head, who, seen)
+    try:
+        kept = signed_heads.read_cosigned(copy.cosigned)
+    except signed_heads.HeadError:
+        wrong.append("cosigned is not as it was written")
+        kept = {}
+    signed += [
+        (head, f"the head that {peer} has cosigned")
+        for peer, (head, _) in kept.items()
+        if signed_heads.is_signed(head, who)
+    ]
+    signed.sort(key=lambda each: each[0].size)
+    for (one, its), (other, others) in itertools.pairwise(signed):
+        if one.size == other.size and one.root != other.root:
+            wrong.append(
+                f"head: {its} and {others} have two roots of {one.size} entries, both"
+                " signed: the lab keeps two logs of one name"
+            )
+    found = _read(copy.log, {head.size for head, _ in signed})
+    for peer, (head, by) in kept.items():
+        if not (
+            signed_heads.is_signed(head, who) and signed_heads.is_cosigned(head, by)
+        ):
+            wrong.append(f"cosigned has a signature of {peer} that does not hold")
+    bad = _compare(found, signed)
+    if not found.has_end:
+        bad.append(f"log.jsonl: {_named(found.size)} has no end of line")
+    if not bad + wrong and found.unlinked is not None:
+        bad.append(_unlinked(found.unlinked))
+    if not bad + wrong and found.unreadable is not None:
+        bad.append(
+            f"log.jsonl: {_named(found.unreadable)} is not written as an entry is"
         )
-    if not found + findings and (first := entries.unreadable) is not None:
-        found.append(
-            Finding("log.jsonl", first, first, "is not written as an entry is")
-        )
-    return found + findings
+    return bad + wrong
 
 
-def _compare(
-    entries: _Entries, leaves: BinaryIO, signed: Sequence[_Signed]
-) -> list[Finding]:
-    """Compares the entries with the signed roots, and with their stored hashes."""
-    good, tree = 0, entries.tree
-    for each in signed:  # in the order of their sizes
-        size = each.checkpoint.size
-        if size > tree.size or tree.root(size) != each.checkpoint.root:
-            return [_first_bad(entries, leaves, good, each)]
-        good = size
-    if entries.same < good or not entries.are_leaves:
-        return [_of_file("leaves.bin", "has another hash; the entries are as signed")]
+def _own_heads(
+    newest: bytes, who: Verifier, seen: Sequence[tuple[str, SignedHead]]
+) -> tuple[list[tuple[SignedHead, str]], list[str]]:
+    """Returns the heads that its key has signed, with their names, and what is wrong.
+
+    Those that peers have cosigned are not among them.
+    """
+    signed, wrong = [], []
+    head = None
+    with contextlib.suppress(signed_heads.HeadError):
+        head = signed_heads.read(newest.decode("ascii", "replace").removesuffix("\n"))
+    if (
+        head is None
+        or not newest.endswith(b"\n")
+        or not signed_heads.is_signed(head, who)
+    ):
+        head = None
+        wrong.append("head is missing, or not signed with the key of this log")
+    else:
+        signed.append((head, "the newest head"))
+    for peer, each in seen:
+        if not signed_heads.is_signed(each, who):
+            text = f"head is signed with another key than what {peer} has seen of it"
+            wrong.append(text)
+            continue
+        name = f"the head that {peer} has seen"
+        signed.append((each, name))
+        if head is not None and head.size < each.size:
+            text = f"head is older than {name}, of {each.size} entries"
+            wrong.append(f"{text}: it was rolled back")
+    return signed, wrong
+
+
+def _read(log: BinaryIO, sizes: Collection[int]) -> _Entries:
+    """Reads the entries once; nothing of them is kept.
+
+    Args:
+      sizes: whose roots are wanted.
+    """
+    size, root = 0, signed_heads.EMPTY
+    roots = {0: root.hex()}
+    unlinked = unreadable = None
+    while line := log.readline(audit_entries.MOST_BYTES + 2):
+        if line[-1:] != b"\n":  # a switch may be writing it
+            time.sleep(LINE_SECONDS)
+            line += log.readline(audit_entries.MOST_BYTES + 2)
+        if line[-1:] != b"\n":
+            break
+        if unlinked is None and not audit_entries.is_after(line, root):
+            unlinked = size
+        entry = line[:-1]
+        if unreadable is None and not audit_entries.is_entry(entry):
+            unreadable = size
+        root = signed_heads.chained(root, [signed_heads.leaf(entry)])
+        size += 1
+        if size in sizes:
+            roots[size] = root.hex()
+    return _Entries(size, roots, unlinked, unreadable, not line)
+
+
+def _compare(found: _Entries, signed: Sequence[tuple[SignedHead, str]]) -> list[str]:
+    """Compares the entries with signed heads, in the order of their sizes."""
+    good = 0  # so many entries are right
+    for head, name in signed:
+        if found.roots.get(head.size) == head.root:
+            good = head.size
+            continue
+        here, covered = min(head.size, found.size), head.size
+        if found.unlinked is not None and found.unlinked < here:
+            return [_unlinked(found.unlinked)]
+        if found.size < covered:
+            return [
+                f"log.jsonl: {_named(found.size, covered - 1)} missing: {name} covers"
+                f" {covered}, and {found.size} are here"
+            ]
+        return [
+            f"log.jsonl: {_named(good, covered - 1)} not as {name} covers it: the last"
+            " was altered, or one and all that follow"
+        ]
     return []
 
 
-def _first_bad(entries: _Entries, leaves: BinaryIO, good: int, bad: _Signed) -> Finding:
-    """Returns the finding about entries that a checkpoint does not cover as they are.
-
-    Args:
-      leaves: the stored hashes, if they are those that were signed.
-      good: as many entries are right.
-      bad: the first checkpoint that does not hold.
-    """
-    covered, size, first = bad.checkpoint.size, entries.tree.size, entries.same
-    stored = merkle.Tree()
-    leaves.seek(0)
-    while (
-        stored.size < covered and len(data := leaves.read(merkle.SIZE)) == merkle.SIZE
-    ):
-        stored.append(data)
-    is_whole = stored.size == covered
-    are_signed = is_whole and stored.root() == bad.checkpoint.root
-    if are_signed and first < min(covered, size):
-        return Finding("log.jsonl", first, first, "was altered")
-    if size < covered:
-        text = f"are missing: {bad.name} covers {covered} entries, and {size} are"
-        first = size if is_whole else min(good, size)
-        return Finding("log.jsonl", first, covered - 1, f"{text} here")
-    text = f"are not those that {bad.name} covers: one of them was altered"
-    return Finding("log.jsonl", good, covered - 1, text)
+def _unlinked(index: int) -> str:
+    if index == 0:
+        return f"log.jsonl: {_named(0)} does not begin the log"
+    return (
+        f"log.jsonl: {_named(index)} does not follow entry {index - 1}: one of both was"
+        " altered, or what was between them is missing"
+    )
 
 
-def _checkpoints(
-    copy: Copy, who: checkpoint_note.Verifier, seen: Sequence[tuple[str, str]]
-) -> tuple[list[_Signed], dict[str, checkpoint_note.Note | None], list[Finding]]:
-    """Returns the checkpoints that its key has signed, by size, and what is wrong.
-
-    Those that peers have cosigned are also returned by peer: whether their signatures
-    hold, the entries show.
-    """
-    signed: list[_Signed] = []
-    cosigned: dict[str, checkpoint_note.Note | None] = {}
-    findings = []
-    newest = _note(copy.checkpoint, who)
-    if newest is None or len(newest.signatures) != 1:
-        text = "is missing, or not signed with the key of this log"
-        findings.append(_of_file("checkpoint", text))
-    else:
-        signed.append(_Signed(newest.checkpoint, "the checkpoint"))
-    try:
-        kept = checkpoint_note.read_cosigned(copy.cosigned or b"{}\n")
-    except checkpoint_note.NoteError:
-        findings.append(_of_file("cosigned.json", "is not as it was written"))
-        kept = {}
-    for peer, text in kept.items():
-        cosigned[peer] = note = _note(text.encode(), who)
-        if note is not None:
-            name = f"the checkpoint that {peer} has cosigned"
-            signed.append(_Signed(note.checkpoint, name))
-    for peer, text in seen:
-        note = _note(text.encode("utf-8", "replace"), who)
-        if note is None:
-            text = f"is signed with another key than what {peer} has seen of it"
-            findings.append(_of_file("checkpoint", text))
-            continue
-        name = f"the checkpoint that {peer} has seen"
-        signed.append(_Signed(note.checkpoint, name))
-        if newest is not None and newest.checkpoint.size < note.checkpoint.size:
-            text = f"is older than {name}, of {note.checkpoint.size} entries"
-            findings.append(_of_file("checkpoint", f"{text}: it was rolled back"))
-    signed.sort(key=lambda each: each.checkpoint.size)
-    for one, other in itertools.pairwise(signed):
-        a, b = one.checkpoint, other.checkpoint
-        if a.size == b.size and a.root != b.root:
-            text = f"{one.name} and {other.name} have two roots of {a.size} entries"
-            text += ", both signed: the lab keeps two logs of one name"
-            findings.append(_of_file("checkpoint", text))
-    return signed, cosigned, findings
-
-
-def _has_cosigned(
-    note: checkpoint_note.Note, peer: str, witnesses: Sequence[tuple[str, str]]
-) -> bool:
-    """Returns True if a key signs a note that the log names as that of a peer."""
-    for lab, verifier in witnesses:
-        if lab == peer:
-            with contextlib.suppress(checkpoint_note.NoteError):
-                who = checkpoint_note.read_verifier(verifier)
-                if checkpoint_note.is_signed(note, who):
-                    return len(note.signatures) == 2
-    return False
-
-
-def _note(data: bytes, who: checkpoint_note.Verifier) -> checkpoint_note.Note | None:
-    """Returns a checkpoint of this log; None if it is none, or its signature fails."""
-    try:
-        note = checkpoint_note.read(data.decode())
-    except (UnicodeDecodeError, checkpoint_note.NoteError):
-        return None
-    return note if checkpoint_note.is_own(note, who) else None
-
-
-def _of_file(name: str, problem: str) -> Finding:
-    """Returns a finding that names no entry."""
-    return Finding(name, None, None, problem)
+def _named(first: int, last: int | None = None) -> str:
+    """Returns the name of an entry; given the last of several, also the verb."""
+    if last is None:
+        return f"entry {first} (line {first + 1})"
+    if last <= first:
+        return f"{_named(first)} is"
+    return f"entries {first} to {last} (lines {first + 1} to {last + 1}) are"
 
 
 def _opened(paths: audit.Paths, stack: contextlib.ExitStack) -> Copy:
@@ -301,8 +243,5 @@ def _opened(paths: audit.Paths, stack: contextlib.ExitStack) -> Copy:
         found = path if path.exists() else pathlib.Path(os.devnull)
         return stack.enter_context(found.open("rb"))
 
-    cosigned, checkpoint = (
-        opened(paths.cosigned).read(),
-        opened(paths.checkpoint).read(),
-    )
-    return Copy(opened(paths.log), checkpoint, opened(paths.leaves), cosigned)
+    cosigned, head = opened(paths.cosigned).read(), opened(paths.head).read()
+    return Copy(opened(paths.log), head, cosigned)

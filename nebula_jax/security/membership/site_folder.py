@@ -31,7 +31,7 @@ from cryptography.hazmat.primitives import hashes
 from nebula_jax import errors, files, strict_json
 from nebula_jax.security import names, private_files
 
-VERSION = 5  # of the files of a folder
+VERSION = 6  # of the files of a folder
 ROLES = ("switch", "trainer")
 """The parts of a lab that have a certificate of their own."""
 

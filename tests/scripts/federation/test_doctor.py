@@ -97,7 +97,7 @@ def test_a_clock_that_is_a_day_off_is_named(labs, monkeypatch, hours):
 
 def test_a_line_that_is_not_there_is_named_with_the_reason(tmp_path):
     with two_labs.two_labs(tmp_path) as labs:
-        two_labs.wait_until((labs.s.folder.audit / "peers" / "lab-t.json").exists)
+        two_labs.wait_until((labs.s.folder.audit / "peers" / "lab-t.seen").exists)
         labs.t.stop()
         two_labs.wait_until(lambda: not labs.s.switch.state.lines)
         found = examined(labs.s)

@@ -3,6 +3,7 @@
 import collections
 import concurrent.futures
 import errno
+import json
 import os
 import shutil
 import signal
@@ -11,14 +12,13 @@ import sys
 import threading
 
 import pytest
-from audit_logs import Clock, exchange, fill, opened, size
-from cryptography.hazmat.primitives.asymmetric import ed25519
+from audit_logs import Clock, Peer, fill, opened, size
 
 from nebula_jax import errors
 from nebula_jax.security import audit, private_files
-from nebula_jax.security.audit import checkpoint_note, merkle, witness
 from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.audit import log as audit_log
+from nebula_jax.security.audit import signed_heads
 from nebula_jax.security.audit import verify as audit_verify
 
 APPENDER = """
@@ -41,14 +41,13 @@ def entries(folder):
 
 
 def newest(folder):
-    """The newest signed checkpoint."""
-    return checkpoint_note.read(audit.paths(folder).checkpoint.read_text())
+    """The newest signed head."""
+    return signed_heads.read(audit.paths(folder).head.read_text().rstrip())
 
 
 def cosigned(folder, peer="lab-t"):
-    """The newest checkpoint that a peer has cosigned."""
-    kept = checkpoint_note.cosigned_in(audit.paths(folder).cosigned)
-    return checkpoint_note.read(kept[peer])
+    """The newest head that a peer has cosigned, and its cosignature."""
+    return signed_heads.cosigned_in(folder)[peer]
 
 
 def whole(folder):
@@ -75,24 +74,25 @@ def log(tmp_path):
 def test_a_log_from_its_beginning(tmp_path):
     folder = tmp_path / "federation" / "audit"
     with opened(folder) as log:
-        assert newest(folder).checkpoint[1:] == (0, merkle.EMPTY)
+        assert newest(folder)[1:3] == (0, bytes(32).hex())
         assert log.append("federation", "ana", event="began", lab="lab-s") == 0
         assert log.append("job", "ana", event="began", job="m3", kind="x") == 1
-        note = checkpoint_note.read(log.sign_head())
-        hashes = [merkle.leaf(line) for line in audit_entries.lines(folder)]
-        root = merkle.node(*hashes)
-        assert note.checkpoint == ("nebula/lab-s", 2, root)
-        who = checkpoint_note.read_verifier(log.verifier)
-        assert checkpoint_note.is_signed(note, who)
-        assert log.sign_head() == note.text
+        head = log.sign_head()
+        lines = list(audit_entries.lines(folder))
+        hashes = [signed_heads.leaf(line) for line in lines]
+        roots = [
+            signed_heads.chained(bytes(32), hashes[:count]).hex() for count in range(3)
+        ]
+        assert [json.loads(line)["after"] for line in lines] == roots[:2]
+        assert head[:3] == ("lab-s", 2, roots[2])
+        assert signed_heads.is_signed(head, log.verifier)
+        assert log.sign_head() == head
     assert [(each.number, each.kind, each.what) for each in entries(folder)] == [
         (0, "federation", {"event": "began", "lab": "lab-s"}),
         (1, "job", {"event": "began", "job": "m3", "kind": "x"}),
     ]
-    paths = audit.paths(folder)
-    assert newest(folder) == note
-    assert paths.verifier.read_text() == log.verifier + "\n"
-    assert paths.leaves.read_bytes() == b"".join(hashes)
+    assert newest(folder) == head
+    assert audit.paths(folder).verifier.read_text() == f"{log.verifier.text}\n"
     whole(folder)
 
 
@@ -117,16 +117,28 @@ def test_a_log_goes_on_where_it_was(tmp_path):
         fill(log, 3, 5)
     with opened(tmp_path) as log:
         assert size(tmp_path) == 8
-        assert newest(tmp_path).text == first
+        assert newest(tmp_path) == first
         assert log.verifier == verifier
         fill(log, 2, 8)
-        second = log.sign_head()
-        old, new = (checkpoint_note.read(each).checkpoint for each in (first, second))
-        proof = log.consistency(5, 10)
-        assert merkle.is_consistent(5, old.root, 10, new.root, proof)
-        with pytest.raises(audit.AuditError, match="no such proof"):
-            log.consistency(5, 11)
+        second, leaves = log.head_after(5)
+        assert (second.size, second) == (10, newest(tmp_path))
+        assert signed_heads.continues(first, second, leaves)
+        with pytest.raises(audit.AuditError, match="has 10 entries, not 11"):
+            log.head_after(11)
     whole(tmp_path)
+
+
+def test_who_is_far_behind_is_given_a_head_at_a_time(log, monkeypatch):
+    monkeypatch.setattr(audit_log, "MOST_LEAVES", 2)
+    before, _ = log.head_after(0)
+    fill(log, 5, 5)
+    for count in (7, 9, 10, 10):
+        head, leaves = log.head_after(before.size)
+        assert (head.size, len(leaves)) == (count, count - before.size)
+        assert signed_heads.is_signed(head, log.verifier)
+        assert signed_heads.continues(before, head, leaves) or head == before
+        before = head
+    assert log.sign_head() == before
 
 
 def test_a_refused_entry_leaves_nothing(log, tmp_path):
@@ -171,7 +183,7 @@ def test_nobody_waits_for_the_disk_to_append(log, tmp_path, monkeypatch):
     assert log.append("job", "ana") == 5
     may_end.set()
     signing.join()
-    assert newest(tmp_path / "s").checkpoint.size == 5
+    assert newest(tmp_path / "s").size == 5
 
 
 @pytest.mark.parametrize("patience", [1, 6])
@@ -197,7 +209,7 @@ def test_a_killed_process_loses_nothing_that_was_committed(
     assert numbers == list(range(len(numbers)))
 
 
-# What a crash can leave behind the last checkpoint.
+# What a crash can leave behind the last head.
 
 
 def crashed(folder):
@@ -227,7 +239,7 @@ def mended(folder, kept_entries, cut):
 
 
 def test_every_cut_of_the_end_is_mended(tmp_path):
-    """Whatever is left of what no checkpoint covers, the log opens and verifies."""
+    """Whatever is left of what no head covers, the log opens and verifies."""
     paths = crashed(tmp_path / "s")
     log = paths.log.read_bytes()
     begin = len(b"".join(log.splitlines(True)[:5]))
@@ -246,18 +258,16 @@ def test_what_a_power_cut_leaves_is_cut_off(tmp_path):
     zeros = bytes(100) + b"\n" + bytes(50)
     with paths.log.open("ab") as stream:
         stream.write(zeros)
-    with paths.leaves.open("ab") as stream:
-        stream.write(bytes(40))
     mended(tmp_path, 8, cut=zeros)
 
 
 def test_a_crash_before_the_first_signature(tmp_path):
     opened(tmp_path).close()
-    audit.paths(tmp_path).checkpoint.unlink()
+    audit.paths(tmp_path).head.unlink()
     signed_again(tmp_path)
 
 
-# What a checkpoint covers is not mended.
+# What a head covers is not mended.
 
 
 def refused(folder, words):
@@ -290,36 +300,35 @@ def test_signed_entries_that_were_changed(signed):
     log = signed.log.read_bytes()
     altered = log.replace(b"m0", b"m9", 1)
     for lines, words in (
-        (log[:-1], r"entry 7 \(line 8\) is missing, and a signed checkpoint covers 8"),
-        (altered, "its first 8 entries are not those that a checkpoint"),
+        (log[:-1], r"entry 7 \(line 8\) is missing, and a signed head covers 8"),
+        (altered, "its first 8 entries are not those that a head was"),
     ):
         signed.log.write_bytes(lines)
         refused(signed.log.parent, words)
 
 
-def test_a_checkpoint_that_is_gone_or_junk_or_of_another_key(signed, other):
+def test_a_head_that_is_gone_or_junk_or_of_another_key(signed, other):
     for data, words in (
-        (b"\xff", "checkpoint: 'utf-8'"),
-        (b"junk", "no signed checkpoint"),
-        (b"", "no signed checkpoint"),
-        (other.checkpoint.read_bytes(), "is not signed with the key of this log"),
+        (b"\xff", "is no signed head"),
+        (b"junk", "is no signed head"),
+        (b"", "is no signed head"),
+        (other.head.read_bytes(), "is not signed with the key of this log"),
     ):
-        signed.checkpoint.write_bytes(data)
+        signed.head.write_bytes(data)
         refused(signed.log.parent, words)
-    signed.checkpoint.unlink()
-    refused(signed.log.parent, "there are entries but no signed checkpoint")
+    signed.head.unlink()
+    refused(signed.log.parent, "there are entries but no signed head")
 
 
 # The key.
 
 
 def test_the_key_of_a_log_is_the_one_it_began_with(signed, other):
-    with pytest.raises(audit.AuditError, match="is the public key of another log"):
+    words = "is not signed with the key of this log"
+    with pytest.raises(audit.AuditError, match=words):
         opened(signed.log.parent, "lab-t")
-    with pytest.raises(audit.AuditError, match="is no lab's name"):
-        opened(signed.log.parent, "../lab")
     signed.key.write_bytes(other.key.read_bytes())
-    refused(signed.log.parent, "verifier: is the public key of another log")
+    refused(signed.log.parent, words)
     signed.key.write_bytes(b"junk")
     refused(signed.log.parent, "is no private key of Ed25519")
     signed.key.unlink()
@@ -361,7 +370,7 @@ def refuses_all(log, words="takes no more entries: mend it"):
 def test_a_full_disk_leaves_no_half_entry(log, tmp_path, failing):
     path = audit.paths(tmp_path / "s").log
     before = path.read_bytes()
-    line = len(audit_entries.encode("job", Clock()(), "ana", {})) + 1
+    line = len(audit_entries.encode(bytes(32), "job", Clock()(), "ana", {})) + 1
     for left in (0, 1, 50, line - 1):
         failing["left"] = left
         with pytest.raises(audit.AuditError, match="No space left on device"):
@@ -416,13 +425,12 @@ def test_commit_syncs_once_for_all_and_not_at_all_for_nothing(tmp_path, synced):
 
 
 def test_entries_are_on_the_disk_before_their_head_is_signed(tmp_path, synced):
-    """A power cut could else leave a checkpoint of entries that are not there."""
+    """A power cut could else leave a head of entries that are not there."""
     with opened(tmp_path) as log:
         fill(log, 3)
         synced.clear()
         log.sign_head()
-        assert synced[0] == log._file
-        assert len(synced) == 2  # and their hashes
+        assert synced == [log._file]
 
 
 def test_a_closed_log(tmp_path):
@@ -446,96 +454,46 @@ def test_paths_that_do_not_serve(tmp_path):
 
 @pytest.fixture
 def peer(tmp_path):
-    return witness.Witness(tmp_path / "t", "lab-t")
+    return Peer(tmp_path / "t")
 
 
-def witnessed(folder):
-    """What the log has of the keys with which peers cosign."""
-    return [entry.what for entry in entries(folder) if entry.kind == "audit"]
-
-
-WITNESSED = {"event": audit_entries.WITNESSED, "lab": "lab-t"}
-
-
-def test_cosignatures_are_kept_and_the_key_recorded_once(tmp_path, peer):
-    with opened(tmp_path / "s") as log:
+def test_the_newest_cosignature_of_each_peer_is_kept(tmp_path, peer):
+    folder = tmp_path / "s"
+    with opened(folder) as log:
         assert log.cosigned("lab-t") == 0
         for begin in (0, 5, 10):
             fill(log, 5, begin)
-            answer = exchange(log, peer)
-            who = checkpoint_note.read_verifier(answer.verifier)
-            assert checkpoint_note.is_signed(cosigned(tmp_path / "s"), who)
-        assert log.cosigned("lab-t") == peer.size("lab-s") == 16
-        assert log.cosigned("lab-x") == 0
-    assert witnessed(tmp_path / "s") == [WITNESSED | {"verifier": answer.verifier}]
-    whole(tmp_path / "s")
-    with opened(tmp_path / "s") as log:
-        assert log.cosigned("lab-t") == 16
-        exchange(log, peer)
-        assert len(cosigned(tmp_path / "s").signatures) == 2
-    whole(tmp_path / "s")
-
-
-def test_a_lost_witness_state_is_a_new_key_that_the_log_records(log, tmp_path, peer):
-    first = exchange(log, peer)
-    (tmp_path / "t" / "peers" / "lab-s.json").unlink()
-    fill(log, 5, 5)
-    second = exchange(log, witness.Witness(tmp_path / "t", "lab-t"))
-    assert first.verifier != second.verifier
-    log.sign_head()
-    keys = {"verifier": second.verifier, "former": first.verifier}
-    assert witnessed(tmp_path / "s")[-1] == WITNESSED | keys
-
-
-def test_a_peer_cosigns_one_checkpoint_with_one_key(log, tmp_path):
-    text, folder = log.sign_head(), tmp_path / "s"
-    for number in range(20):
-        each = witness.Witness(tmp_path / f"t{number}", "lab-t")
-        answer = each.cosign("lab-s", text, [], log.verifier)
-        assert log.add_cosignature("lab-t", text, *answer) == (number == 0)
-        if number == 0:
-            before = cosigned(folder), size(folder)
-    assert (cosigned(folder), size(folder)) == before
-
-
-def test_each_peer_has_its_cosignature_and_late_answers_are_kept(log, tmp_path):
-    text = log.sign_head()
-    for lab in ("lab-t", "lab-u"):
-        peer = witness.Witness(tmp_path / lab, lab)
-        answer = peer.cosign("lab-s", text, [], log.verifier)
-        fill(log, 2)
-        log.sign_head()
-        for _ in range(2):
-            assert log.add_cosignature(lab, text, *answer)
-        names = [each.name for each in cosigned(tmp_path / "s", lab).signatures]
-        assert names == ["nebula/lab-s", f"nebula/{lab}/witness"]
-        assert log.cosigned(lab) == 5
+            answer = peer.exchange(log)
+            assert cosigned(folder) == (log.sign_head(), answer)
+        other = Peer(tmp_path / "u", "lab-u")
+        head, late = other.cosign(log)
+        fill(log, 2, 15)
+        peer.exchange(log)
+        assert log.add_cosignature("lab-u", head.text, late.text)
+        assert not log.add_cosignature("lab-u", head.text, late.text)
+        assert cosigned(folder, "lab-u") == (head, late)
+    whole(folder)
+    with opened(folder) as log:
+        sizes = [log.cosigned(lab) for lab in ("lab-t", "lab-u", "lab-x")]
+        assert sizes == [17, 15, 0]
+        assert peer.witness.size("lab-s") == 17
+    whole(folder)
 
 
 def test_cosignatures_that_do_not_hold(log, tmp_path, peer):
     with opened(tmp_path / "x") as other:
         fill(other, 4)
-        text, elsewhere = log.sign_head(), other.sign_head()
-        line, verifier = peer.cosign("lab-s", text, [], log.verifier)
-        key = ed25519.Ed25519PrivateKey.generate()
-        name = "nebula/lab-t/witness"
-        imposter = checkpoint_note.verifier(name, checkpoint_note.WITNESS, key).text
-        own = checkpoint_note.verifier(name, checkpoint_note.LOG, key).text
-        second = witness.Witness(tmp_path / "w", "lab-t")
-        of_other = second.cosign("lab-s", elsewhere, [], other.verifier)
-        for words, peer_name, *given in (
-            ("public key of another", "lab-u", text, line, verifier),
-            ("does not hold", "lab-t", text, line, imposter),
-            ("public key of another", "lab-t", text, line, own),
-            ("public key of another", "lab-t", text, line, log.verifier),
-            ("does not hold", "lab-t", elsewhere, line, verifier),
-            ("no signed checkpoint", "lab-t", "junk", line, verifier),
-            ("no line of a signature", "lab-t", text, "junk", verifier),
-            ("is no Ed25519 key", "lab-t", text, line, "junk"),
-            ("is no lab's name", "../t", text, line, verifier),
-            ("that is not of this log", "lab-t", elsewhere, *of_other),
+        head, answer = peer.cosign(log)
+        elsewhere, of_other = Peer(tmp_path / "w").cosign(other)
+        for words, lab, text, by in (
+            ("does not hold", "lab-u", head.text, answer.text),
+            ("does not hold", "lab-t", head.text, answer._replace(key="0" * 64).text),
+            ("does not hold", "lab-t", elsewhere.text, answer.text),
+            ("no signed head", "lab-t", "junk", answer.text),
+            ("no cosignature", "lab-t", head.text, "junk"),
+            ("that is not of this log", "lab-t", elsewhere.text, of_other.text),
         ):
             with pytest.raises(errors.NebulaError, match=words):
-                log.add_cosignature(peer_name, *given)
-        assert size(tmp_path / "s") == 5
-        assert newest(tmp_path / "s").text == text
+                log.add_cosignature(lab, text, by)
+        assert log.cosigned("lab-t") == 0
+        assert newest(tmp_path / "s") == head

@@ -85,7 +85,7 @@ def test_a_policy_that_cannot_be_read(folder):
 def test_an_altered_entry_of_the_audit_log(folder):
     log = folder.audit / "log.jsonl"
     log.write_text(log.read_text().replace("founded", "visited"))
-    assert "entry 2 (line 3) was altered" in wrong(folder)["audit log"]
+    assert "entries 0 to 2 (lines 1 to 3) are not as" in wrong(folder)["audit log"]
 
 
 def test_a_folder_without_a_lab(tmp_path):

@@ -37,7 +37,7 @@ def test_settings_are_read_as_they_were_written(folder):
     assert json.loads(folder.settings.read_text()) == dataclasses.asdict(written)
 
 
-@pytest.mark.parametrize("version", [None, 4, 6])
+@pytest.mark.parametrize("version", [None, 4, 7])
 def test_a_folder_of_another_version_is_refused_before_anything_is_written(
     folder, version
 ):
