@@ -23,7 +23,7 @@ from nebula_jax import errors, printable
 from nebula_jax.security import accounts, store
 
 MOST = 2**53
-"""The largest number of rows or bytes: every JSON reader has it exactly."""
+"""The largest number of rows: every JSON reader has it exactly."""
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,58}")
 """A handle's name is a part of its job's, which has up to 64 characters."""
 
@@ -44,22 +44,25 @@ class Handle(NamedTuple):
     about: str  # a line for people
 
 
-class Budget(NamedTuple):
-    """The bounds of a grant, at least one of them."""
-
-    rows: int | None = None  # None: as many as there are
-    nbytes: int | None = None  # as they cross; None: as many as there are
-    until: float | None = None  # unix seconds of a date; None: for ever
-
-
 class Grant(NamedTuple):
-    """A grant, and what was used of it."""
+    """A grant with its bounds, at least one of them, and what was used of it."""
 
     subject: str  # `ana`, or `ana@lab-s`
     handle: str
-    budget: Budget
+    rows: int | None = None  # None: as many as there are
+    until: float | None = None  # unix seconds of a date; None: for ever
     rows_used: int = 0
-    nbytes_used: int = 0
+
+    @property
+    def rows_left(self) -> int | None:
+        """The rows that may still be read; None if there is no bound."""
+        return None if self.rows is None else self.rows - self.rows_used
+
+    def status(self, now: float) -> str:
+        """Returns one word for people: `active`, `spent` or `expired`."""
+        if self.until is not None and now >= self.until:
+            return "expired"
+        return "spent" if self.rows_left == 0 else "active"
 
 
 def is_name(name: str) -> bool:
@@ -88,22 +91,6 @@ def date(seconds: float) -> str:
     """
     found = datetime.datetime.fromtimestamp(seconds, datetime.UTC)
     return f"{found:%Y-%m-%d %H:%M} UTC"
-
-
-def left(grant: Grant) -> dict[str, int | None]:
-    """Returns the rows and bytes that are left; None where there is no bound."""
-    rows, nbytes, _ = grant.budget
-    return {
-        "rows": None if rows is None else rows - grant.rows_used,
-        "bytes": None if nbytes is None else nbytes - grant.nbytes_used,
-    }
-
-
-def status(grant: Grant, now: float) -> str:
-    """Returns one word for people: `active`, `spent` or `expired`."""
-    if grant.budget.until is not None and now >= grant.budget.until:
-        return "expired"
-    return "spent" if 0 in left(grant).values() else "active"
 
 
 class Grants:
@@ -155,33 +142,30 @@ class Grants:
         found, settings = _handle(self._store.read(), name)
         return settings, found
 
-    def give(self, subject: str, handle: str, budget: Budget, now: float) -> Grant:
+    def give(self, given: Grant, now: float) -> None:
         """Gives a grant, in place of an earlier one of the subject for the handle.
 
         Args:
-          subject: an account here, or one of another lab.
-          budget: counts from zero, whatever was used of an earlier grant.
+          given: to an account here, or one of another lab; nothing of it is used,
+            whatever was of an earlier one.
 
         Raises:
           accounts.AccountError: if there is no such account here.
-          GrantError: if the budget leaves nothing, or there is no such handle.
+          GrantError: if it leaves nothing, or there is no such handle.
         """
-        if budget == Budget():
-            raise GrantError("a grant has a bound: rows, bytes, or a day when it ends")
-        for count, what in ((budget.rows, "rows"), (budget.nbytes, "bytes")):
-            if count is not None and not 0 < count <= MOST:
-                raise GrantError(f"a grant has 1 to {MOST} {what}, not {count}")
-        if budget.until is not None and budget.until <= now:
-            raise GrantError(f"a grant until {date(budget.until)} is over already")
-        accounts.check_subject(subject)
+        if given.rows is None and given.until is None:
+            raise GrantError("a grant has a bound: rows, or a day when it ends")
+        if given.rows is not None and not 0 < given.rows <= MOST:
+            raise GrantError(f"a grant has 1 to {MOST} rows, not {given.rows}")
+        if given.until is not None and given.until <= now:
+            raise GrantError(f"a grant until {date(given.until)} is over already")
+        accounts.check_subject(given.subject)
         with self._store.changing() as tables:
-            _handle(tables, handle)
-            if "@" not in subject:
-                accounts.check_not_removed(accounts.account(tables, subject))
-            given = Grant(subject, handle, budget)
+            _handle(tables, given.handle)
+            if "@" not in given.subject:
+                accounts.check_not_removed(accounts.account(tables, given.subject))
             _keep(tables, given)
             self._people.record(tables, "grant.give", **_public(given))
-        return given
 
     def revoke(self, subject: str, handle: str) -> None:
         """Revokes a grant: its next use is refused.
@@ -199,9 +183,7 @@ class Grants:
         tables = self._store.read()
         return [_grant(tables, *key.split()) for key in tables["grants"]]
 
-    def use(
-        self, subject: str, handle: str, rows: int, nbytes: int, now: float
-    ) -> None:
+    def use(self, subject: str, handle: str, rows: int, now: float) -> None:
         """Counts a use that is about to be served; all of it or, if refused, nothing.
 
         Args:
@@ -214,45 +196,35 @@ class Grants:
             served.
         """
         with self._store.changing() as tables:
-            grant = _usable(tables, subject, handle, now)
-            _check_left(grant, {"rows": rows, "bytes": nbytes})
-            rows, nbytes = rows + grant.rows_used, nbytes + grant.nbytes_used
-            _keep(tables, grant._replace(rows_used=rows, nbytes_used=nbytes))
+            grant = _usable(tables, subject, handle, rows, now)
+            _keep(tables, grant._replace(rows_used=grant.rows_used + rows))
 
 
 _MORE = "get another from the owner of the data"
 
 
-def _usable(tables: store.Tables, subject: str, handle: str, now: float) -> Grant:
-    """Returns the grant for a use; what is left of it is still to be checked."""
+def _usable(
+    tables: store.Tables, subject: str, handle: str, rows: int, now: float
+) -> Grant:
+    """Returns the grant for a use, which it permits."""
     _handle(tables, handle)
     found = _grant(tables, subject, handle)
+    named, left = f"the grant of {subject} for {handle}", found.rows_left
     if "@" not in subject:
         account = accounts.account(tables, subject)
         if account.state != accounts.ACTIVE:
-            raise GrantError(f"{_named(found)} rests: the account is {account.state}")
-    until = found.budget.until
-    if until is not None and now >= until:
-        amounts = [f"{count} {what}" for what, count in left(found).items() if count]
-        leaving = f" with {' and '.join(amounts)} left" if amounts else ""
-        raise GrantError(f"{_named(found)} ended on {date(until)}{leaving}: {_MORE}")
+            raise GrantError(f"{named} rests: the account is {account.state}")
+    if found.until is not None and now >= found.until:
+        leaving = f" with {left} rows left" if left else ""
+        raise GrantError(f"{named} ended on {date(found.until)}{leaving}: {_MORE}")
+    if left == 0:
+        raise GrantError(f"{named} has no rows left: {_MORE}")
+    if left is not None and rows > left:
+        raise GrantError(
+            f"{named} has {left} rows left, and {rows} were requested: read fewer, or"
+            f" {_MORE}"
+        )
     return found
-
-
-def _check_left(grant: Grant, wanted: Mapping[str, int]) -> None:
-    """Checks that a grant has something left, and enough of it for a use."""
-    for what, has in left(grant).items():
-        if has == 0:
-            raise GrantError(f"{_named(grant)} has no {what} left: {_MORE}")
-        if has is not None and wanted[what] > has:
-            raise GrantError(
-                f"{_named(grant)} has {has} {what} left, and {wanted[what]} were"
-                f" requested: read fewer, or {_MORE}"
-            )
-
-
-def _named(grant: Grant) -> str:
-    return f"the grant of {grant.subject} for {grant.handle}"
 
 
 def _handle(tables: store.Tables, name: str) -> tuple[Handle, dict[str, Any]]:
@@ -272,8 +244,7 @@ def _grant(tables: store.Tables, subject: str, handle: str) -> Grant:
             f"{printable.line(subject)} has no grant for {handle}, or it was revoked:"
             " request one from the owner of the data"
         )
-    budget, *used = tables["grants"][key]
-    return Grant(subject, handle, Budget(*budget), *used)
+    return Grant(subject, handle, *tables["grants"][key])
 
 
 def _keep(tables: store.Tables, grant: Grant) -> None:
@@ -282,7 +253,5 @@ def _keep(tables: store.Tables, grant: Grant) -> None:
 
 def _public(grant: Grant) -> dict[str, Any]:
     """Returns what the audit log has of a grant."""
-    found = grant._asdict() | grant.budget._asdict()
-    del found["budget"]
-    until = grant.budget.until
-    return found | {"until": None if until is None else date(until)}
+    until = None if grant.until is None else date(grant.until)
+    return grant._asdict() | {"until": until}

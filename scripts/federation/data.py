@@ -96,19 +96,19 @@ def serve(given: argparse.Namespace) -> int:
     "grant",
     *WHOSE,
     arguments.option("--rows", metavar="COUNT", help="rows at most, such as 1e6"),
-    arguments.option("--bytes", metavar="COUNT", help="bytes at most, such as 2e9"),
     arguments.option(
         "--until", metavar="DAY", help="end (UTC), as 2027-01-01 or 2027-01-01T12:30"
     ),
 )
 def grant(given: argparse.Namespace) -> int:
     """Grants somebody the use of data, within bounds."""
-    budget = grants.Budget(
+    made = Grant(
+        given.subject,
+        given.handle,
         None if given.rows is None else arguments.count(given.rows),
-        None if given.bytes is None else arguments.count(given.bytes),
         None if given.until is None else arguments.day(given.until),
     )
-    made = _grants(given).give(given.subject, given.handle, budget, time.time())
+    _grants(given).give(made, time.time())
     return _print_grants([made])
 
 
@@ -135,19 +135,16 @@ def list_grants(given: argparse.Namespace) -> int:
 
 def _print_grants(found: Sequence[Grant]) -> int:
     arguments.print_table(
-        ("to", "data", "rows left", "bytes left", "until", "is"),
-        [_grant_cells(each, time.time()) for each in found],
+        ("to", "data", "rows left", "until", "is"),
+        [
+            (
+                each.subject,
+                each.handle,
+                "any" if each.rows_left is None else f"{each.rows_left:,}",
+                "for ever" if each.until is None else grants.date(each.until),
+                each.status(time.time()),
+            )
+            for each in found
+        ],
     )
     return 0
-
-
-def _grant_cells(each: Grant, now: float) -> tuple[str, ...]:
-    until = each.budget.until
-    left = grants.left(each).values()
-    return (
-        each.subject,
-        each.handle,
-        *("any" if count is None else f"{count:,}" for count in left),
-        "for ever" if until is None else grants.date(until),
-        grants.status(each, now),
-    )

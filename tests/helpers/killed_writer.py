@@ -24,11 +24,11 @@ def prepare(folder):
     here = tiny_accounts.begin(folder)
     tiny_accounts.person(here, "ana")
     tiny_accounts.handle(here)
-    tiny_accounts.grant(here, "ana", grants.Budget(1000))
+    tiny_accounts.grant(here, "ana", rows=1000)
 
 
 def use(here):
-    grants.Grants(here).use("ana", "corpus-es", 16, 64, tiny_accounts.NOW)
+    grants.Grants(here).use("ana", "corpus-es", 16, tiny_accounts.NOW)
 
 
 def suspend(here):

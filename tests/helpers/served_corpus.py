@@ -38,18 +38,19 @@ class Owner:
         }
         self.grants.register(HANDLE, provider, 150, vocabulary.digest, "Tiny.")
 
-    def grant(self, subject, **budget):
-        budget = grants.Budget(**budget or {"rows": 10**6})
-        return self.grants.give(subject, HANDLE, budget, time.time())
+    def grant(self, subject, **bounds):
+        given = grants.Grant(subject, HANDLE, **bounds or {"rows": 10**6})
+        self.grants.give(given, time.time())
+        return given
 
     def revoke(self, grant):
         self.grants.revoke(grant.subject, grant.handle)
 
     def used(self, grant):
-        """Rows and bytes of all uses of a grant."""
+        """Rows of all uses of a grant."""
         for each in self.grants.listing():
             if each[:2] == grant[:2]:
-                return each.rows_used, each.nbytes_used
+                return each.rows_used
         raise AssertionError(grant)
 
     @contextlib.contextmanager
@@ -94,7 +95,7 @@ def trained_by_two_grants(runs, owner, start, clusters, rows, steps):
     for status, output in train():
         assert status == process.STOPPED_BY_PEER, output
     assert f"the grant of owner@lab-t for {HANDLE} has" in output
-    said, spent = output, owner.used(given)[0]
+    said, spent = output, owner.used(given)
     folders = [runs.folder / "handle" / name / "checkpoints" for name in clusters]
     saved = [[path.name for path in each.iterdir()] for each in folders]
     assert saved[0] == saved[1]
@@ -104,6 +105,6 @@ def trained_by_two_grants(runs, owner, start, clusters, rows, steps):
     for status, output in train():
         assert status == 0, output
         assert f"going on after step {step}" in output
-    assert owner.used(given)[0] == rest  # and not a row more
+    assert owner.used(given) == rest  # and not a row more
     runs.assert_same("handle", "plain", clusters, steps)
     return step, spent, said

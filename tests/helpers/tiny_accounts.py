@@ -36,5 +36,7 @@ def handle(here, name="corpus-es"):
     return data.register(name, {"path": PATH}, 1000, "ab" * 32, "News, 2019.")
 
 
-def grant(here, subject, budget, name="corpus-es"):
-    return grants.Grants(here).give(subject, name, budget, NOW)
+def grant(here, subject, rows=None, until=None, name="corpus-es"):
+    given = grants.Grant(subject, name, rows, until)
+    grants.Grants(here).give(given, NOW)
+    return given

@@ -12,9 +12,8 @@ import tiny_accounts
 from tiny_accounts import NOW, PATH, begin, grant, handle, person
 
 from nebula_jax import errors
-from nebula_jax.security import grants
 from nebula_jax.security.accounts import AccountError
-from nebula_jax.security.grants import Budget, GrantError, Grants
+from nebula_jax.security.grants import GrantError, Grants
 
 ROOT = pathlib.Path(__file__).parents[2]
 DAY = 24 * 3600.0
@@ -30,12 +29,12 @@ def here(tmp_path):
     return here
 
 
-def use(here, subject="ben", rows=16, nbytes=64, now=NOW, handle="corpus-es"):
-    """Counts a use; returns the rows and bytes that are left."""
+def use(here, subject="ben", rows=16, now=NOW, handle="corpus-es"):
+    """Counts a use; returns the rows that are left."""
     given = Grants(here)
-    given.use(subject, handle, rows, nbytes, now)
+    given.use(subject, handle, rows, now)
     (found,) = (each for each in given.listing() if each.subject == subject)
-    return tuple(grants.left(found).values())
+    return found.rows_left
 
 
 def refused(here, words, **call):
@@ -49,26 +48,25 @@ def refused(here, words, **call):
 
 
 def test_a_use_is_counted_before_it_is_served(here):
-    grant(here, "ben", Budget(100, 1000, NOW + DAY))
-    assert use(here, rows=16, nbytes=64) == (84, 936)
-    assert use(here, rows=0, nbytes=0) == (84, 936)  # before a session begins
-    assert use(here, rows=84, nbytes=936) == (0, 0)
-    (found,) = Grants(here).listing()
-    assert (found.rows_used, found.nbytes_used) == (100, 1000)
+    grant(here, "ben", 100, NOW + DAY)
+    assert use(here, rows=16) == 84
+    assert use(here, rows=0) == 84  # before a session begins
+    assert use(here, rows=84) == 0
+    assert [each.rows_used for each in Grants(here).listing()] == [100]
 
 
 def test_what_has_no_bound_has_none(here):
-    grant(here, "ben", Budget(until=NOW + DAY))
-    assert use(here, rows=2**40, nbytes=2**40) == (None, None)
+    grant(here, "ben", until=NOW + DAY)
+    assert use(here, rows=2**40) is None
 
 
 def test_one_account_cannot_use_the_grant_of_another(here):
-    grant(here, "ben", Budget(100))
+    grant(here, "ben", 100)
     person(here, "eve")
     for subject in ("eve", "ben@lab-s", "ana", "root"):  # not even the owner
         words = f"{subject} has no grant for corpus-es, or it was revoked: request one"
         refused(here, words, subject=subject)
-    grant(here, "ben@lab-s", Budget(100))
+    grant(here, "ben@lab-s", 100)
     use(here, "ben@lab-s")
     refused(here, "ben@lab-t has no grant", subject="ben@lab-t")
 
@@ -81,11 +79,10 @@ def test_what_is_no_subject(here, subject):
 
 
 def test_over_budget_nothing_is_served(here):
-    grant(here, "ben", Budget(100, 1000))
+    grant(here, "ben", 100)
     use(here, rows=90)
     words = "has 10 rows left, and 16 were requested: read fewer, or get another from"
     refused(here, words)
-    refused(here, "has 936 bytes left, and 937", rows=1, nbytes=937)
     use(here, rows=10)
     for rows in (1, 0):
         words = "the grant of ben for corpus-es has no rows left: get another from"
@@ -93,17 +90,17 @@ def test_over_budget_nothing_is_served(here):
 
 
 def test_an_expired_grant_ends_at_its_second(here):
-    grant(here, "ben", Budget(100, None, NOW + DAY))
+    grant(here, "ben", 100, NOW + DAY)
     use(here, now=NOW + DAY - 0.001)
     words = "ended on 2027-01-16 08:00 UTC with 84 rows left: get another from"
     refused(here, words, now=NOW + DAY)
-    grant(here, "ben", Budget(until=NOW + DAY))
+    grant(here, "ben", until=NOW + DAY)
     words = "ended on 2027-01-16 08:00 UTC: get another from"
     refused(here, words, now=NOW + DAY)
 
 
 def test_a_grant_that_is_revoked_in_mid_stream_ends_at_the_next_batch(here):
-    grant(here, "ben", Budget(100))
+    grant(here, "ben", 100)
     for _ in range(3):
         use(here)
     Grants(here).revoke("ben", "corpus-es")
@@ -111,12 +108,12 @@ def test_a_grant_that_is_revoked_in_mid_stream_ends_at_the_next_batch(here):
     refused(here, words)
     with pytest.raises(GrantError, match=words):
         Grants(here).revoke("ben", "corpus-es")
-    grant(here, "ben", Budget(5))
+    grant(here, "ben", 5)
     use(here, rows=5)
 
 
 def test_a_grant_rests_while_its_account_is_suspended(here):
-    grant(here, "ben", Budget(100))
+    grant(here, "ben", 100)
     here.move("ben", "suspend")
     refused(here, "rests: the account is suspended")
     here.move("ben", "resume")
@@ -125,47 +122,47 @@ def test_a_grant_rests_while_its_account_is_suspended(here):
     here.move("ben", "remove")
     refused(here, "rests: the account is removed")
     with pytest.raises(AccountError, match="removed, which is final"):
-        grant(here, "ben", Budget(100))
+        grant(here, "ben", 100)
 
 
 def test_what_cannot_be_given(here):
-    for budget, words in {
-        Budget(): "a grant has a bound",
-        Budget(rows=0): "1 to 9007199254740992 rows, not 0",
-        Budget(rows=-1): "rows, not -1",
-        Budget(nbytes=2**53 + 1): "bytes, not",
-        Budget(until=NOW): "a grant until 2027-01-15 08:00 UTC is over already",
+    for bounds, words in {
+        (None, None): "a grant has a bound",
+        (0, None): "1 to 9007199254740992 rows, not 0",
+        (-1, None): "rows, not -1",
+        (2**53 + 1, None): "1 to 9007199254740992 rows, not",
+        (None, NOW): "a grant until 2027-01-15 08:00 UTC is over already",
     }.items():
         with pytest.raises(GrantError, match=re.escape(words)):
-            grant(here, "ben", budget)
+            grant(here, "ben", *bounds)
     with pytest.raises(GrantError, match="no handle corpus-de"):
-        grant(here, "ben", Budget(1), name="corpus-de")
+        grant(here, "ben", 1, name="corpus-de")
     for subject in ("nobody", "ben@", "ben@.."):
         with pytest.raises(errors.NebulaError, match=r"is no lab|no account nobody"):
-            grant(here, subject, Budget(1))
+            grant(here, subject, 1)
     assert Grants(here).listing() == []
 
 
 def test_a_later_grant_replaces_an_earlier_one(here):
-    grant(here, "ben", Budget(100))
+    grant(here, "ben", 100)
     use(here, rows=90)
-    grant(here, "ben", Budget(20))
-    assert use(here, rows=16)[0] == 4
+    grant(here, "ben", 20)
+    assert use(here, rows=16) == 4
     assert [each.rows_used for each in Grants(here).listing()] == [16]
 
 
 def test_one_word_for_people(here):
-    given = grant(here, "ben", Budget(16, until=NOW + DAY))
-    assert grants.status(given, NOW) == "active"
-    assert grants.status(given, NOW + DAY) == "expired"
+    given = grant(here, "ben", 16, NOW + DAY)
+    assert given.status(NOW) == "active"
+    assert given.status(NOW + DAY) == "expired"
     use(here)
-    assert grants.status(Grants(here).listing()[0], NOW) == "spent"
+    assert Grants(here).listing()[0].status(NOW) == "spent"
 
 
 def test_changes_are_recorded_or_not_made(here):
     record = here._record = tiny_accounts.Records()
     given = Grants(here)
-    grant(here, "ben", Budget(100, None, NOW + DAY))
+    grant(here, "ben", 100, NOW + DAY)
     use(here)
     given.revoke("ben", "corpus-es")
     (_, who, what), (kind, _, after) = record
@@ -173,7 +170,7 @@ def test_changes_are_recorded_or_not_made(here):
     assert (kind, after["rows"], after["rows_used"]) == ("grant.revoke", 100, 16)
     here._record = mock.Mock(side_effect=OSError("no space left for the audit log"))
     with pytest.raises(OSError, match="audit log"):
-        grant(here, "ben", Budget(1))
+        grant(here, "ben", 1)
     with pytest.raises(OSError, match="audit log"):
         handle(here, "corpus-fr")
     assert given.listing() == []
@@ -230,7 +227,7 @@ sys.stdin.readline()
 try:
     while True:
         rows = 1 + served % 7
-        given.use("ben", "corpus-es", rows, 8 * rows, tiny_accounts.NOW)
+        given.use("ben", "corpus-es", rows, tiny_accounts.NOW)
         served += rows
         time.sleep(0.002)  # a batch is made and sent
 except grants.GrantError:
@@ -239,7 +236,7 @@ except grants.GrantError:
 
 
 def test_four_processes_together_never_get_more_than_the_budget(here):
-    grant(here, "ben", Budget(3001))
+    grant(here, "ben", 3001)
     paths = os.pathsep.join([str(ROOT), str(ROOT / "tests" / "helpers")])
     children = [
         subprocess.Popen(
@@ -260,4 +257,3 @@ def test_four_processes_together_never_get_more_than_the_budget(here):
     assert sum(served) == found.rows_used <= 3001
     assert found.rows_used > 3001 - 7
     assert sum(map(bool, served)) > 1
-    assert found.nbytes_used == 8 * sum(served)

@@ -82,7 +82,7 @@ def test_damage_anywhere_is_found(tmp_path):
     here = tiny_accounts.begin(tmp_path)
     tiny_accounts.person(here, "ana")
     tiny_accounts.handle(here)
-    tiny_accounts.grant(here, "ana", grants.Budget(1000))
+    tiny_accounts.grant(here, "ana", rows=1000)
     whole, generator = here.store.path.read_bytes(), random.Random(0)
     for _ in range(200):
         damaged = bytearray(whole)
@@ -91,7 +91,7 @@ def test_damage_anywhere_is_found(tmp_path):
         for data in (damaged, whole[:half], whole + b" "):
             here.store.path.write_bytes(data)
             with pytest.raises(errors.NebulaError, match=r"damaged|no text") as why:
-                grants.Grants(here).use("ana", "corpus-es", 1, 1, tiny_accounts.NOW)
+                grants.Grants(here).use("ana", "corpus-es", 1, tiny_accounts.NOW)
             assert "\n" not in str(why.value)
             assert here.store.path.read_bytes() == data
 

@@ -8,6 +8,7 @@ audit log of this lab within a second or two. A use that the grant does not allo
 the reader's session with the reason.
 """
 
+import collections
 import contextlib
 import itertools
 import queue
@@ -15,7 +16,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
 
 import numpy as np
 
@@ -25,11 +25,10 @@ from nebula_jax.communication import bridge, endpoints, selector
 from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import activity, frames, states
-from nebula_jax.federation import requests, switch_client
+from nebula_jax.federation import switch_client
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.served import data_channels, owner_text
-from nebula_jax.security import accounts, grants, names
-from nebula_jax.security.audit import entries
+from nebula_jax.security import accounts, grants
 from nebula_jax.security.membership import site_folder
 
 TURN_SECONDS = 0.25  # between two looks at who has come and what is to be recorded
@@ -39,15 +38,6 @@ READERS_OF_LAB = READERS // 2  # so that no lab keeps all others out
 PATIENCE_SECONDS = 24 * 3600.0  # with a reader whose steps are long, or that waits
 PEER_TIMEOUT, RECONNECT_TIMEOUT = 30.0, 60.0  # seconds, as for a run's clusters
 DIALED_SECONDS = 5.0  # for a stream that was just cut to come back
-
-
-class Reader(NamedTuple):
-    """A reader, as the switches know it."""
-
-    subject: str
-    """As in `ana`, or `ana@lab-t`."""
-    job: str
-    """As in `ana/m3`."""
 
 
 class DataService:
@@ -79,8 +69,8 @@ class DataService:
         """Set once readers can come."""
         self._threads: list[threading.Thread] = []
         self._grants = grants.Grants(accounts.Accounts(folder.path))
-        self._uses: queue.SimpleQueue[tuple[Reader, int, int]] = queue.SimpleQueue()
-        """Those that are not in the audit log yet: rows and bytes of a reader."""
+        self._uses: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
+        """Those that are not in the audit log yet: a reader's subject, and rows."""
         provider, found = self._grants.provider(handle)
         with process.timed(f"preparing {handle}"):
             self._text = owner_text.opened(provider, folder.prepared, log)
@@ -185,31 +175,27 @@ class DataService:
 
     def _record(self) -> None:
         """Brings the uses so far to the audit log; those it does not take, later."""
-        sums: dict[Reader, tuple[int, int]] = {}
+        sums = collections.Counter[str]()
         while not self._uses.empty():
-            reader, rows, nbytes = self._uses.get()
-            before = sums.get(reader, (0, 0))
-            sums[reader] = before[0] + rows, before[1] + nbytes
-        for reader, (rows, nbytes) in sums.items():
+            subject, rows = self._uses.get()
+            sums[subject] += rows
+        for subject, rows in sums.items():
+            about = {
+                "job": data_channels.job_of(self._handle),
+                "cluster": data_channels.CLUSTER,
+                "event": "served",
+                "handle": self._handle,
+                "rows": rows,
+                "subject": subject,
+            }
             try:
-                about = {
-                    "job": data_channels.job_of(self._handle),
-                    "cluster": data_channels.CLUSTER,
-                    "event": "served",
-                    "handle": self._handle,
-                    "rows": rows,
-                    "nbytes": nbytes,
-                    "subject": reader.subject,
-                    "by": entries.without_secret(reader.job),
-                }
                 switch_client.record(self._folder, "data", about)
             except (errors.NebulaError, OSError) as error:
-                self._uses.put((reader, rows, nbytes))
+                self._uses.put((subject, rows))
                 if self._stop.is_set():
                     self._log(
-                        f"{reader.subject} has read {rows:,} rows ({nbytes:,} bytes)"
-                        f" that the audit log does not have: {error}; the grant has"
-                        " counted them"
+                        f"{subject} has read {rows:,} rows that the audit log does not"
+                        f" have: {error}; the grant has counted them"
                     )
 
     # One reader, in a thread of its own.
@@ -217,9 +203,9 @@ class DataService:
     def _serve(self, link: Link, trainer: switch_client.Trainer) -> None:
         who = printable.line(link.peer.cluster)
         try:
-            reader = self._served(link, trainer)
+            subject = self._served(link, trainer)
             link.close()
-            self._log(f"{reader.subject} has read what it wanted")
+            self._log(f"{subject} has read what it wanted")
         except grants.GrantError as error:
             self._log(f"ended a session of {who}: {error}")
             link.abort(str(error))
@@ -231,7 +217,7 @@ class DataService:
             self._log(f"the session of {who} failed: {error!r}")
             link.abort(f"{self._handle} cannot be read at present; its owner sees why")
 
-    def _served(self, link: Link, trainer: switch_client.Trainer) -> Reader:
+    def _served(self, link: Link, trainer: switch_client.Trainer) -> str:
         """Serves a reader until it needs no more; returns who it was.
 
         Args:
@@ -242,60 +228,51 @@ class DataService:
           errors.NebulaError: if it is not who it claims to be, requests what is not
             there, or has gone.
         """
-        reader, form = self._claimed(link, trainer)
+        subject, form = self._dialed(link, trainer), self._form(link)
         # Before it can wait for anything: who has no grant takes nobody's place.
-        self._count(reader, 0, 0)
+        self._count(subject, 0)
         ends = data_channels.ends(link, form, serves=True)
         link.welcome(0)
         page = data_channels.described(self._text.parts)
-        self._count(reader, 0, page.nbytes)
         ends.parts.send_payload(0, selector.Selected(page, 0))
-        row_bytes = sum(ends.rows.format.buffer_sizes()[0])
         for number in itertools.count(1):
             wanted = np.ascontiguousarray(ends.wanted.recv_payload(number).payload)
             rows = _checked(wanted.reshape(-1).view(np.int32), len(self._text))
             if not rows:
                 break
-            # All N rows cross, whatever the request has.
-            self._count(reader, len(rows), row_bytes)
+            self._count(subject, len(rows))
             ends.rows.send(number, self._text.rows(rows, form.rows))
-        return reader
+        return subject
 
-    def _claimed(
-        self, link: Link, trainer: switch_client.Trainer
-    ) -> tuple[Reader, data_channels.Form]:
-        """Returns who a reader is, as the switches know it, and how it reads.
+    def _dialed(self, link: Link, trainer: switch_client.Trainer) -> str:
+        """Returns who a reader is, as the switches know it: `ana`, or `ana@lab-t`.
 
         Raises:
-          data_channels.DataError: if it cannot be.
+          data_channels.DataError: if they do not, or know several.
         """
-        owner, who = site_folder.parse_name(link.owner), link.peer
-        job, cluster, rows = map(who.details.get, ("job", "cluster", "rows"))
-        if (
-            owner is None
-            or not (isinstance(job, str) and requests.is_job(job))
-            or not (isinstance(cluster, str) and names.is_cluster(cluster))
-            or not (type(rows) is int and 0 < rows <= data_channels.MOST_REQUEST)
-        ):
-            raise data_channels.DataError("sent no job, cluster or rows")
-        lab = owner[0]
-        if data_channels.reader_name(lab, job, cluster) != who.cluster:
-            raise data_channels.DataError(f"is not {cluster} of {lab} in job {job}")
+        owner = site_folder.parse_name(link.owner)
+        if owner is None:
+            raise data_channels.DataError("is of no lab")
         deadline = time.monotonic() + DIALED_SECONDS
-        while not (dialed := trainer.dialed_by(who.cluster, lab)):
+        while not (dialed := trainer.dialed_by(link.peer.cluster, owner[0])):
             if time.monotonic() > deadline:
                 raise data_channels.DataError("no switch has dialed as this reader")
             time.sleep(TURN_SECONDS)
         if len(dialed) > 1:  # one of them reads in the other's name
             raise data_channels.DataError(f"{' and '.join(sorted(dialed))} read as one")
-        subject = dialed.pop().removesuffix(f"@{self._lab}")
-        form = data_channels.Form(rows, self._text.max_length, self._text.pieces)
-        return Reader(subject, f"{subject.partition('@')[0]}/{job}"), form
+        return dialed.pop().removesuffix(f"@{self._lab}")
 
-    def _count(self, reader: Reader, rows: int, nbytes: int) -> None:
+    def _form(self, link: Link) -> data_channels.Form:
+        """Returns how a reader reads; raises data_channels.DataError if none can."""
+        rows = link.peer.details.get("rows")
+        if not (type(rows) is int and 0 < rows <= data_channels.MOST_REQUEST):
+            raise data_channels.DataError("sent no number of rows")
+        return data_channels.Form(rows, self._text.max_length, self._text.pieces)
+
+    def _count(self, subject: str, rows: int) -> None:
         """Counts a use that is about to be served."""
-        self._grants.use(reader.subject, self._handle, rows, nbytes, self._clock())
-        self._uses.put((reader, rows, nbytes))
+        self._grants.use(subject, self._handle, rows, self._clock())
+        self._uses.put((subject, rows))
 
 
 def _checked(wanted: np.ndarray, total: int) -> list[int]:

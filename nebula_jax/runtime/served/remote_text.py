@@ -217,12 +217,12 @@ def _hello(
     reading: Reading,
 ) -> frames.Hello:
     """Returns what the service learns of this reader; switches say whose it is."""
-    who = {"job": settings.job, "cluster": reading.cluster}
+    lab = folder.load().name
     return frames.Hello(
-        data_channels.reader_name(folder.load().name, **who),
+        data_channels.reader_name(lab, settings.job, reading.cluster),
         nebula_jax.__version__,
         data_channels.settings(handle, reading.vocabulary, reading.max_length),
-        details={**who, "rows": reading.rows},
+        details={"rows": reading.rows},
     )
 
 

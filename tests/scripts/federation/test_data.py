@@ -93,10 +93,10 @@ def test_a_grant_as_the_guide_has_it(lab, corpus):
     lab("account", "add", "ana")
     found = lab("grant", "ana", "corpus-es", "--rows", "1e6", "--until", UNTIL)
     assert found.out == lab("grants").out
-    lab("grant", "ana@lab-t", "corpus-es", "--bytes", "2e9")
+    lab("grant", "ana@lab-t", "corpus-es", "--rows", "2e9")
     listed = lab("grants").out.splitlines()
     assert listed[0].startswith("to         data")
-    assert listed[1].endswith("1,000,000  any            2099-01-01 00:00 UTC  active")
+    assert listed[1].endswith("1,000,000      2099-01-01 00:00 UTC  active")
     assert "ana@lab-t" in listed[2]
     assert "2,000,000,000" in listed[2]
     ungrant = ("ungrant", "ana", "corpus-es")
@@ -113,7 +113,7 @@ def test_a_grant_as_the_guide_has_it(lab, corpus):
         (["--rows", "many"], "no whole number"),
         (["--rows", "1.5"], "no whole number"),
         (["--rows", "0"], "1 to 9007199254740992 rows, not 0"),
-        (["--bytes", "1e99"], "1 to 9007199254740992 bytes, not"),
+        (["--rows", "1e99"], "1 to 9007199254740992 rows, not"),
         (["--until", "tomorrow"], "is no day"),
         (["--until", "2020-01-01"], "is over already"),
     ],
