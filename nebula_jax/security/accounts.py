@@ -1,10 +1,10 @@
 """The accounts of a lab: users of its host, with a life, a share and a quota.
 
 The user whose folder it is owns the lab: it runs the switch and every command, and its
-account is there from the start. Other users of the host train with the lab's switch.
-Who asks is what the kernel says (SO_PEERCRED, `federation.inner`): whoever came to the
-host from outside has logged in there, so no password and no token is kept here, and
-files, processes and memory of accounts are as far apart as those of the host's users.
+account, `owner`, is there from the start. Other users of the host train with the lab's
+switch. Who asks is what the kernel says (SO_PEERCRED, `federation.inner`): whoever came
+to the host from outside has logged in there, so no password and no token is kept here,
+and files, processes and memory of accounts are as far apart as those of the users.
 
 An account is added, may be suspended and resumed, and is removed for good: its name is
 never given again. No change is made that is not recorded.
@@ -23,6 +23,8 @@ from nebula_jax.security import store as store_lib
 from nebula_jax.security.membership import site_folder
 
 FILE = "people.json"  # in the folder of the federation
+OWNER = "owner"
+"""The account of the user whose folder it is."""
 ACTIVE, SUSPENDED, REMOVED = "active", "suspended", "removed"
 
 TRANSITIONS: Mapping[tuple[str, str], str] = {
@@ -35,8 +37,8 @@ removal, and an active account is suspended first, so that no slip is final."""
 
 PARTS = ("accounts", "handles", "grants")  # of the file
 Record = Callable[..., object]
-"""Called as `record(kind, who, **what)` within a change, before it is written: a change
-that cannot be recorded is not made. No secret is among the values."""
+"""Called as `record(kind, **what)` within a change, which is the owner's, before it is
+written: a change that cannot be recorded is not made. No secret is among the values."""
 MOST_BYTES = 2**50
 """The largest quota: sums of bytes stay far below 2**63."""
 MOST_SHARE = 1000.0
@@ -65,7 +67,7 @@ class Account(NamedTuple):
     @property
     def is_owner(self) -> bool:
         """True for the account of the folder's own user."""
-        return self.uid is None
+        return self.name == OWNER
 
 
 class Accounts:
@@ -89,28 +91,22 @@ class Accounts:
         self._record = record
 
     @classmethod
-    def begin(cls, folder: pathlib.Path, owner: str) -> Self:
+    def begin(cls, folder: pathlib.Path) -> Self:
         """Makes the accounts of a folder: its owner's. A second time changes nothing.
 
         Args:
           folder: of the federation; made if only it is missing.
-          owner: the name of the account, see `name_for`.
 
         Raises:
           store.StoreError: if the file does not serve.
           private_files.PrivateFileError: if others can use the folder or the file.
         """
-        check_name(owner)
         made = cls(folder)
         made.store.create()
         with made.store.changing() as tables:
-            if not tables["accounts"]:
-                _keep(tables, Account(owner, None, ACTIVE, Limits()))
+            if OWNER not in tables["accounts"]:
+                _keep(tables, Account(OWNER, None, ACTIVE, Limits()))
         return made
-
-    def owner(self) -> Account:
-        """Returns the account of the user whose folder it is, as it is at present."""
-        return _owner(self.store.read())
 
     def of_user(self, uid: int) -> Account:
         """Returns the account of a user of the host, as it is at present.
@@ -122,7 +118,7 @@ class Accounts:
           AccountError: if the user has none, or it is not active.
         """
         if uid == os.geteuid():
-            return self.owner()
+            return self.find(OWNER)
         found = _of_user(self.store.read(), uid)
         if found is None:
             raise AccountError(
@@ -165,7 +161,7 @@ class Accounts:
             if (other := _of_user(tables, uid)) is not None:
                 raise AccountError(f"user {uid} has the account {other.name}")
             _keep(tables, made)
-            self.record(tables, "account.add", name=name, uid=uid)
+            self.record("account.add", name=name, uid=uid)
         return made
 
     def move(self, name: str, event: str) -> Account:
@@ -194,7 +190,7 @@ class Accounts:
             after = before._replace(state=TRANSITIONS[before.state, event])
             _keep(tables, after)
             what = {"name": name, "before": before.state, "after": after.state}
-            self.record(tables, f"account.{event}", **what)
+            self.record(f"account.{event}", **what)
         return after
 
     def set_limits(self, name: str, limits: Limits) -> Account:
@@ -215,13 +211,13 @@ class Accounts:
             after = account(tables, name)._replace(limits=limits)
             check_not_removed(after)
             _keep(tables, after)
-            self.record(tables, "account.limits", name=name, **limits._asdict())
+            self.record("account.limits", name=name, **limits._asdict())
         return after
 
-    def record(self, tables: store_lib.Tables, kind: str, **what: object) -> None:
-        """Records a change, which the owner makes, within it."""
+    def record(self, kind: str, **what: object) -> None:
+        """Records a change within it."""
         if self._record is not None:
-            self._record(kind, _owner(tables).name, **what)
+            self._record(kind, **what)
 
 
 def account(tables: store_lib.Tables, name: str) -> Account:
@@ -239,10 +235,6 @@ def account(tables: store_lib.Tables, name: str) -> Account:
 
 def _all(tables: store_lib.Tables) -> list[Account]:
     return [account(tables, name) for name in tables["accounts"]]
-
-
-def _owner(tables: store_lib.Tables) -> Account:
-    return next(each for each in _all(tables) if each.is_owner)
 
 
 def _of_user(tables: store_lib.Tables, uid: int) -> Account | None:
@@ -293,18 +285,6 @@ def check_name(name: str) -> None:
             f"{printable.line(repr(name))} is no account's name: those have up to 32"
             " small letters, digits and -, a letter first, as in ana"
         )
-
-
-def name_for(user: str) -> str:
-    """Returns the name of an account for a user of this machine.
-
-    >>> name_for("Ana.Maria")
-    'ana-maria'
-    >>> name_for("42")
-    'owner'
-    """
-    name = re.sub(r"[^a-z0-9]+", "-", user.lower()).lstrip("0123456789-")
-    return name[:32].rstrip("-") or "owner"
 
 
 def check_subject(subject: str) -> None:

@@ -125,7 +125,7 @@ class Grants:
                 raise GrantError(f"there is a handle {name} already")
             tables["handles"][name] = [*made[1:], dict(provider)]
             what = {"handle": name, "rows": rows, "vocabulary": vocabulary}
-            self._people.record(tables, "data.register", **what)
+            self._people.record("data.register", **what)
         return made
 
     def handles(self) -> list[Handle]:
@@ -165,7 +165,7 @@ class Grants:
             if "@" not in given.subject:
                 accounts.check_not_removed(accounts.account(tables, given.subject))
             _keep(tables, given)
-            self._people.record(tables, "grant.give", **_public(given))
+            self._people.record("grant.give", **_public(given))
 
     def revoke(self, subject: str, handle: str) -> None:
         """Revokes a grant: its next use is refused.
@@ -176,7 +176,7 @@ class Grants:
         with self._store.changing() as tables:
             found = _grant(tables, subject, handle)
             del tables["grants"][f"{subject} {handle}"]
-            self._people.record(tables, "grant.revoke", **_public(found))
+            self._people.record("grant.revoke", **_public(found))
 
     def listing(self) -> list[Grant]:
         """Returns all grants in the order in which they were given first."""

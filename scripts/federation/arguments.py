@@ -3,8 +3,6 @@
 import argparse
 import datetime
 import functools
-import getpass
-import os
 import pathlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -88,13 +86,13 @@ def again(arguments: argparse.Namespace, command: str) -> str:
     return f"scripts/run nebula {command}{more}"
 
 
-def record(place: site_folder.Folder, kind: str, who: str, /, **what: Any) -> None:
+def record(place: site_folder.Folder, kind: str, /, **what: Any) -> None:
     """Puts an entry into this lab's audit log, on the disk.
 
     The switch, which has the log open, does it; without one this process does.
 
     Args:
-      kind, who, what: as for `audit_log.Log.append`; the switch knows who asks.
+      kind, what: as for `audit_log.Log.append`; the owner of the lab does it.
 
     Raises:
       errors.NebulaError: if it is not there.
@@ -103,7 +101,7 @@ def record(place: site_folder.Folder, kind: str, who: str, /, **what: Any) -> No
         request(place, REQUEST_SECONDS, "record", kind=kind, what=what)
     except inner.NoSwitch:
         with audit_log.Log(place.audit, place.load().name) as log:
-            log.append(kind, who, **what)
+            log.append(kind, accounts.OWNER, **what)
             log.sign_head()  # so that peers can witness it
 
 
@@ -186,14 +184,6 @@ def day(text: str) -> float:
             f"{printable.line(repr(text))} is no day, as in 2027-01-01, nor minute"
             " (UTC), as in 2027-01-01T12:30"
         ) from None
-
-
-def user() -> str:
-    """Returns the name of this machine's user."""
-    try:
-        return getpass.getuser()
-    except (KeyError, OSError):
-        return f"user-{os.getuid()}"
 
 
 def print_table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:

@@ -141,11 +141,10 @@ def revoke(given: argparse.Namespace) -> int:
 def _record(folder: federation_lib.Folder, kind: str, **what: Any) -> None:
     """Puts an entry into the log of this lab, unless that is another user's."""
     if folder.audit.exists():
-        arguments.record(folder, kind, arguments.user(), **what)
+        arguments.record(folder, kind, **what)
 
 
 def _begin(folder: federation_lib.Folder, lab: str, event: str, **what: str) -> None:
     """Makes the accounts and the audit log of a new lab."""
-    owner = accounts.name_for(arguments.user())
-    accounts.Accounts.begin(folder.path, owner)
-    arguments.record(folder, "federation", owner, event=event, lab=lab, **what)
+    accounts.Accounts.begin(folder.path)
+    arguments.record(folder, "federation", event=event, lab=lab, **what)

@@ -962,7 +962,7 @@ def test_an_account_that_has_used_up_its_quota_is_barred_with_the_reason(
         def limit(quota):
             people = labs.t.switch.state.people
             limits = accounts.Limits(quota_bytes=quota)
-            people.set_limits(people.owner().name, limits)
+            people.set_limits("owner", limits)
             labs.t.run(labs.t.switch.upkeep.save_counts())
 
         def is_barred(job):

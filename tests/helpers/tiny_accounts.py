@@ -9,15 +9,15 @@ USERS = {"ana": 60001, "ben": 60002, "eve": 60003, "bob": 60004}
 
 
 class Records(list):
-    """A record of changes: (kind, who, what) each."""
+    """A record of changes: (kind, what) each."""
 
-    def __call__(self, kind, who, **what):
-        self.append((kind, who, what))
+    def __call__(self, kind, **what):
+        self.append((kind, what))
 
 
 def begin(folder, **options):
-    """The accounts of a folder: root, who owns it."""
-    accounts.Accounts.begin(folder, "root")
+    """The accounts of a folder: its owner's."""
+    accounts.Accounts.begin(folder)
     return reopen(folder, **options)
 
 

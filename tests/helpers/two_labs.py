@@ -16,7 +16,6 @@ from nebula_jax.runtime import connect
 from nebula_jax.security import accounts
 from nebula_jax.security.membership import authority, invitations, member, site_folder
 
-OWNER = "owner"
 SECONDS = 20.0
 outside.HANDSHAKE_SECONDS = 60.0  # who joins does not try twice; a machine may pause
 
@@ -105,7 +104,7 @@ def found(path, name="lab-s"):
     """A lab that has founded a federation."""
     folder = site_folder.Folder(path)
     joining.found(folder, name)
-    accounts.Accounts.begin(path, OWNER)
+    accounts.Accounts.begin(path)
     return folder
 
 
@@ -115,7 +114,7 @@ def join(path, at, address, name="lab-t"):
     text = issuer.invite(name, f"{address[0]}:{address[1]}")
     folder = site_folder.Folder(path)
     joining.join(folder, invitations.parse(text))
-    accounts.Accounts.begin(path, OWNER)
+    accounts.Accounts.begin(path)
     return folder
 
 
