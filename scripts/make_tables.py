@@ -30,6 +30,7 @@ from nebula_jax.runtime.records import report
 from scripts import (
     bench_device,
     bench_faults,
+    bench_peers,
     bench_security,
     table1_xnli,
     table2_bleu,
@@ -69,6 +70,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bench_device": bench_device.markdown,
     "bench_bridge": bench_report.bridge,
     "bench_faults": bench_faults.markdown,
+    "bench_peers": bench_peers.markdown,
     "bench_security": bench_security.markdown,
     "leakage": leaks_markdown.markdown,
     "simulation": bench_report.simulation,

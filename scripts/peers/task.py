@@ -57,21 +57,12 @@ class Task(Size):
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Returns those of step 0: weights [in, out] and biases, float32."""
-        draw = np.random.default_rng(0)
-        sizes = {
-            "embedding": (SYMBOLS, EMBEDDING),
+        layers = {
             "first": (CONTEXT * EMBEDDING, self.width),
             "second": (self.width, self.width),
             "head": (self.width, SYMBOLS),
         }
-        found = {}
-        for name, (inputs, outputs) in sizes.items():
-            scale = 1.0 if name == "embedding" else inputs**-0.5
-            values = draw.standard_normal((inputs, outputs)) * scale
-            found[name] = values.astype(np.float32)
-            if name != "embedding":
-                found[f"{name}_bias"] = np.zeros(outputs, np.float32)
-        return found
+        return drawn(0, {"embedding": (SYMBOLS, EMBEDDING)}, layers)
 
     def write(self) -> pathlib.Path:
         """Leaves it in its folder, for `read`; returns the file."""
@@ -95,6 +86,20 @@ class Task(Size):
 
     def _examples(self, ends: np.ndarray) -> np.ndarray:
         return self._text()[ends[:, None] + np.arange(-CONTEXT, 1)].astype(np.int32)
+
+
+def drawn(
+    seed: int, tables: Mapping[str, tuple[int, int]], layers: Mapping[str, Any]
+) -> dict[str, np.ndarray]:
+    """Draws tables [rows, columns], and layers [in, out] with their biases, float32."""
+    draw, found = np.random.default_rng(seed), {}
+    for name, (rows, columns) in {**tables, **layers}.items():
+        scale = 1.0 if name in tables else rows**-0.5
+        values = draw.standard_normal((rows, columns)) * scale
+        found[name] = values.astype(np.float32)
+        if name in layers:
+            found[f"{name}_bias"] = np.zeros(columns, np.float32)
+    return found
 
 
 def logits(gelu: Callable[[Any], Any], params: Mapping[str, Any], rows: Any) -> Any:

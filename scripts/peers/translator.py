@@ -35,20 +35,14 @@ class Operations(NamedTuple):
 
 def parameters(part: str) -> dict[str, np.ndarray]:
     """Returns those of step 0 of a part, float32: weights [in, out] and biases."""
-    sizes = {"words": (task_lib.SYMBOLS, WIDTH), "places": (LENGTH, WIDTH)}
+    tables = {"words": (task_lib.SYMBOLS, WIDTH), "places": (LENGTH, WIDTH)}
+    layers = {"head": (WIDTH, task_lib.SYMBOLS)} if part == "target" else {}
     for layer in range(LAYERS[part]):
         for kind in ("own", "other") if part == "target" else ("own",):
             for name in ("query", "key", "value", "output"):
-                sizes[f"{kind}_{name}_{layer}"] = (WIDTH, WIDTH)
-        sizes |= {f"inner_{layer}": (WIDTH, INNER), f"outer_{layer}": (INNER, WIDTH)}
-    if part == "target":
-        sizes["head"] = (WIDTH, task_lib.SYMBOLS)
-    draw, found = np.random.default_rng(LAYERS[part]), {}
-    for name, (rows, columns) in sizes.items():
-        values = draw.standard_normal((rows, columns)) * rows**-0.5
-        found[name] = values.astype(np.float32)
-        found[f"{name}_bias"] = np.zeros(columns, np.float32)
-    return found
+                layers[f"{kind}_{name}_{layer}"] = (WIDTH, WIDTH)
+        layers |= {f"inner_{layer}": (WIDTH, INNER), f"outer_{layer}": (INNER, WIDTH)}
+    return task_lib.drawn(LAYERS[part], tables, layers)
 
 
 def hidden(
