@@ -24,6 +24,17 @@ def table(task: task_lib.Task) -> hivemind.DHT:
     return found
 
 
+def meet(task: task_lib.Task, what: str) -> None:
+    """Waits until both peers are so far."""
+    own, other = (
+        pathlib.Path(task.folder, f"{what}{number}")
+        for number in (task.worker, 1 - task.worker)
+    )
+    own.touch()
+    while not other.exists():
+        time.sleep(0.1)
+
+
 def train(task: task_lib.Task) -> None:
     """Trains as one of two peers."""
     worker, dht = torch_model.Worker(task), table(task)
@@ -40,10 +51,8 @@ def train(task: task_lib.Task) -> None:
         state_averaging_compression=compression.Float16Compression(),
         tracker_opts={"min_refresh_period": 0.1, "default_refresh_period": 0.5},
     )
-    pathlib.Path(task.folder, f"ready{task.worker}").touch()
     # Who is alone trains alone: there is no number of peers to wait for.
-    while not pathlib.Path(task.folder, f"ready{1 - task.worker}").exists():
-        time.sleep(0.1)
+    meet(task, "ready")
     number, epoch = 0, 0
     while epoch < task.rounds:
         number += 1
@@ -52,5 +61,6 @@ def train(task: task_lib.Task) -> None:
             epoch = averaged.local_epoch
             worker.log.round(epoch)
     worker.log.end(worker.loss())
+    meet(task, "done")  # the other may still average with this one
     averaged.shutdown()
     dht.shutdown()

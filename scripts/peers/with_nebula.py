@@ -80,6 +80,7 @@ def start(
         f"--cluster={cluster}",
         f"--peer={task.root}:7070" if task.worker else f"--listen={task.root}:7070",
         "--tls=off",
+        "--reconnect_timeout=5",  # as whoever ends is started again
         f"--steps={task.steps}",
         f"--checkpoint_every={checkpoint_every}",
         f"--workdir={task.folder}/run",
