@@ -80,13 +80,6 @@ def _said(entry: audit_entries.Entry) -> str:
 @arguments.command(
     "audit verify",
     arguments.option(
-        "--of",
-        default="",
-        metavar="LAB",
-        help="lab whose log the copy is: it is held against what this lab, and others"
-        " that it has a line to, have witnessed of it",
-    ),
-    arguments.option(
         "--witnesses",
         type=int,
         default=1,
@@ -104,13 +97,9 @@ def _said(entry: audit_entries.Entry) -> str:
 )
 def verify(given: argparse.Namespace) -> int:
     """Verifies the log and asks its witnesses: exit status 1 if anything is wrong."""
-    if given.of and given.folder is None:
-        raise arguments.InputError(
-            f"{given.of} is another lab: name the folder with a copy of its log"
-        )
     folder = _audit(given)
-    seen = _seen(given) if given.of else None
-    heads = _heads(given, seen)
+    seen = _seen(given, folder)
+    heads = _heads(given, folder, seen)
     held = [(lab, head) for lab, head in heads.items() if head and head.size]
     findings = audit_verify.verify(folder, held, seen.verifier if seen else None)
     for each in findings:
@@ -118,7 +107,8 @@ def verify(given: argparse.Namespace) -> int:
     lacks = False
     if not findings:
         size = sum(1 for _ in audit_entries.lines(folder))
-        print(f"{folder}: {size} entries, as they were signed")
+        lab = signed_heads.verifier_of(folder).lab
+        print(f"{folder}: {size} entries of {lab}, as they were signed")
         lacks = _witnessed(folder, heads, given.folder is None) < given.witnesses
     if lacks:
         print(
@@ -127,11 +117,12 @@ def verify(given: argparse.Namespace) -> int:
             " its place"
         )
     if seen:
-        print(f"held against {seen.head.size} entries of {given.of} witnessed here")
-    elif given.folder is not None:
+        lab = seen.verifier.lab
+        print(f"held against {seen.head.size} entries of {lab} witnessed here")
+    elif given.folder is not None and not held:
         print(
             "held against itself alone: that it was rolled back as a whole, or signed"
-            " anew, only who has witnessed it can find (--of)"
+            " anew, only a lab that has witnessed it can find"
         )
     differences = _differences(given)
     return 1 if findings or differences or lacks else 0
@@ -140,16 +131,17 @@ def verify(given: argparse.Namespace) -> int:
 Heads = Mapping[str, signed_heads.SignedHead | None]
 
 
-def _heads(given: argparse.Namespace, seen: witness.Seen | None) -> Heads:
+def _heads(
+    given: argparse.Namespace, folder: pathlib.Path, seen: witness.Seen | None
+) -> Heads:
     """Returns the head that each lab keeps of a log: of the other labs now.
 
     It is None of a lab that could not be asked, and of size 0 of one that keeps none.
     """
-    if given.folder is not None and seen is None:
+    place, of = arguments.folder(given), _lab_of(folder)
+    if not place.audit.is_dir() or not of:
         return {}
-    place = arguments.folder(given)
     own, heads = place.load().name, dict[str, signed_heads.SignedHead | None]()
-    of = given.of or own
     try:
         asked = arguments.request(place, SECONDS, "witnesses", of=of)
         for lab, text in asked["heads"].items():
@@ -181,20 +173,18 @@ def _witnessed(folder: pathlib.Path, heads: Heads, is_own: bool) -> int:
     return count
 
 
-def _seen(given: argparse.Namespace) -> witness.Seen | None:
+def _seen(given: argparse.Namespace, folder: pathlib.Path) -> witness.Seen | None:
     """Returns what this lab has witnessed of the log of another."""
-    place = arguments.folder(given)
-    own = place.load().name
-    site_folder.check_lab(given.of)
-    if given.of == own:
-        raise arguments.InputError(f"{own} is this lab: leave its name out")
-    seen = witness.Witness(place.audit).seen(given.of)
-    if seen is None:
-        raise arguments.InputError(
-            f"this lab has witnessed nothing of {given.of}: leave its name out to"
-            " verify the copy by itself"
-        )
-    return seen
+    own, lab = arguments.folder(given).audit, _lab_of(folder)
+    return witness.Witness(own).seen(lab) if lab and own.is_dir() else None
+
+
+def _lab_of(folder: pathlib.Path) -> str:
+    """Returns whose log it is that a folder says it has; empty if it says nothing."""
+    try:
+        return signed_heads.verifier_of(folder).lab
+    except audit.AuditError:  # which is wrong in any case
+        return ""
 
 
 def _differences(given: argparse.Namespace) -> list[str]:

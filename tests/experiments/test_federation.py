@@ -216,5 +216,5 @@ def test_both_logs_have_what_happened_and_verify(labs):
         for words in ("job began (", "checkpoint saved (", "kind tokens"):
             assert words in story, story
     copy = str(s.folder / "audit")
-    verified = t.nebula("audit", "verify", "--of", "lab-s", "--folder", copy)
+    verified = t.nebula("audit", "verify", "--folder", copy)
     assert "entries of lab-s witnessed here" in verified
