@@ -284,12 +284,11 @@ def earlier_step(run: Run) -> int:
     Raises:
       errors.SettingsError: if it has none that all of this process's sides can have.
     """
+    if (begun := begun_step(run)) is not None:
+        return begun
     cluster = run.local.cluster
-    found = begun_step(run)
-    if found is None:
-        roles = CLUSTERS if cluster in ("all", "whole") else (cluster,)
-        found = _newest(run.local.init_from, roles)
-    return found
+    roles = CLUSTERS if cluster in ("all", "whole") else (cluster,)
+    return _newest(run.local.init_from, roles)
 
 
 def begun_step(run: Run) -> int | None:

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments import configuration, translate
+from experiments import configuration
 from experiments.abnet import config as abnet_config
-from experiments.abnet import data, whole
+from experiments.abnet import data, translator, whole
 from nebula_jax import files
 from nebula_jax.data import length_buckets
 from nebula_jax.models import abnet, pretrained, transformer
@@ -93,7 +93,7 @@ def load(workdir: pathlib.Path) -> AttackedModel:
     """
     configuration.parse_run(str(workdir), "train_abnet")
     run = abnet_config.from_flags()
-    trained = translate.trained_params(workdir)
+    _, trained = translator.trained_params(workdir)
     return assemble(run, data.split(run), trained)
 
 

@@ -3,8 +3,9 @@ import pytest
 import tiny_tables
 import tiny_translations
 
+from experiments import configuration
 from experiments.abnet import data as abnet_data
-from experiments.abnet import target_model
+from experiments.abnet import target_model, translator
 from nebula_jax.data import tokenizers
 from scripts import leakage
 from scripts.leaks import attacked_model, attacks
@@ -132,3 +133,15 @@ def test_what_is_attacked_is_trained_once(tmp_path, monkeypatch):
     assert {"--cluster=whole", "--data_dir=text"} <= set(runs[0])
     flagfile.write_text("--steps=4\n")
     assert attacked_model.train(table, flagfile) != first
+
+
+def test_what_a_run_trained_is_attacked(monkeypatch, tmp_path):
+    """The parameters of both sides, without the step that they are of."""
+    given = []
+    monkeypatch.setattr(configuration, "parse_run", lambda *run: None)
+    monkeypatch.setattr(attacked_model.abnet_config, "from_flags", lambda: "run")
+    monkeypatch.setattr(attacked_model.data, "split", lambda run: "folders")
+    monkeypatch.setattr(translator, "trained_params", lambda workdir: (7, ["s", "t"]))
+    monkeypatch.setattr(attacked_model, "assemble", lambda *about: given.append(about))
+    attacked_model.load(tmp_path)
+    assert given == [("run", "folders", ["s", "t"])]
