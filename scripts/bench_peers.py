@@ -54,7 +54,7 @@ flags.DEFINE_list("only", [], "Arms to run; all if empty.")
 flags.DEFINE_list("sizes", [], "Models to train, such as 1 M; all if empty.")
 flags.DEFINE_list("lines", [], "Lines to use, such as 60 Mbit/s; all if empty.")
 
-KILL_AFTER = 3  # rounds
+KILL_AFTER = 2  # rounds
 LEAST_BYTES = 3e5  # of a round; fewer are heartbeats
 KILLED = ("1 M", "60 Mbit/s")  # where a worker is killed, after a row's run
 
@@ -80,14 +80,14 @@ CUT = {
 }
 """Name -> arm. The first of each table is what the others are compared with."""
 SIZES = {
-    "1 M": task_lib.Size(width=600, rounds=6, inner_steps=50, batch=64),
-    "22 M": task_lib.Size(width=4150, rounds=4, inner_steps=10, batch=32),
+    "1 M": task_lib.Size(width=600, rounds=5, inner_steps=50, batch=64),
+    "22 M": task_lib.Size(width=4150, rounds=3, inner_steps=10, batch=32),
     "the cut": task_lib.Size(
-        width=translator.WIDTH, rounds=16, inner_steps=1, batch=128, rate=5e-4
+        width=translator.WIDTH, rounds=12, inner_steps=1, batch=128, rate=5e-4
     ),
 }
 LINES = {"60 Mbit/s": 60.0, "170 Mbit/s": 170.0, "none": None}
-SECONDS = {"1 M": (40, 35, 30), "22 M": (90, 60, 45), "the cut": (40, 35, 30)}
+SECONDS = {"1 M": (27, 25, 24), "22 M": (70, 45, 40), "the cut": (33, 30, 28)}
 """Of a row by line, about, and of a kill as long as the first: for the time left."""
 
 
