@@ -35,7 +35,7 @@ os.environ |= {
     "JAX_PLATFORMS": "cpu",
     "JAX_NUMPY_RANK_PROMOTION": "raise",
     # Where in the source an operation stands: nothing reads it, and to write it takes
-    # 4 to 8% of the processor time of tests that compile.
+    # time in every compilation.
     "JAX_TRACEBACK_IN_LOCATIONS_LIMIT": "0",
     "JAX_INCLUDE_FULL_TRACEBACKS_IN_LOCATIONS": "false",
     # From host to device stays "allow": "disallow" refuses `x + 1` and `jnp.zeros(3)`

@@ -316,3 +316,19 @@ def test_every_path_and_module_in_the_text_is_there():
                 if not (path.parent / link).exists():
                     bad.append(f"{where}: {link}")
     assert not bad, "\n".join(bad)
+
+
+def test_few_files_remove_anything():
+    """What is removed is not lost by accident: each place has its own tests."""
+    found = {
+        str(path.relative_to(ROOT))
+        for path in sources("nebula_jax", "experiments", "scripts")
+        if re.search(r"\b(rmtree|unlink|rmdir|os\.remove)\(", path.read_text())
+    }
+    assert found == {
+        "nebula_jax/disk.py",  # for checkpoint_files.py
+        "nebula_jax/data/tokenizers/__init__.py",  # in a folder that it writes
+        "nebula_jax/models/pretrained/folder.py",  # the same
+        "scripts/tables/runs.py",  # a folder that it marked as its own
+        "scripts/make_tables.py",  # a picture in place of which there is none
+    }

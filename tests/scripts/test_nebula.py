@@ -50,6 +50,14 @@ def test_every_command_has_help(way):
     assert found.err == ""
 
 
+def test_every_argument_has_a_help_text():
+    for way, parser in ALL:
+        assert parser.description.endswith("."), way
+        for action in parser._actions:
+            is_group = isinstance(action, argparse._SubParsersAction)
+            assert action.help or is_group, (way, action.dest)
+
+
 def test_no_argument_takes_a_secret():
     """Arguments are in `ps` for all users of a machine: a secret comes in a file."""
     for way, parser in ALL:
