@@ -360,9 +360,9 @@ class LocalAuthority:
         site_folder.check_lab(lab)
         if lab == self.lab:
             raise FederationError(
-                f"{lab} has the authority and cannot be without certificates: `nebula"
-                f" invite {lab} --out F` and, in its folder, `nebula join --name {lab}"
-                " < F` replace them, and revoke all of before"
+                f"{lab} has the authority and cannot be without certificates: what"
+                f" `nebula invite {lab}` makes, given to `nebula join` in its own"
+                " folder, replaces them and revokes all of before"
             )
         with self._ledger.changing() as ledger:
             was_invited = _withdraw(ledger, lab)
