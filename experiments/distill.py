@@ -3,8 +3,8 @@
     python -m experiments.distill --flagfile=experiments/flags/distill_tiny.flags \\
         --data_dir=FOLDER --vocabulary=FILE --teachers=FOLDER,FOLDER
 
-starts a student and two teachers here; --clusters=3 has three. A teacher is a folder
-with the encoder, the tokenizer and the head of a masked language model, such as
+starts a student and two teachers here; --clusters=3 has three teachers. A teacher is a
+folder with the encoder, the tokenizer and the head of a masked language model, such as
 pretrain_bert leaves one (runs/NAME/cluster-0/encoder), or hf:ORG/NAME@COMMIT. On real
 clusters, of which the student's alone has text:
 
@@ -130,7 +130,8 @@ class Settings:
                 f"teacher_weights={given}: expected {teachers} numbers above 0, one for"
                 " each teacher"
             )
-        return jnp.log(jnp.asarray(weights, jnp.float32))
+        logs = np.log(weights)  # float64, in which none becomes 0 or infinite
+        return jnp.asarray(logs - logs.max(), jnp.float32)
 
 
 OF_PLACE = ("data_dir", "prepared_dir", "pretrained_dir")
@@ -146,6 +147,10 @@ def channels(settings: Settings, vocab_size: int, codec: str) -> tuple[Any, Any]
 
     Args:
       codec: of log-probabilities.
+
+    Raises:
+      errors.SettingsError: if the codec does not fit, or has a state: no checkpoint
+        would have it, and a run that resumes would come to other numbers.
     """
     rows, length = settings.batch_size, settings.max_length
     question = distillation.Question(
@@ -158,7 +163,27 @@ def channels(settings: Settings, vocab_size: int, codec: str) -> tuple[Any, Any]
         jax.ShapeDtypeStruct(shape, jnp.float32),
     )
     pack = codecs.pack_ids(vocab_size)
-    return (question, pack), (answer, codecs.chain(pack, codecs.from_string(codec)))
+    try:
+        packed = codecs.chain(pack, codecs.from_string(codec))
+        has_state = bool(jax.tree.leaves(jax.eval_shape(lambda: packed.init(answer))))
+    except ValueError as error:
+        raise errors.SettingsError(f"codec={codec}: {error}") from None
+    if has_state:
+        raise errors.SettingsError(
+            f"codec={codec}: it keeps a state, which distill does not save; take one"
+            " without, such as fp16 or int8(64)"
+        )
+    return (question, pack), (answer, packed)
+
+
+def check_answer(answered: distillation.Answer) -> None:
+    """Checks an answer that has arrived; its pieces are checked by their codec.
+
+    Raises:
+      ValueError: at a log-probability that is none.
+    """
+    if not bool(jnp.all(answered.log_probs < math.inf)):
+        raise ValueError("a log-probability of it is NaN or infinite")
 
 
 def to_ask(step: int, first: int, last: int) -> range:
@@ -179,9 +204,12 @@ def text_of(
       Number, from 0 -> [B, L] int32; language and [B, L] int32 of each held-out batch.
     """
     folder = text_lib.folder(place)
-    languages = " ".join(settings.languages).replace("|", " ").split()
-    if languages == [text_lib.ALL]:
+    if list(settings.languages) == [text_lib.ALL]:
         languages = text_folder.languages(folder)
+    else:
+        names = " ".join(settings.languages)
+        groups = language_mixture.parse_groups(names, "languages", "student")
+        languages = [name for group in groups for name in group]
     data = language_mixture.open_generator(
         folder,
         languages,
@@ -257,8 +285,10 @@ def from_flags(run: nebula.Run) -> tuple[Settings, Any, vocabularies.Vocabulary]
       errors.NebulaError: at what cannot work.
     """
     settings, place = fields.read(Settings), fields.read(configuration.Place)
-    if ranks.count() > 1:
-        raise errors.SettingsError("distill is for clusters of one process each")
+    if ranks.count() > 1 or (flags.FLAGS.devices_per_cluster or 1) > 1:
+        raise errors.SettingsError(
+            "distill is for clusters of one process with one device each"
+        )
     if not settings.vocabulary:
         raise errors.SettingsError(
             "vocabulary= is missing: the file that all clusters share, such as"
@@ -294,7 +324,7 @@ def train_student(run: nebula.Run) -> None:
     with run.listen(*names) as found:
         links = found if len(names) > 1 else [found]
         asks = [each.sender("question", *question) for each in links]
-        told = [each.receiver("answer", *answer) for each in links]
+        told = [each.receiver("answer", *answer, check=check_answer) for each in links]
         state, scores = run.restore(state, scores)
         first = run.context.step + 1
         for step, (rows, _) in run.batches(masked):
@@ -310,9 +340,10 @@ def train_student(run: nebula.Run) -> None:
                 config, state.params, scores, rows, answers, key
             )
             state = state.apply(grads)
-            run.done(step, (state, scores), metrics)
+            # Before it is saved: who is killed between the two takes the step again.
             if step % settings.eval_every == 0 or step == settings.steps:
                 evaluated(step, state.params)
+            run.done(step, (state, scores), metrics)
     if run.context.step >= settings.steps:
         export(run, settings, config, vocabulary, state.params)
 
@@ -373,8 +404,9 @@ def export(
             " student is in its checkpoints"
         )
         return
-    about = f"It learned from {len(run.clusters) - 1} teachers for {settings.steps:,}"
-    about += f" steps on text in {', '.join(settings.languages)}."
+    count = len(run.clusters) - 1
+    about = f"It learned from {count} teacher{'s' * (count > 1)} for {settings.steps:,}"
+    about += f" steps on text in {' '.join(settings.languages)}."
     params = jax.device_get(params)
     hot_start.write_own(run.folder, config.model.encoder, vocabulary, params, about)
 

@@ -11,6 +11,7 @@ from nebula_jax.federation import line
 from nebula_jax.federation.state import State
 from nebula_jax.security.audit import entries, signed_heads, witness
 from nebula_jax.security.audit import log as audit_log
+from nebula_jax.security.membership import site_folder
 
 ASK_SECONDS = 5.0  # for peers to tell what they have witnessed
 ANSWER_SECONDS = 20.0  # for a peer to cosign, before a head is sent once more
@@ -48,6 +49,10 @@ class Cosigning:
     def has_witnessed(self, made: line.Line, size: int) -> None:
         """Begins with how much of this log a peer has witnessed."""
         lab = made.lab
+        if lab in self._seen:
+            return  # it is said once on a line
+        if size < 0:
+            raise json_lines.Malformed(f"has witnessed {size} entries")
         if size < self._state.audit.cosigned(lab):
             text = f"{lab} has lost some of what it witnessed of this log"
             self._state.note(lab, text, "audit", lab, event="went back", size=size)
@@ -92,10 +97,12 @@ class Cosigning:
         """Cosigns the head of a peer's log, if it continues what was seen of it."""
         text = json_lines.field(fields, "head", str)
         verifier = json_lines.field(fields, "verifier", str)
-        proof = [bytes.fromhex(str(each)) for each in fields.get("proof", [])]
-        given = made.lab, text, proof, verifier
+        given = json_lines.field(fields, "proof", list)
+        proof = [bytes.fromhex(str(each)) for each in given]
         try:
-            head = await asyncio.to_thread(self._witness.keep, *given)
+            head = await asyncio.to_thread(
+                self._witness.keep, made.lab, text, proof, verifier
+            )
         except errors.NebulaError as error:
             why = entries.without_secret(printable.line(str(error), SHOWN))
             text = f"the audit log of {made.lab} is not cosigned: {why}"
@@ -108,23 +115,42 @@ class Cosigning:
     async def ask(self, lab: str) -> dict[str, str | None]:
         """Asks the other labs what each has witnessed of a lab's log.
 
+        Who asks while another does gets the same answers.
+
         Returns:
           Lab -> the head, "" if it has witnessed none, None without an answer.
+
+        Raises:
+          site_folder.FederationError: if no lab can have this name.
         """
+        site_folder.check_lab(lab)
         answers = {}
         for peer, made in self._state.lines.items():
-            if peer != lab:
+            if peer == lab:
+                continue
+            if (future := self._asked.get((peer, lab))) is None:
                 future = asyncio.get_running_loop().create_future()
-                self._asked[peer, lab] = answers[peer] = future
+                self._asked[peer, lab] = future
                 made.send(op="seen", of=lab)
+            answers[peer] = future
         if answers:
             await asyncio.wait(answers.values(), timeout=ASK_SECONDS)
+        for peer, future in answers.items():
+            if self._asked.get((peer, lab)) is future:
+                del self._asked[peer, lab]
         told = {each: one.result() for each, one in answers.items() if one.done()}
         return dict.fromkeys(self._state.members - {lab}) | told
 
     async def tell(self, made: line.Line, lab: str) -> None:
         """Tells a peer which head of a lab's log was witnessed here."""
-        seen = await asyncio.to_thread(self._witness.seen, lab)
+        try:
+            seen = await asyncio.to_thread(self._witness.seen, lab)
+        except (errors.NebulaError, OSError) as error:
+            text = f"what was witnessed of {lab} cannot be told: {error}"
+            self._state.note(
+                made.lab, text, "audit", made.lab, event="not told", of=lab
+            )
+            return
         made.send(op="saw", of=lab, head=seen.head.text if seen else "")
 
     def told(self, made: line.Line, lab: str, text: str) -> None:

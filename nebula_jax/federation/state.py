@@ -17,6 +17,8 @@ from nebula_jax.security.membership import member, site_folder
 
 NOTED_BURST = 20  # entries of one cause that need not wait
 NOTED_SECONDS = 60.0  # between the others: 80 MB a year, which nothing prunes
+ISSUED_BURST = 1000  # certificates of a lab, and seconds to wait for each of the others
+ISSUED_SECONDS = 60.0
 AWAY_SECONDS = 5.0  # between attempts to reach the authority at another lab
 OPEN_SECONDS = 10.0  # for the other switch to answer
 CARRIED = ("used", "charged", "sessions")
@@ -40,6 +42,13 @@ class Served(NamedTuple):
     """The only one whose trainers may dial it; empty if the policy has them."""
     writer: asyncio.StreamWriter | None = None
     """To tell it that others cannot come back."""
+
+
+def _issuable() -> Mapping[str, pending_connections.Allowance]:
+    """Lab -> the certificates that it may still get: each is an entry of the log."""
+    return collections.defaultdict(
+        lambda: pending_connections.Allowance(ISSUED_BURST, ISSUED_SECONDS)
+    )
 
 
 class State:
@@ -67,7 +76,7 @@ class State:
         """True if the authority is this lab's."""
         self.peers: list[str] = []
         """Addresses of the switches that this one dials."""
-        self._issuer = issuer
+        self._issuer, self._issued = issuer, _issuable()
         self._away: tuple[float, str] | None = None
         """Until when the authority is not asked again, and why."""
         self.lines: dict[str, line.Line] = {}
@@ -125,6 +134,11 @@ class State:
             return await self._ask_elsewhere(fields)
         found, issued = await self._issuer(fields), {}
         for role, pem in found.get("issued", {}).items():
+            if not self._issued[found["lab"]].take(time.monotonic()):
+                raise site_folder.FederationError(
+                    f"{found['lab']} got very many certificates of late; the next in"
+                    f" {ISSUED_SECONDS:.0f} seconds"
+                )
             logged = await asyncio.to_thread(
                 joining.logged, self.audit, found["lab"], role, pem
             )

@@ -118,6 +118,7 @@ class Upkeep:
                 self._begin(made, op, self.cosigning.cosigned, made, fields)
             case "seen":
                 lab = json_lines.field(fields, "of", str)
+                site_folder.check_lab(lab)
                 self._begin(made, op, self.cosigning.tell, made, lab)
             case "saw":
                 lab = json_lines.field(fields, "of", str)

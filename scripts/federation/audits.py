@@ -20,6 +20,8 @@ from scripts.federation import arguments
 SECONDS = 15.0  # for the switch, which asks others
 UNWITNESSED = datetime.timedelta(days=2)
 """So young, entries need no witness: others get them within a day, or with a save."""
+AHEAD = datetime.timedelta(hours=1)
+"""So much later than now, by the clock of another machine, may an entry be."""
 COPY = arguments.file_option(
     "--folder",
     "copy of a folder `audit` to read (default: this lab's own)",
@@ -109,7 +111,9 @@ def verify(given: argparse.Namespace) -> int:
         size = sum(1 for _ in audit_entries.lines(folder))
         lab = signed_heads.verifier_of(folder).lab
         print(f"{folder}: {size} entries of {lab}, as they were signed")
-        lacks = _witnessed(folder, heads, given.folder is None) < given.witnesses
+        kept = _cosigned(folder) if given.folder is None else {}
+        known = {lab: head for lab, head in heads.items() if head or lab not in kept}
+        lacks = _witnessed(folder, kept | known) < given.witnesses
     if lacks:
         print(
             f"wrong: fewer than {given.witnesses} (--witnesses) have witnessed all but"
@@ -152,23 +156,31 @@ def _heads(
     return heads | ({own: seen.head} if seen else {})
 
 
-def _witnessed(folder: pathlib.Path, heads: Heads, is_own: bool) -> int:
-    """Prints who has witnessed how much; returns how many have all that is not new."""
-    found = dict[str, signed_heads.SignedHead | None]()
-    if is_own:  # in a copy, cosignatures are by keys that it names itself
-        kept = signed_heads.cosigned_in(folder)
-        found |= {lab: head for lab, (head, _) in kept.items()}
-    found |= {
-        lab: head for lab, head in heads.items() if head is not None or lab not in found
+def _cosigned(folder: pathlib.Path) -> Heads:
+    """Returns the head that each lab has cosigned of this lab's own log.
+
+    By the key that this lab has witnessed as that of the other's log: the file, as each
+    copy of it, could name any.
+    """
+    known, kept = witness.Witness(folder), signed_heads.cosigned_in(folder)
+    return {
+        lab: head
+        for lab, (head, by) in kept.items()
+        if (seen := known.seen(lab)) is not None and seen.verifier.key == by.key
     }
-    limit = (site_folder.utc_now() - UNWITNESSED).isoformat()
+
+
+def _witnessed(folder: pathlib.Path, found: Heads) -> int:
+    """Prints who has witnessed how much; returns how many have all that is not new."""
+    now = site_folder.utc_now()
+    first, last = (now - UNWITNESSED).isoformat(), (now + AHEAD).isoformat()
     count = 0
     for lab, head in sorted(found.items()):
         size = head.size if head else 0
         what = "cannot be asked" if head is None else "has witnessed nothing of it"
         print(f"witnessed by {lab} up to entry {size - 1}" if size else f"{lab} {what}")
-        lines = itertools.islice(audit_entries.lines(folder), size, size + 1)
-        is_new = all(audit_entries.decode(size, each).time > limit for each in lines)
+        rest = itertools.islice(audit_entries.read(folder), size, None)
+        is_new = all(first < entry.time <= last for entry in rest)
         count += bool(size) and is_new
     return count
 
@@ -193,11 +205,17 @@ def _differences(given: argparse.Namespace) -> list[str]:
         return []
     own = arguments.folder(given)
     own.load()
-    found = audit_counts.reconcile(own.audit, _copy(given.peer_copy))
+    copy = _copy(given.peer_copy)
+    lab, seen = _lab_of(copy), _seen(given, copy)
+    held = [(own.load().name, seen.head)] if seen else []
+    found = list(audit_verify.verify(copy, held, seen.verifier if seen else None))
+    found = found or audit_counts.reconcile(own.audit, copy)
     for each in found:
         print(f"wrong: {each}")
     if not found:
-        print(f"{given.peer_copy}: both labs have counted the same bytes")
+        print(f"{copy}: both labs, this one and {lab}, have counted the same bytes")
+        if not seen:
+            print(f"but that the copy is of {lab} it says itself: none was seen here")
     return found
 
 

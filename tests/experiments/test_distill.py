@@ -226,6 +226,33 @@ def test_weights_are_positive_numbers_one_for_each_teacher(runs, weights):
         settings.scores(2)
     settings, _ = given(runs, teacher_weights="1,3")
     np.testing.assert_allclose(jax.nn.softmax(settings.scores(2)), [0.25, 0.75])
+    settings, _ = given(runs, teacher_weights="1e-60,1e-60")
+    np.testing.assert_allclose(jax.nn.softmax(settings.scores(2)), [0.5, 0.5])
+
+
+@pytest.mark.parametrize(
+    ("codec", "words"),
+    [("error_feedback(int8(64))", "keeps a state"), ("pack_tokens|fp16", "codec=pack")],
+)
+def test_a_codec_that_does_not_fit_is_an_error_in_words(runs, codec, words):
+    settings, _ = given(runs)
+    with pytest.raises(errors.SettingsError, match=words):
+        distill.channels(settings, 120, codec)
+
+
+def test_an_answer_has_log_probabilities():
+    pieces = np.zeros((1, 1, 2), np.int32)
+    good = distillation.Answer(pieces, np.asarray([[[-1.0, -np.inf]]], np.float32))
+    distill.check_answer(good)
+    bad = good._replace(log_probs=np.asarray([[[-1.0, np.nan]]], np.float32))
+    with pytest.raises(ValueError, match="NaN"):
+        distill.check_answer(bad)
+
+
+def test_languages_are_checked(runs):
+    settings, place = given(runs, languages="en en")
+    with pytest.raises(errors.NebulaError, match="'en' comes twice"):
+        distill.text_of(settings, place, runs.vocabulary)
 
 
 def test_its_flagfile_is_a_student_that_learns_weights(runs):

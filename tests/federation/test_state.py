@@ -14,6 +14,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.federation import inner, line, meter, state, streams
 from nebula_jax.security import accounts, policy, seal
 from nebula_jax.security.audit import entries as audit_entries
+from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs
 
 ABOUT = streams.About(
@@ -345,6 +346,34 @@ def test_streams_wait_for_the_answer_of_their_own_line(switch):
         latter.close("the test is over")
 
     asyncio.run(opened())
+
+
+def test_a_lab_makes_a_bounded_number_of_entries_by_renewing(switch, monkeypatch):
+    logged = []
+
+    async def issuer(fields):
+        return {"lab": "lab-t", "issued": {"switch": "a"}, "pem": "b"}
+
+    def entry(log, lab, role, pem):
+        logged.append(lab)
+        return {}
+
+    monkeypatch.setattr(state, "ISSUED_BURST", 3)
+    monkeypatch.setattr(state.joining, "logged", entry)
+    switch._issuer = issuer
+
+    async def ask():
+        for _ in range(3):
+            assert await switch.ask({}) == {
+                "lab": "lab-t",
+                "issued": {"switch": "b"},
+                "pem": "b",
+            }
+        with pytest.raises(site_folder.FederationError, match="very many certificates"):
+            await switch.ask({})
+
+    asyncio.run(ask())
+    assert logged == ["lab-t"] * 3
 
 
 def test_who_joins_knows_the_authoritys_lab_before_it_has_met_it(tmp_path):

@@ -11,6 +11,7 @@ import pytest
 import tiny_accounts
 import two_labs
 
+from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import cosigning, state, upkeep
 from nebula_jax.security import accounts, audit
@@ -268,6 +269,10 @@ def peer(kept, tmp_path):
     return Peer(kept, tmp_path / "t")
 
 
+def entries_of(kept):
+    return list(entries.read(kept.state.folder.audit))
+
+
 def newest(kept):
     """The newest head of the lab that its peer has cosigned."""
     return signed_heads.cosigned_in(kept.state.folder.audit)["lab-t"]
@@ -318,10 +323,58 @@ def test_a_peer_that_has_lost_what_it_witnessed_is_recorded(kept, peer):
     kept.state.record("checkpoint", "ana", event="saved", step=1)
     peer.begin()
     peer.answer()
+    before = audit_logs.size(kept.state.folder.audit)
+    take(kept, peer.line, "witnessed", {"size": 0})  # it is said once on a line
+    assert audit_logs.size(kept.state.folder.audit) == before
+    asyncio.run(kept.met(peer.line))
     take(kept, peer.line, "witnessed", {"size": 0})
     log = entries.read(kept.state.folder.audit)
     assert "went back" in [each.what.get("event") for each in log]
     assert peer.sent[-1]["proof"] == []
+
+
+@pytest.mark.parametrize(
+    ("op", "fields"),
+    [
+        ("witnessed", {"size": -1}),
+        ("seen", {"of": "NO LAB!"}),
+        ("cosign", {"head": "", "verifier": "", "proof": 5}),
+        ("saw", {"of": "lab-u", "head": "junk"}),
+    ],
+)
+def test_a_message_that_is_none_ends_the_line(kept, peer, op, fields):
+    closed = []
+    peer.line.close = closed.append
+    try:
+        take(kept, peer.line, op, fields)
+    except errors.NebulaError as error:  # which ends it in `line`
+        closed.append(error)
+    assert len(closed) == 1
+
+
+def test_who_asks_for_witnesses_ends_no_line_and_leaves_nothing(
+    kept, peer, monkeypatch
+):
+    """Each account of the host may ask, for any name, at any time."""
+    monkeypatch.setattr(cosigning, "ASK_SECONDS", 0.01)
+    sent = []
+    peer.line.send = lambda op, **fields: sent.append((op, fields))
+    with pytest.raises(site_folder.FederationError, match="no lab's name"):
+        asyncio.run(kept.cosigning.ask("NO LAB!"))
+
+    async def twice():
+        await asyncio.gather(*(kept.cosigning.ask("lab-u") for _ in range(2)))
+
+    asyncio.run(twice())
+    assert sent == [("seen", {"of": "lab-u"})]
+    assert not kept.cosigning._asked
+
+
+def test_what_cannot_be_read_of_a_log_is_not_told_and_ends_no_line(kept, peer):
+    kept.cosigning._witness._path("lab-u").write_text("damaged")
+    peer.line.close = pytest.fail
+    take(kept, peer.line, "seen", {"of": "lab-u"})
+    assert entries_of(kept)[-1].what["event"] == "not told"
 
 
 def test_no_message_of_a_peer_is_taken_while_one_of_its_kind_is(kept, peer):

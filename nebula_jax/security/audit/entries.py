@@ -1,14 +1,15 @@
 r"""Entries of the audit log: one line each, in the one spelling it can have.
 
-    {"after":"0ac9...","kind":"grant","time":"2026-11-22T14:03:11.250Z",
-     "what":{...},"who":"ana"}                                  (without the line break)
+    {"after":"0ac9...","kind":"grant","salt":"77d1...",
+     "time":"2026-11-22T14:03:11.250Z","what":{...},"who":"ana"}  (without line breaks)
 
 JSON with sorted keys, without spaces, in printable ASCII: a newline, an escape sequence
 or a mark that turns the reading direction is written as \u000a, \u001b, \u202e, so a
 value can neither begin a line of its own nor do anything to a terminal. An entry's
-number is its place, and `after` the root of all lines before it (`signed_heads`). Its
-time is the clock of the machine and only informs: a clock that is set back changes no
-order.
+number is its place, and `after` the root of all lines before it (`signed_heads`). The
+salt is 16 random bytes: witnesses get a hash of each line, and must not find out what
+is in it by trying what might be. Its time is the clock of the machine and only informs:
+a clock that is set back changes no order.
 
 Secrets must not be in it: a value whose name ends in password, token, key, secret or
 the like is refused, and so is any text with a private key or an invitation in it. A
@@ -42,8 +43,10 @@ _SECRET_NAME_RE = re.compile(
 _SECRET_RE = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|nebula1\.[A-Za-z0-9_-]{16}")
 HIDDEN = "(may be a secret)"
 """The text that takes the place of a peer's in an entry that must not have that."""
-_FIELDS = {"after", "kind", "time", "what", "who"}
+_FIELDS = {"after", "kind", "salt", "time", "what", "who"}
+SALT_BYTES = 16
 _ROOT_RE = re.compile(r"[0-9a-f]{64}")
+_SALT_RE = re.compile(r"[0-9a-f]{32}")
 CUT_OFF = "cut off"
 """An event that a log notes about itself."""
 
@@ -80,6 +83,7 @@ def without_secret(text: str) -> str:
 
 def encode(
     after: bytes,
+    salt: bytes,
     kind: str,
     time: datetime.datetime,
     who: str,
@@ -89,6 +93,7 @@ def encode(
 
     Args:
       after: the root of all lines before it.
+      salt: SALT_BYTES that nobody can guess.
       kind: small letters, as `grant` or `account.add`.
       time: of a zone; by this machine's clock.
       who: did it, or where it happened; any text.
@@ -105,6 +110,7 @@ def encode(
         {
             "after": after.hex(),
             "kind": kind,
+            "salt": salt.hex(),
             "time": stamp.replace("+00:00", "Z"),
             "what": _clean(what, kind, 0),
             "who": _clean(str(who), f"{kind}: who", 0)[: printable.LIMIT],
@@ -142,6 +148,7 @@ def decode(index: int, line: bytes) -> Entry:
         or not all(isinstance(value[each], str) for each in _FIELDS - {"what"})
         or not _ROOT_RE.fullmatch(value["after"])
         or not _KIND_RE.fullmatch(value["kind"])
+        or not _SALT_RE.fullmatch(value["salt"])
         or not _TIME_RE.fullmatch(value["time"])
     ):
         raise audit.AuditError(

@@ -22,6 +22,7 @@ import datetime
 import hashlib
 import os
 import pathlib
+import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -301,7 +302,8 @@ class Log:
     def _write(self, kind: str, who: str, what: Mapping[str, Any]) -> int:
         """Appends an entry, or nothing of it, and returns its index."""
         now, index = self._clock(), len(self._leaves)
-        line = audit_entries.encode(self._root, kind, now, who, what)
+        salt = secrets.token_bytes(audit_entries.SALT_BYTES)
+        line = audit_entries.encode(self._root, salt, kind, now, who, what)
         data = line + b"\n"
         try:
             while data:

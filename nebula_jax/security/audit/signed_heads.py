@@ -13,7 +13,7 @@ that has seen it cosigns it, by the key of its own log:
 
 Signatures are Ed25519's. Each text has one spelling: there is no bit in it that could
 be turned unnoticed. Whoever has seen a head proves another by the hashes of the lines
-between, which tell nothing of what is in these.
+between, which tell nothing of what is in these, for each has a salt.
 """
 
 import functools

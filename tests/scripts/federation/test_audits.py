@@ -65,8 +65,13 @@ def test_a_log_as_it_was_signed_and_witnessed_is_in_order(lab, monkeypatch):
     assert entries.endswith("4 entries of lab-s, as they were signed")
     assert wrong.startswith("wrong: fewer than 1 (--witnesses) have witnessed")
     assert "wrong" not in lab("audit", "verify", "--witnesses", 0).out
+    peer = audit_logs.Peer(lab.path.parent / "t")
     with audit_log.Log(lab.folder.audit, "lab-s") as log:
-        audit_logs.Peer(lab.path.parent / "t").exchange(log)
+        peer.exchange(log)
+    # The file names the key, which this lab has not seen as lab-t's.
+    assert "wrong: fewer than 1" in lab("audit", "verify", status=1).out
+    own = peer.log.sign_head().text, [], peer.log.verifier.text
+    witness.Witness(lab.folder.audit).keep("lab-t", *own)
     lab("account", "suspend", "ana")  # which nobody has to have witnessed yet
     found = lab("audit", "verify").out
     assert "witnessed by lab-t up to entry 3\n" in found
@@ -74,6 +79,18 @@ def test_a_log_as_it_was_signed_and_witnessed_is_in_order(lab, monkeypatch):
     copy = ("audit", "verify", "--folder", lab.path)  # it names its witnesses' keys
     assert "wrong: fewer than 1" in lab(*copy, status=1).out
     monkeypatch.setattr(audits, "UNWITNESSED", datetime.timedelta(0))
+    assert "wrong: fewer than 1" in lab("audit", "verify", status=1).out
+
+
+def test_an_entry_of_the_future_does_not_hide_what_follows(lab):
+    later = datetime.datetime(9999, 1, 1, tzinfo=datetime.UTC)
+    peer = audit_logs.Peer(lab.path.parent / "t")
+    with audit_log.Log(lab.folder.audit, "lab-s", lambda: later) as log:
+        peer.exchange(log)
+        own = peer.log.sign_head().text, [], peer.log.verifier.text
+        witness.Witness(lab.folder.audit).keep("lab-t", *own)
+        log.append("job", "ana")
+        log.sign_head()
     assert "wrong: fewer than 1" in lab("audit", "verify", status=1).out
 
 
@@ -163,9 +180,10 @@ def test_both_labs_have_counted_the_same_bytes_or_the_entry_is_named(lab, tmp_pa
         count_stream(own, "sent", "lab-t", 300, frames=2)
         own.sign_head()
     found = lab("audit", "verify", "--witnesses", 0, "--peer_copy", log)
-    assert "both labs have counted the same bytes" in found.out
+    assert "this one and lab-t, have counted the same bytes" in found.out
+    assert "it says itself" in found.out
     other_log(log, 5)
-    found = lab("audit", "verify", "--peer_copy", log, status=1)
+    found = lab("audit", "verify", "--witnesses", 0, "--peer_copy", log, status=1)
     assert "wrong: job m3, stream ab, tokens sent: 300 bytes" in found.out
     assert "305 bytes in 3 frames there" in found.out
 
@@ -183,7 +201,7 @@ def test_both_labs_have_counted_the_same_bytes_or_the_entry_is_named(lab, tmp_pa
         ),
         (
             *("grant.give", "ana"),
-            {"number": 1, "nbytes": None, "subject": "bob@lab-t", "rows": 1_000_000},
+            {"number": 1, "until": None, "subject": "bob@lab-t", "rows": 1_000_000},
             "ana: grant give (number 1, rows 1000000, subject bob@lab-t)",
         ),
         (

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from nebula_jax.security import audit
 from nebula_jax.security.audit import entries as audit_entries
 
-AFTER = bytes(range(32))
+AFTER, SALT = bytes(range(32)), bytes(range(16))
 NOW = datetime.datetime(2026, 11, 22, 14, 3, 11, 250_000, tzinfo=datetime.UTC)
 
 
 def encode(what, kind="job", who="ana"):
-    return audit_entries.encode(AFTER, kind, NOW, who, what)
+    return audit_entries.encode(AFTER, SALT, kind, NOW, who, what)
 
 
 def test_an_entry_to_the_letter():
@@ -24,13 +24,17 @@ def test_an_entry_to_the_letter():
     line = encode(what)
     assert line == (
         b'{"after":"000102030405060708090a0b0c0d0e0f101112131415161718191a1b1c1d1e1f",'
-        b'"kind":"job","time":"2026-11-22T14:03:11.250Z",'
+        b'"kind":"job","salt":"000102030405060708090a0b0c0d0e0f",'
+        b'"time":"2026-11-22T14:03:11.250Z",'
         b'"what":{"event":"began","job":"m3","rows":[1,2.5,null,true]},"who":"ana"}'
     )
     found = audit_entries.decode(3, line)
     assert found == (3, "job", "2026-11-22T14:03:11.250Z", "ana", what)
     zone = datetime.timezone(datetime.timedelta(hours=8))  # times are UTC
-    assert audit_entries.encode(AFTER, "job", NOW.astimezone(zone), "ana", what) == line
+    assert (
+        audit_entries.encode(AFTER, SALT, "job", NOW.astimezone(zone), "ana", what)
+        == line
+    )
     assert audit_entries.is_after(line, AFTER)
     assert not audit_entries.is_after(line, bytes(32))
 

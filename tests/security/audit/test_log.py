@@ -370,7 +370,9 @@ def refuses_all(log, words="takes no more entries: mend it"):
 def test_a_full_disk_leaves_no_half_entry(log, tmp_path, failing):
     path = audit.paths(tmp_path / "s").log
     before = path.read_bytes()
-    line = len(audit_entries.encode(bytes(32), "job", Clock()(), "ana", {})) + 1
+    line = (
+        len(audit_entries.encode(bytes(32), bytes(16), "job", Clock()(), "ana", {})) + 1
+    )
     for left in (0, 1, 50, line - 1):
         failing["left"] = left
         with pytest.raises(audit.AuditError, match="No space left on device"):
