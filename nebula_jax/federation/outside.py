@@ -164,7 +164,9 @@ def refused(made: state.State, host: str, error: BaseException) -> None:
         reason = "malformed"
     text = f"refused a connection from {host}: {reason}: {between_labs.in_words(error)}"
     made.note(STRANGERS, text, "refusal", host, reason=reason)
-    if reason.endswith(("expired", "not_yet_valid")):
+    # Found out here: what strangers say of this lab's certificate is no news of it.
+    is_found = isinstance(error, (ssl.SSLCertVerificationError, errors.NebulaError))
+    if is_found and reason.endswith(("expired", "not_yet_valid")):
         made.expired = text
 
 

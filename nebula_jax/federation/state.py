@@ -45,7 +45,7 @@ class Served(NamedTuple):
 
 
 def _issuable() -> Mapping[str, pending_connections.Allowance]:
-    """Lab -> the certificates that it may still get: each is an entry of the log."""
+    """Returns how many certificates each lab may still get: each is a log entry."""
     return collections.defaultdict(
         lambda: pending_connections.Allowance(ISSUED_BURST, ISSUED_SECONDS)
     )

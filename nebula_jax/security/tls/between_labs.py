@@ -19,7 +19,7 @@ from nebula_jax.security.membership import member, revocation, site_folder
 from nebula_jax.security.tls import certificates, credentials
 
 LONGEST = datetime.timedelta(days=8)
-"""A peer's certificate lasts no longer: a week at most is issued."""
+"""A peer's certificate lasts no longer: those issued last five days."""
 
 _VERIFY_CODES = {  # of `verify_code`, OpenSSL's x509_vfy.h
     "unknown_authority": (2, 7, 19, 20, 21, 30),

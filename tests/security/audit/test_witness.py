@@ -40,7 +40,7 @@ def keep(peer, size, old=None):
 
 
 def refused(peer, words, text, proof=(), own=VERIFIER, lab="lab-s"):
-    """Asserts that a checkpoint is refused and nothing about it kept."""
+    """Asserts that a head is refused and nothing about it kept."""
     before = kept(peer)
     with pytest.raises(audit.AuditError, match=words) as why:
         peer.keep(lab, text, proof, own)
