@@ -185,7 +185,7 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
         if found["bytes"] < LEAST_BYTES:
             raise errors.NebulaError("the workers have trained each for itself")
         if (size, line) == KILLED and arm.goes_on:
-            endless = dataclasses.replace(SIZES[size], rounds=10_000)
+            endless = dataclasses.replace(SIZES[size], rounds=10_000, saves=True)
             try:
                 with start(endless, LINES[line]) as trial:
                     found["recovery"] = recovery(trial)

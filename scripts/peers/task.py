@@ -30,6 +30,8 @@ class Size:
     batch: int
     """Examples of one worker in a step."""
     rate: float = 1e-3
+    saves: bool = False
+    """True if a worker is to be killed: who goes on from checkpoints has one a round."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

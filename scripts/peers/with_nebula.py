@@ -90,4 +90,5 @@ def start(
 
 def train(task: task_lib.Task) -> None:
     """Trains as one of two replicas."""
-    start(task, f"replica:{task.worker}", {"replica:*": replica}, task.inner_steps)
+    every = task.inner_steps if task.saves else task.steps
+    start(task, f"replica:{task.worker}", {"replica:*": replica}, every)
