@@ -1,14 +1,15 @@
 """The house keeps its own rules: which way imports go, where flags are read."""
 
 import ast
+import functools
 import pathlib
 import re
 import tokenize
 
-import pytest
-
 ROOT = pathlib.Path(__file__).parents[1]
 LIBRARY = ROOT / "nebula_jax"
+FLOORS = ("nebula_jax", "experiments", "scripts")
+"""Folders of code; what is in one imports nothing of those behind it."""
 
 # Rows of the house, from the ground up; a row may import itself and what is below.
 ROWS = (
@@ -45,16 +46,35 @@ def name_of(path: pathlib.Path) -> str:
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
+@functools.cache  # to parse every file takes most of the time of these tests
+def nodes(path: pathlib.Path) -> list[ast.AST]:
+    """Every node of a file's tree, the module itself first."""
+    return list(ast.walk(ast.parse(path.read_text("utf-8"))))
+
+
+def called(node: ast.Call) -> str:
+    """The name of the function that is called, such as `flags.DEFINE_list`."""
+    parts, function = [], node.func
+    while isinstance(function, ast.Attribute):
+        parts.append(function.attr)
+        function = function.value
+    parts.append(function.id if isinstance(function, ast.Name) else "")
+    return ".".join(reversed(parts))
+
+
 def imported(path: pathlib.Path, modules: set[str]) -> set[str]:
     """Modules of the project that a file imports, as it is read."""
+    module, *_ = every = nodes(path)
+    for_types = {
+        inner
+        for node in module.body
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for inner in ast.walk(node)
+    }
     found = set()
-    tree = ast.parse(path.read_text())
-    tree.body = [
-        node
-        for node in tree.body
-        if not (isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test))
-    ]
-    for node in ast.walk(tree):
+    for node in every:
+        if node in for_types:
+            continue
         if isinstance(node, ast.ImportFrom) and node.module:
             for alias in node.names:
                 inner = f"{node.module}.{alias.name}"
@@ -64,10 +84,15 @@ def imported(path: pathlib.Path, modules: set[str]) -> set[str]:
     return found & modules - {name_of(path)}
 
 
-def graph(*folders: str) -> dict[str, set[str]]:
-    paths = sources(*folders)
-    modules = {name_of(path) for path in paths}
-    return {name_of(path): imported(path, modules) for path in paths}
+@functools.cache
+def graph() -> dict[str, set[str]]:
+    """Module -> the modules of the project that it imports."""
+    paths = {name_of(path): path for path in sources(*FLOORS)}
+    return {name: imported(path, set(paths)) for name, path in paths.items()}
+
+
+def imports() -> list[tuple[str, str]]:
+    return [(module, other) for module, others in graph().items() for other in others]
 
 
 def row(module: str) -> int:
@@ -79,48 +104,46 @@ def row(module: str) -> int:
 def test_imports_of_the_library_go_down_or_stay():
     up = [
         f"{module} imports {other}"
-        for module, others in graph("nebula_jax").items()
-        for other in others
-        if module.count(".") and other.count(".") and row(other) > row(module)
+        for module, other in imports()
+        if module.startswith("nebula_jax.") and other.startswith("nebula_jax.")
+        if row(other) > row(module)
     ]
     assert not up
 
 
 def test_the_library_imports_no_experiment_and_experiments_no_script():
-    everything = graph("nebula_jax", "experiments", "scripts")
-    floors = ("nebula_jax", "experiments", "scripts")
     up = [
         f"{module} imports {other}"
-        for module, others in everything.items()
-        for other in others
-        if floors.index(other.split(".")[0]) > floors.index(module.split(".")[0])
+        for module, other in imports()
+        if FLOORS.index(other.split(".")[0]) > FLOORS.index(module.split(".")[0])
     ]
     assert not up
 
 
 def test_no_import_goes_round():
-    everything = graph("nebula_jax", "experiments", "scripts")
     done: set[str] = set()
 
     def visit(module: str, way: tuple[str, ...]) -> None:
         assert module not in way, " -> ".join((*way, module))
         if module not in done:
-            for other in everything[module]:
+            for other in graph()[module]:
                 visit(other, (*way, module))
             done.add(module)
 
-    for module in everything:
+    for module in graph():
         visit(module, ())
 
 
 def test_experiments_do_not_import_each_others_rooms():
-    rooms = {"m3", "abnet", "xnli", "bert"}
+    rooms = {f"experiments.{name}" for name in ("m3", "abnet", "xnli", "bert")}
+
+    def room(module: str) -> str:
+        return ".".join(module.split(".")[:2])
+
     across = [
         f"{module} imports {other}"
-        for module, others in graph("experiments").items()
-        for other in others
-        if {module.split(".")[1], other.split(".")[1]} <= rooms
-        and module.split(".")[1] != other.split(".")[1]
+        for module, other in imports()
+        if {room(module), room(other)} <= rooms and room(module) != room(other)
     ]
     assert not across
 
@@ -138,7 +161,7 @@ def test_what_is_private_in_jax_is_imported_in_one_file():
     private = re.compile(r"^ *(import|from) +(jax|flax|optax|orbax)[\w.]*\._\w+", re.M)
     found = {
         str(path.relative_to(ROOT))
-        for path in sources("nebula_jax", "experiments", "scripts", "tests")
+        for path in sources(*FLOORS, "tests")
         if private.search(path.read_text())
     }
     assert found == {"nebula_jax/runtime/ranks/cluster.py"}
@@ -163,7 +186,7 @@ def flag_reads(path: pathlib.Path) -> list[str]:
         for child in ast.iter_child_nodes(node):
             visit(child, function)
 
-    visit(ast.parse(path.read_text()), "")
+    visit(nodes(path)[0], "")
     return found
 
 
@@ -180,10 +203,10 @@ def test_in_experiments_flags_are_read_in_main_alone():
 def docstrings(path: pathlib.Path) -> list[str]:
     """Every docstring of a file, attributes' included, and every flag's help."""
     found = []
-    for node in ast.walk(ast.parse(path.read_text())):
+    for node in nodes(path):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
             found.append(node.value.value)
-        if isinstance(node, ast.Call) and FLAG_MADE.search(ast.unparse(node.func)):
+        if isinstance(node, ast.Call) and FLAG_MADE.search(called(node)):
             found += [
                 each.value
                 for each in node.args[1:]
@@ -197,8 +220,8 @@ def remarks(path: pathlib.Path) -> list[str]:
     with path.open("rb") as stream:
         tokens = list(tokenize.tokenize(stream.readline))
     found = [token.string for token in tokens if token.type == tokenize.COMMENT]
-    for node in ast.walk(ast.parse(path.read_text())):
-        is_message = isinstance(node, ast.Call) and "message" in ast.unparse(node.func)
+    for node in nodes(path):
+        is_message = isinstance(node, ast.Call) and "message" in called(node)
         if isinstance(node, ast.Raise) or is_message:
             found += [
                 each.value
@@ -208,12 +231,25 @@ def remarks(path: pathlib.Path) -> list[str]:
     return found
 
 
-@pytest.mark.parametrize("folder", ["nebula_jax", "experiments", "scripts"])
-def test_docstrings_begin_with_a_verb_or_an_article(folder):
+def test_errors_of_the_library_name_arguments_and_commands_make_them_flags():
+    """`command_line.with_flags` does: other programs have the arguments alone."""
+    found = [
+        f"{path.relative_to(ROOT)}:{node.lineno} {text}"
+        for path in sources("nebula_jax")
+        if path.parent != LIBRARY / "commands"
+        for node in nodes(path)
+        if isinstance(node, ast.Raise) and node.exc is not None
+        for text in re.findall(r"--[a-z]\w+", ast.unparse(node.exc))
+        if text != "--file_format"  # of another program
+    ]
+    assert not found
+
+
+def test_docstrings_begin_with_a_verb_or_an_article():
     """A function returns, reads, makes; a class is a thing; a property too, or True."""
     bad = []
-    for path in sources(folder):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in sources(*FLOORS):
+        for node in nodes(path):
             if not isinstance(node, ast.FunctionDef | ast.ClassDef):
                 continue
             text = ast.get_docstring(node) or ""
@@ -229,8 +265,8 @@ def test_docstrings_begin_with_a_verb_or_an_article(folder):
 def test_functions_fit_a_screen_and_training_loops_too():
     """Sixty lines with docstring; fifty for a `train`, set-up and loop together."""
     long = []
-    for path in sources("nebula_jax", "experiments", "scripts"):
-        for node in ast.walk(ast.parse(path.read_text())):
+    for path in sources(*FLOORS):
+        for node in nodes(path):
             if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
                 lines = node.end_lineno - node.lineno + 1
                 if lines > (50 if node.name == "train" else 60):
@@ -242,8 +278,8 @@ def test_no_call_splats_a_group_of_literals():
     """`f(*(a, b), c)` fits a line, and hides which argument is which."""
     splats = [
         f"{path.relative_to(ROOT)}:{node.lineno}"
-        for path in sources("nebula_jax", "experiments", "scripts", "tests")
-        for node in ast.walk(ast.parse(path.read_text()))
+        for path in sources(*FLOORS, "tests")
+        for node in nodes(path)
         if isinstance(node, ast.Call)
         and any(
             isinstance(each, ast.Starred)
@@ -257,7 +293,7 @@ def test_no_call_splats_a_group_of_literals():
 def written() -> list[tuple[pathlib.Path, str]]:
     """Everything that a reader reads: guides without their tables, code, flagfiles."""
     paths = [ROOT / "README.md", ROOT / "ARCHITECTURE.md"]
-    for folder in ("nebula_jax", "experiments", "scripts"):
+    for folder in FLOORS:
         for ending in ("py", "md", "flags", "sh"):
             paths += (ROOT / folder).rglob(f"*.{ending}")
     generated = re.compile(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", re.DOTALL)
@@ -268,14 +304,13 @@ def defined_flags() -> set[str]:
     """The flags that calls of `DEFINE_...` name, and fields that are flags."""
     found = set()
     for path in sources("nebula_jax/commands", "experiments", "scripts"):
-        for node in ast.walk(ast.parse(path.read_text())):
+        for node in nodes(path):
             match node:
-                case ast.Call(args=[ast.Constant(value=name), *_]) if (
-                    "DEFINE_" in ast.unparse(node.func)
-                ):
-                    found.add(name)
-                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call(func=made)):
-                    if FLAG_MADE.match(ast.unparse(made)):
+                case ast.Call(args=[ast.Constant(value=name), *_]):
+                    if "DEFINE_" in called(node):
+                        found.add(name)
+                case ast.AnnAssign(target=ast.Name(id=name), value=ast.Call() as made):
+                    if FLAG_MADE.match(called(made)):
                         found.add(name)
     return found
 
@@ -322,7 +357,7 @@ def test_few_files_remove_anything():
     """What is removed is not lost by accident: each place has its own tests."""
     found = {
         str(path.relative_to(ROOT))
-        for path in sources("nebula_jax", "experiments", "scripts")
+        for path in sources(*FLOORS)
         if re.search(r"\b(rmtree|unlink|rmdir|os\.remove)\(", path.read_text())
     }
     assert found == {
