@@ -177,7 +177,7 @@ def check(settings: Settings, clusters: Sequence[str]) -> None:
         raise errors.SettingsError("--unsent=parameters is for --sync=sparse")
     rounds = settings.rounds()
     try:
-        codec = rounds.compression()
+        codec = rounds.compression
     except errors.SettingsError as error:
         rest = str(error).removeprefix("codec=")
         raise errors.SettingsError(f"--delta_codec={rest}") from None

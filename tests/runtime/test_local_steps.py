@@ -24,7 +24,11 @@ from nebula_jax.runtime.connect import all_clusters
 
 SECONDS = 30.0
 ROWS = 12  # of a batch of all clusters
-ADAM = optax.adam(1e-2)
+# One codec, so that members of all tests compile it once.
+Settings = functools.partial(
+    settings_lib.Settings, codec=codecs.from_string("e3m0(256)")
+)
+ADAM, SGD = optax.adam(1e-2), optax.sgd(0.1)
 
 
 class Process:
@@ -191,7 +195,7 @@ def train(process, peers, model, optimizer, saves=None, resumed=None, **settings
     params, apply = model
     params = jax.tree.map(jnp.copy, params)
     opt_state = optimizer.init(params)
-    settings = settings_lib.Settings(**settings)
+    settings = Settings(**settings)
     rounds = local_steps.begin(process, peers, params, settings)
     rounds.agree_start(Saved())
     if resumed:
@@ -212,10 +216,9 @@ def train(process, peers, model, optimizer, saves=None, resumed=None, **settings
     ("model", "optimizer"),
     [
         (nnx_model, optax.adamw(1e-2)),
-        (dict_model, optax.lion(1e-3)),
         (dataclass_model, optax.sgd(1e-1, momentum=0.9)),
     ],
-    ids=["nnx-adamw", "dict-lion", "dataclass-sgd"],
+    ids=["nnx-adamw", "dataclass-sgd"],
 )
 def test_replicas_of_any_model_end_alike(model, optimizer):
     made = model()
@@ -236,19 +239,17 @@ def test_replicas_of_any_model_end_alike(model, optimizer):
     assert rounds.described["parameters"] == 26
 
 
-@pytest.mark.parametrize("shares", [(), (1, 2)])
-def test_one_inner_step_is_an_all_reduce(shares):
+def test_one_inner_step_is_an_all_reduce():
     """Plain SGD in the clusters, outer rate 1 and no momentum: the joint batch."""
-    optimizer = optax.sgd(0.1)
     settings = {"inner_steps": 1, "learning_rate": 1.0, "momentum": 0.0}
-    settings |= {"codec": "", "shares": shares}
+    settings |= {"codec": "", "shares": (1, 2)}
 
     def body(process, peers):
-        return train(process, peers, dict_model(), optimizer, **settings)
+        return train(process, peers, dict_model(), SGD, **settings)
 
     one, two = together(body)
     params, apply = dict_model()
-    opt_state, step_of = optimizer.init(params), trainer(apply, optimizer)
+    opt_state, step_of = SGD.init(params), trainer(apply, SGD)
     for step in range(1, 9):
         joint = batch(step, slice(None))
         params, opt_state, _ = step_of(params, opt_state, joint)
@@ -283,7 +284,7 @@ def test_a_run_with_noise_in_what_leaves_reports_what_privacy_that_is():
             is_robust=True,
         )
 
-    ends = together(body, 3)
+    ends = together(body)
     for params, rounds, _ in ends:
         trees.assert_same(params, ends[0][0])
         about = rounds.described["privacy"]
@@ -298,7 +299,7 @@ def test_all_stop_after_the_step_that_one_requests_and_say_who(capfd):
     def body(process, peers):
         process.is_stopped = process.settings.cluster == "lab1"
         _, rounds, losses = train(
-            process, peers, dict_model(), optax.sgd(0.1), inner_steps=4, delay=2
+            process, peers, dict_model(), SGD, inner_steps=4, delay=2
         )
         return rounds.step, len(losses), rounds.is_over, rounds.is_last
 
@@ -310,7 +311,7 @@ def test_all_stop_after_the_step_that_one_requests_and_say_who(capfd):
 def test_a_checkpoint_falls_where_no_message_is_in_flight_and_resumes_bit_for_bit():
     model = dict_model()
     settings = {"inner_steps": 4, "fragments": 2, "delay": 1, "momentum": 0.9}
-    settings |= {"codec": "error_feedback(int4(8))"}
+    settings |= {"codec": codecs.from_string("error_feedback(int4(8))")}
     saves: dict = {"lab0": {}, "lab1": {}}
 
     def body(process, peers):
@@ -339,7 +340,7 @@ def test_a_checkpoint_falls_where_no_message_is_in_flight_and_resumes_bit_for_bi
 
 def test_a_clusters_checkpoints_are_kept_for_others_that_are_behind():
     def body(process, peers):
-        settings = settings_lib.Settings(inner_steps=100, delay=7)
+        settings = Settings(inner_steps=100, delay=7)
         rounds = local_steps.begin(process, peers, dict_model()[0], settings)
         saved = Saved()
         rounds.agree_start(saved)
@@ -367,9 +368,7 @@ def test_clusters_that_differ_say_in_what(change, words):
         if "seed" in own:
             params["Dense_0"]["bias"] += 1e-3
         given = {"inner_steps": 2} | {k: v for k, v in own.items() if k != "seed"}
-        rounds = local_steps.begin(
-            process, peers, params, settings_lib.Settings(**given)
-        )
+        rounds = local_steps.begin(process, peers, params, Settings(**given))
         rounds.agree_start(Saved())
 
     found = together(body)
@@ -382,7 +381,7 @@ def words_in(error, words):
 
 def test_a_loop_that_forgets_its_rounds_hears_of_it():
     def body(process, peers):
-        settings = settings_lib.Settings(inner_steps=2)
+        settings = Settings(inner_steps=2)
         rounds = local_steps.begin(process, peers, dict_model()[0], settings)
         rounds.agree_start(Saved())
         for _ in process.each(rounds.steps()):
@@ -394,14 +393,14 @@ def test_a_loop_that_forgets_its_rounds_hears_of_it():
 
 def test_one_cluster_trains_as_if_there_were_no_rounds():
     def body(process, peers):
-        return train(process, peers, dict_model(), optax.sgd(0.1), inner_steps=2)
+        return train(process, peers, dict_model(), SGD, inner_steps=2)
 
     params, rounds, losses = alone(body)
     assert len(losses) == 8
     assert rounds.is_last
     assert (rounds.values, rounds.described) == ({}, {})
     expected, apply = dict_model()
-    step_of, opt_state = trainer(apply, optax.sgd(0.1)), optax.sgd(0.1).init(expected)
+    step_of, opt_state = trainer(apply, SGD), SGD.init(expected)
     for step in range(1, 9):
         expected, opt_state, _ = step_of(expected, opt_state, batch(step, slice(None)))
     trees.assert_same(params, expected)
@@ -409,7 +408,7 @@ def test_one_cluster_trains_as_if_there_were_no_rounds():
 
 def test_rounds_are_a_pytree_that_no_abstract_value_harms():
     def body(process, peers):
-        settings = settings_lib.Settings(inner_steps=2)
+        settings = Settings(inner_steps=2)
         rounds = local_steps.begin(process, peers, dict_model()[0], settings)
         jax.eval_shape(lambda tree: tree, rounds)
         jax.tree.map(lambda leaf: None, rounds)
@@ -433,7 +432,7 @@ def test_rounds_are_a_pytree_that_no_abstract_value_harms():
 def test_settings_that_cannot_be_are_named(settings, words):
     hello = frames.Hello("a", "1", {})
     peers = all_clusters.Peers(hello, {}, (), ("a", "b"))
-    made = settings_lib.Settings(inner_steps=2, **settings)
+    made = Settings(inner_steps=2, **settings)
     with pytest.raises(errors.SettingsError, match=words):
         local_steps.begin(Process("a", 9), peers, dict_model()[0], made)
 
@@ -443,7 +442,7 @@ def test_a_quorum_is_for_clusters_of_one_process_each():
     hellos = [frames.Hello(name, "1", {}) for name in ("a", "b")]
     shared = worker_link.WorkerLink(hellos[1], trace.OFF)
     peers = all_clusters.Peers(hellos[0], {"b": shared}, ("b",), ("a", "b"), "b")
-    settings = settings_lib.Settings(inner_steps=2, quorum=2)
+    settings = Settings(inner_steps=2, quorum=2)
     with pytest.raises(errors.SettingsError, match="quorum is for clusters of one"):
         local_steps.begin(Process("a", 9), peers, dict_model()[0], settings)
 
@@ -458,7 +457,7 @@ def test_a_share_is_rows_that_follow_each_other():
 def test_a_run_in_one_process_has_all_replicas():
     """As `--cluster=whole`: the rounds of several members, and nothing sent."""
     process = Process("whole", 4)
-    settings = settings_lib.Settings(inner_steps=2)
+    settings = Settings(inner_steps=2)
     start = dict_model()[0]
     rounds = local_steps.in_one_process(process, ["a", "b"], start, settings)
     params = [start, start]
@@ -485,7 +484,7 @@ def test_a_run_that_grows_says_that_its_last_short_round_stays(
             assert step == start
             return before
 
-    settings = settings_lib.Settings(inner_steps=4)
+    settings = Settings(inner_steps=4)
     rounds = local_steps.in_one_process(
         Process("a", now), ["a", "b"], dict_model()[0], settings
     )

@@ -14,6 +14,7 @@ The outer step itself, DiLoCo's, is `training.diloco.outer_step`.
 R clusters, P fragments.
 """
 
+import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -66,7 +67,7 @@ class Member:
         self._where = where
         parts = diloco.split(params, where)
         self.config = settings.config(len(parts))
-        self.codec = codec = settings.compression()
+        self.codec = codec = settings.compression
         """The codec of the messages."""
         messages.check_codec(codec)
         shares = settings.share(self._clusters.index(own), len(clusters)).parts
@@ -83,6 +84,7 @@ class Member:
         """The outer steps that made each fragment's anchor, P."""
         self.asking: list[str] = []
         """The clusters that have requested the end of the run."""
+        self._messages = self._message_bytes = 0
         if not is_planned(params):
             self.resume(self.first(params), None)
 
@@ -95,10 +97,18 @@ class Member:
         }
 
     @property
-    def parameters(self) -> int:
-        """The number of parameters that train."""
+    def described(self) -> dict[str, int]:
+        """The figures of the rounds for a summary.
+
+        Messages that were sent and the bytes of their payloads, each of which goes to
+        every other cluster; and the parameters that train.
+        """
         leaves = jax.tree.leaves([spec["delta"] for spec in self.specs])
-        return sum(leaf.size for leaf in leaves)
+        return {
+            "messages": self._messages,
+            "message_bytes": self._message_bytes,
+            "parameters": sum(leaf.size for leaf in leaves),
+        }
 
     @property
     def arrays(self) -> dict[str, Any]:
@@ -154,6 +164,8 @@ class Member:
         # The codec's state keeps what this message leaves out, such as a residual.
         payload, self.codecs[fragment] = self._encode(message, self.codecs[fragment])
         self._sent[fragment] = sent = Selected(payload)
+        self._messages += 1
+        self._message_bytes += codec_lib.nbytes(sent)
         return sent
 
     def digest(self, fragment: int) -> np.ndarray:
@@ -354,19 +366,33 @@ def _compiled(
             {name: everywhere for name in each} | {"delta": part}
             for each, part in zip(specs, [*sharding, {}], strict=True)
         ]
-    encode = jax.jit(codec.encode, donate_argnums=1, out_shardings=everywhere)
-    return encode, [
-        jax.jit(_decoder(codec, each), out_shardings=(place, None))
-        for each, place in zip(specs, places, strict=True)
+    return _encoder(codec, everywhere), [
+        _decoder(codec, *_hashable(spec), *_hashable(place))
+        for spec, place in zip(specs, places, strict=True)
     ]
 
 
-def _decoder(codec: codec_lib.Codec, spec: Any) -> Any:
+# Cached: replicas of one process, which have one codec, compile each program once.
+@functools.cache
+def _encoder(codec: codec_lib.Codec, everywhere: Any) -> Any:
+    return jax.jit(codec.encode, donate_argnums=1, out_shardings=everywhere)
+
+
+@functools.cache
+def _decoder(
+    codec: codec_lib.Codec, spec: Any, of_spec: Any, place: Any, of_place: Any
+) -> Any:
     def decode(payload: Any) -> tuple[Any, jax.Array]:
-        message, _ = codec.decode(payload, codec.init(spec))
+        message, _ = codec.decode(payload, codec.init(of_spec.unflatten(spec)))
         is_finite = jnp.asarray(True)
         for leaf in jax.tree.leaves(message["delta"]):
             is_finite &= jnp.all(jnp.isfinite(leaf))
         return message, is_finite
 
-    return decode
+    return jax.jit(decode, out_shardings=(of_place.unflatten(place), None))
+
+
+def _hashable(tree: Any) -> tuple[tuple[Any, ...], Any]:
+    """Returns the leaves of a tree, and its structure."""
+    leaves, structure = jax.tree.flatten(tree)
+    return tuple(leaves), structure

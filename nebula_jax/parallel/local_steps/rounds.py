@@ -208,7 +208,6 @@ class LocalRounds:
         self.step = 0
         """The step after which `after` was last called."""
         self._own: list[Selected] = []  # the payloads that were sent last
-        self._messages = self._message_bytes = 0
 
     def after(
         self,
@@ -277,8 +276,6 @@ class LocalRounds:
             member.outgoing(step, fragment, own, is_stopping)
             for member, own in zip(self.members, params, strict=True)
         ]
-        self._messages += 1
-        self._message_bytes += codec_lib.nbytes(self._own[0])
         if self._ends is not None:
             self._ends.send(step, fragment, self._own[0])
 
@@ -301,16 +298,8 @@ class LocalRounds:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The figures of a cluster's rounds for its summary, as JSON values.
-
-        Its messages and the bytes of their payloads, each of which goes to every other
-        cluster; and the parameters that train.
-        """
-        return {
-            "messages": self._messages,
-            "message_bytes": self._message_bytes,
-            "parameters": self.members[0].parameters,
-        }
+        """The figures of a cluster's rounds for its summary; see `Member.described`."""
+        return self.members[0].described
 
 
 def _name(fragment: int, origin: str) -> str:

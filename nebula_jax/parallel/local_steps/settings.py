@@ -4,6 +4,7 @@ R clusters.
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -91,8 +92,9 @@ class Settings(diloco.OuterSettings):
         same = {name: getattr(self, name) for name in names}
         return diloco.Config(fragments=fragments, mixing=mixing, **same)
 
+    @functools.cached_property  # one for all replicas of a process
     def compression(self) -> codec_lib.Codec:
-        """Returns the codec of what crosses.
+        """The codec of what crosses.
 
         Raises:
           errors.SettingsError: if it cannot be read, or is a choice among codecs.

@@ -60,7 +60,7 @@ def test_what_was_not_sent_is_in_the_residual_or_in_the_parameters():
 def test_a_flag_counts_for_more_than_the_default_of_its_sync():
     made = settings(sync="sparse", mixing=0.1, delta_codec="fp16|zstd(3)")
     assert config_of(made).mixing == 0.1
-    assert made.rounds().compression().zstd == 3
+    assert made.rounds().compression.zstd == 3
 
 
 def test_the_defaults_can_be():

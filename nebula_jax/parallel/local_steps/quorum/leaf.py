@@ -23,7 +23,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from nebula_jax.communication import channels
-from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
 from nebula_jax.communication.wire import frames
@@ -57,7 +56,7 @@ class Leaf:
         self._closed = [0] * self._config.fragments  # step of the latest round of each
         self._sent: tuple[Key, Selected] | None = None
         self._needs_state = self._has_requested = False
-        self._messages = self._message_bytes = self._missed = self._from_state = 0
+        self._missed = self._from_state = 0
         self.step = 0
         """The step at which this cluster is."""
 
@@ -159,16 +158,11 @@ class Leaf:
     def described(self) -> dict[str, Any]:
         """The figures of the rounds for a summary.
 
-        Beside those of `LocalRounds`: the rounds that went on without this cluster, and
+        Beside those of `Member`: the rounds that went on without this cluster, and
         the times that it has resumed from the state of the run.
         """
-        return {
-            "messages": self._messages,
-            "message_bytes": self._message_bytes,
-            "parameters": self._member.parameters,
-            "missed": self._missed,
-            "from_state": self._from_state,
-        }
+        own = {"missed": self._missed, "from_state": self._from_state}
+        return self._member.described | own
 
     # The log.
 
@@ -278,7 +272,6 @@ class Leaf:
         step, fragment = key
         message = self._member.outgoing(step, fragment, params, is_requested())
         self._put(key, message)
-        self._messages += 1
 
     def _send_next(self, last: Sequence[Key], params: Any) -> None:
         """Sends the message of the first of the last rounds that is not closed yet."""
@@ -298,7 +291,6 @@ class Leaf:
     def _put(self, key: Key, message: Selected) -> None:
         step, fragment = key
         self._sent = key, message
-        self._message_bytes += codec_lib.nbytes(message)
         self._up[fragment].send_payload(step, message)
 
 
