@@ -101,12 +101,9 @@ def front_step(
       The batch's gradient, the part's states, and its own losses' sum, [] float32.
 
     Raises:
-      ValueError: if `ahead` is less than 1.
       session.RemoteProtocolError: if another tensor comes than the one due, or another
         number of micro-batches, or another batch, from the part before.
     """
-    if ahead < 1:
-        raise ValueError(f"ahead must be at least 1, not {ahead}")
     grads, losses = half.zero_grads(params), []
     finish = functools.partial(_finish, half, params, step, gradient, before)
     waiting: collections.deque[_Sent] = collections.deque()
