@@ -10,21 +10,6 @@ import pytest
 from nebula_jax.parallel import pace
 
 
-@pytest.mark.parametrize("window", [0, 1, 2, 5])
-@pytest.mark.parametrize("done", [0, 1, 7])
-def test_no_generator_can_be_past_the_last_step_when_it_hears_of_it(window, done):
-    """A simulation: the generator runs as far as tokens let it; then Stop comes."""
-    step = 0
-    while pace.token_needed(step + 1, window) <= done:
-        step += 1
-    assert step <= pace.last_step_after_stop(done, window, total=1000)
-    assert step >= pace.last_step_after_stop(done, window, total=1000)
-
-
-def test_a_stop_near_the_end_changes_nothing():
-    assert pace.last_step_after_stop(98, window=5, total=100) == 100
-
-
 def never():
     return False
 
@@ -178,7 +163,7 @@ each_window = pytest.mark.parametrize(
 @each_window
 @pytest.mark.parametrize("start", [0, 5])
 def test_undisturbed_clusters_take_all_steps(window, is_chain, start):
-    for seed in range(5):
+    for seed in range(2):
         taken = simulate(window, 12, seed, start=start, is_chain=is_chain)
         assert taken == [list(range(start + 1, 13))] * 3
 
@@ -189,7 +174,7 @@ def test_after_a_stop_at_any_moment_all_end_at_the_same_step(window, is_chain, s
     """No follower is past the last step when it learns of it."""
     ends = set()
     for stop_at in range(0, 39, 2):
-        for seed in range(3):
+        for seed in range(2):
             given = {"stopper": stopper, "stop_at": stop_at, "is_chain": is_chain}
             taken = simulate(window, 12, seed, **given)
             assert taken[0] == taken[1] == taken[2] == list(range(1, len(taken[0]) + 1))
