@@ -13,7 +13,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from nebula_jax import errors
+from nebula_jax import errors, printable
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import page, plots, report, run_folder
 from nebula_jax.training import metrics
@@ -80,8 +80,8 @@ def figures(run: Read) -> dict[str, str]:
         found |= {
             f"{name}: last step": str(each["last_step"]),
             f"{name}: tokens/s": f"{each['tokens_per_second']:,.0f}",
-            f"{name}: sent": metrics.in_bytes(each["bytes_sent"]),
-            f"{name}: received": metrics.in_bytes(each["bytes_received"]),
+            f"{name}: sent": printable.size(each["bytes_sent"]),
+            f"{name}: received": printable.size(each["bytes_received"]),
             f"{name}: waited": f"{each['waited_seconds'] / seconds:.0%}",
         }
     return found

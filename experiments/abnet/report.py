@@ -6,11 +6,11 @@ from typing import Any
 
 from experiments import here
 from experiments.abnet import config
+from nebula_jax import printable
 from nebula_jax.data import split_parallel
 from nebula_jax.evaluation import bleu
 from nebula_jax.runtime.records import plots, run_folder
 from nebula_jax.runtime.records import report as run_report
-from nebula_jax.training import metrics
 
 SPLIT = split_parallel.HELD_OUT
 EXAMPLES = 5  # translations that are printed
@@ -134,9 +134,9 @@ def _sizes_markdown(sizes: Mapping[str, float]) -> str:
     if not sizes:
         return ""
     return (
-        f"Bytes a step: {metrics.in_bytes(sizes['forward'])} of hidden states"
+        f"Bytes a step: {printable.size(sizes['forward'])} of hidden states"
         f" ({sizes['forward_ratio']:.3f} of padded float32),"
-        f" {metrics.in_bytes(sizes['backward'])} of gradients"
+        f" {printable.size(sizes['backward'])} of gradients"
         f" ({sizes['backward_ratio']:.3f})."
     )
 

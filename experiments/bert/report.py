@@ -5,9 +5,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from experiments import here
+from nebula_jax import printable
 from nebula_jax.runtime.records import plots
 from nebula_jax.runtime.records import report as run_report
-from nebula_jax.training import metrics
 
 FLOAT32 = 4  # bytes
 
@@ -135,8 +135,8 @@ def _bytes_markdown(sizes: Mapping[str, float]) -> str:
     if not sizes:
         return ""
     return (
-        f"Deltas sent: {metrics.in_bytes(sizes['sent'])} (formula"
-        f" {metrics.in_bytes(sizes['formula'])}; the rest is frame heads),"
+        f"Deltas sent: {printable.size(sizes['sent'])} (formula"
+        f" {printable.size(sizes['formula'])}; the rest is frame heads),"
         f" {run_report.figure(sizes['per_token'], '.2f')} bytes a token. An all-reduce"
         " of float32 gradients at every step would have sent"
         f" {run_report.figure(sizes['all_reduce_per_token'], ',.0f')}:"

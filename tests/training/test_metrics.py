@@ -114,14 +114,6 @@ def test_a_full_disk_is_one_error(tmp_path, monkeypatch):
         opened(tmp_path / "metrics.jsonl", 1)
 
 
-@pytest.mark.parametrize(
-    ("count", "text"),
-    [(0, "0 B"), (999, "999 B"), (1500, "1.5 kB"), (3e12, "3000.0 GB")],
-)
-def test_bytes_are_said_in_units(count, text):
-    assert metrics.in_bytes(count) == text
-
-
 def test_numbers_that_are_not_finite_are_null_and_read_as_nan(tmp_path):
     log = opened(tmp_path, 0)
     log.write(10, {"loss": float("nan"), "auc": {"en": float("-inf"), "sw": 0.5}})

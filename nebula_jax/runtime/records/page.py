@@ -13,9 +13,8 @@ from typing import Any
 
 import markdown_it
 
-from nebula_jax import files, installed
+from nebula_jax import files, installed, printable
 from nebula_jax.runtime.records import plots, report
-from nebula_jax.training import metrics
 
 NAME = "report.html"
 SAMPLES = "samples.txt"
@@ -160,7 +159,7 @@ def ledgers(cluster: Mapping[str, Any]) -> dict[str, Mapping[str, Sequence[int]]
 def ledger(clusters: Iterable[Mapping[str, Any]]) -> str:
     """Renders what each cluster sent and received, by kind."""
     rows = [
-        [each["cluster"], peer, kind, f"{count:,}", metrics.in_bytes(size)]
+        [each["cluster"], peer, kind, f"{count:,}", printable.size(size)]
         for each in clusters
         for peer, entries in ledgers(each).items()
         for kind, (count, size) in entries.items()

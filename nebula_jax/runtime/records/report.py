@@ -21,9 +21,8 @@ import rich.console
 import rich.markdown
 
 import nebula_jax
-from nebula_jax import files, installed, strict_json
+from nebula_jax import files, installed, printable, strict_json
 from nebula_jax.runtime.life import process
-from nebula_jax.training import metrics
 
 NOTHING = "–"
 """The cell of a figure that was not measured."""
@@ -162,7 +161,7 @@ def outages(clusters: Iterable[Mapping[str, Any]]) -> str:
         if not lost.get("count") and not lost.get("tensors"):
             continue
         count, tensors = lost["count"], lost["tensors"]
-        size = metrics.in_bytes(lost["bytes"])
+        size = printable.size(lost["bytes"])
         found.append(
             f"{each['cluster']} lost its line {count} time{'s' * (count != 1)}, for"
             f" {lost['seconds']:.1f} s in all. At most {tensors}"
@@ -253,8 +252,8 @@ def clusters(summary: Mapping[str, Any]) -> str:
                 steps,
                 curve,
                 figure(each["tokens_per_second"] or None, ",.0f"),
-                metrics.in_bytes(each["bytes_sent"]),
-                metrics.in_bytes(each["bytes_received"]),
+                printable.size(each["bytes_sent"]),
+                printable.size(each["bytes_received"]),
                 f"{each['waited_seconds'] / each['seconds']:.0%}",
             ]
         )

@@ -88,7 +88,7 @@ def test_it_has_curves_line_ledger_seconds_settings_and_samples(tmp_path):
     assert "Loss <1>" in shown  # in the picture, as text
     assert "en: a \u2066{dog→cat!}\u2069 sat <i>" in shown
     assert ["generator:0", "sent tokens", "5", "2.4 MB"] in found.rows
-    assert ["d", "generator:0", "sent End", "1", "9 B"] in found.rows
+    assert ["d", "generator:0", "sent End", "1", "9 bytes"] in found.rows
     assert ["generator:0", "until the first step: compiling", "20.0 s"] in found.rows
     assert ["generator:0", "of these, waiting for others", "2.5 s"] in found.rows
     assert ["generator:0", "2.000", "0.000", "25%"] in found.rows
