@@ -79,7 +79,7 @@ def folder(tmp_path_factory):
     return folder
 
 
-def open_generator(folder, tmp_path, mix, languages=("en", "de")):
+def open_generator(folder, mix, languages=("en", "de")):
     return language_mixture.open_generator(
         folder,
         languages,
@@ -87,14 +87,14 @@ def open_generator(folder, tmp_path, mix, languages=("en", "de")):
         language_mixture.SamplingExponents(mono=0.3, parallel=0.7),
         vocabulary=vocabularies.load(folder / "v.model"),
         max_length=32,
-        prepared_dir=tmp_path,
+        prepared_dir=folder / "prepared",
     )
 
 
-def test_each_kind_of_text_has_its_own_exponent(folder, tmp_path):
+def test_each_kind_of_text_has_its_own_exponent(folder):
     """0.3 for single languages, 0.7 for translations, of which there are two here."""
     languages = ("en", "de", "fr")
-    data = open_generator(folder, tmp_path, {"mrtd": 0.6, "trtd": 0.4}, languages)
+    data = open_generator(folder, {"mrtd": 0.6, "trtd": 0.4}, languages)
     sizes = [len(source.sequences) for source in data.sources]
     mono = 0.6 * resumable_batches.language_weights(sizes[:3], 0.3)
     parallel = 0.4 * resumable_batches.language_weights(sizes[3:], 0.7)
@@ -108,10 +108,10 @@ def test_each_kind_of_text_has_its_own_exponent(folder, tmp_path):
     assert list(data.held_out) == ["en", "de", "fr"]
 
 
-def test_a_task_that_is_not_asked_for_is_not_even_opened(folder, tmp_path):
-    only_mono = open_generator(folder, tmp_path / "a", {"mrtd": 1.0, "trtd": 0.0})
+def test_a_task_that_is_not_asked_for_is_not_even_opened(folder):
+    only_mono = open_generator(folder, {"mrtd": 1.0, "trtd": 0.0})
     assert [source.name for source in only_mono.sources] == ["mono/en", "mono/de"]
-    only_pairs = open_generator(folder, tmp_path / "b", {"mrtd": 0.0, "trtd": 1.0})
+    only_pairs = open_generator(folder, {"mrtd": 0.0, "trtd": 1.0})
     assert [source.name for source in only_pairs.sources] == ["parallel/en-de"]
 
 

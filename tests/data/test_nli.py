@@ -1,5 +1,3 @@
-import gzip
-
 import numpy as np
 import pytest
 import tiny_nli
@@ -27,14 +25,6 @@ def test_a_file_is_read_in_its_order(tmp_path):
     assert nli.histogram(labels) == {"entailment": 1, "neutral": 0, "contradiction": 1}
 
 
-def test_a_gzipped_file_is_the_same(tmp_path):
-    path = write(tmp_path, GOOD)
-    zipped = path.with_name("test.de.tsv.gz")
-    zipped.write_bytes(gzip.compress(path.read_bytes()))
-    assert nli.paths(tmp_path, "test", ["de"]) == {"de": zipped}
-    assert nli.read(zipped)[:3] == nli.read(path)[:3]
-
-
 def test_quotation_marks_are_text_wherever_they_stand(tmp_path):
     """CSV quoting would join the first two lines and unwrap the third."""
     lines = [
@@ -50,14 +40,12 @@ def test_quotation_marks_are_text_wherever_they_stand(tmp_path):
 @pytest.mark.parametrize(
     ("header", "lines", "words"),
     [
-        ("id\tgenre\tpremise\tlabel", [], ":1: the header has no column 'hypothesis'"),
         (
             "premise\tid\tgenre\thypothesis\tlabel",
             [],
             ":1: the header has its columns in another order",
         ),
-        (tiny_nli.HEADER, [GOOD.replace("ent", "Ent", 1)], "label 'Entailment'; exp"),
-        (tiny_nli.HEADER, ["a\t-\tb\tc\t-"], ":2: unknown label '-'"),
+        (tiny_nli.HEADER, ["a\t-\tb\tc\t-"], ":2: unknown label '-'; expected ent"),
         (tiny_nli.HEADER, ['a\t-\tb\tc\t"neutral"'], "a quotation mark is text"),
         (tiny_nli.HEADER, ["a\t-\tb\t \tneutral"], ":2: hypothesis is empty"),
         (tiny_nli.HEADER, [GOOD, GOOD], ":3: id 'a-1' is in line 2 already"),
@@ -72,8 +60,8 @@ def test_what_is_malformed_is_named_with_file_and_line(tmp_path, header, lines, 
 
 
 def test_languages_without_a_file_are_named(tmp_path):
-    write(tmp_path, GOOD)
-    nli.paths(tmp_path, "test", ["en"])
+    path = write(tmp_path, GOOD, name="test.en.tsv.gz")  # which is not opened
+    assert nli.paths(tmp_path, "test", ["en"]) == {"en": path}
     with pytest.raises(text_folder.CorpusError, match="no test pairs in sw;"):
         nli.paths(tmp_path, "test", ["sw", "en"])
     with pytest.raises(text_folder.CorpusError, match="there is no such folder"):

@@ -1,3 +1,5 @@
+import shutil
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -88,9 +90,16 @@ def prepare(folder, prepared_dir, kind="mono", language="en", max_length=32):
     )
 
 
-def test_a_prepared_corpus_is_the_text_in_order(folder, tmp_path):
+@pytest.fixture(scope="module")
+def prepared(folder, tmp_path_factory):
+    """The folder of a corpus that is prepared."""
+    prepare(folder, made := tmp_path_factory.mktemp("prepared"))
+    return made
+
+
+def test_a_prepared_corpus_is_the_text_in_order(folder, prepared):
     loaded = vocabularies.load(folder / "v.model")
-    source = prepare(folder, tmp_path).splits["train"]
+    source = prepare(folder, prepared).splits["train"]
     sentences = map(loaded.encode, text_folder.read_mono(folder / "mono/en.train.txt"))
     expected = list(packed_sequences.pack_mono(sentences, 32))
     assert [source[i]["input_ids"].tolist() for i in range(len(source))] == expected
@@ -98,22 +107,21 @@ def test_a_prepared_corpus_is_the_text_in_order(folder, tmp_path):
 
 
 def test_preparing_happens_once_and_again_when_something_changed(folder, tmp_path):
-    def prepared():
+    def found():
         return sorted(p.parent for p in tmp_path.rglob("dataset_info.json"))
 
     prepare(folder, tmp_path)
-    first = prepared()
+    first = found()
     prepare(folder, tmp_path)
-    assert prepared() == first
+    assert found() == first
     prepare(folder, tmp_path, max_length=16)
-    assert len(prepared()) == 2
+    assert len(found()) == 2
     prepare(folder, tmp_path, kind="parallel", language="en-sw")
-    assert len(prepared()) == 3
+    assert len(found()) == 3
 
 
-@pytest.mark.parametrize("changed", ["mono", "parallel"])
 def test_a_run_does_not_go_on_with_text_that_is_packed_otherwise(
-    folder, tmp_path, monkeypatch, changed
+    folder, tmp_path, monkeypatch
 ):
     """Its position in the text would be another sequence."""
 
@@ -123,13 +131,15 @@ def test_a_run_does_not_go_on_with_text_that_is_packed_otherwise(
         return {each.key for each in made}
 
     before = keys()
-    monkeypatch.setitem(packed_sequences.PACKINGS, changed, ("9.9.9",))
-    assert len(keys() & before) == 1
+    for changed in ("mono", "parallel"):
+        with monkeypatch.context() as patch:
+            patch.setitem(packed_sequences.PACKINGS, changed, ("9.9.9",))
+            assert len(keys() & before) == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "gone", "torn info"])
-def test_a_damaged_prepared_corpus_is_named(folder, tmp_path, damage):
-    prepare(folder, tmp_path)
+def test_a_damaged_prepared_corpus_is_named(folder, prepared, tmp_path, damage):
+    shutil.copytree(prepared, tmp_path, dirs_exist_ok=True)
     (records,) = tmp_path.rglob("*array_record*-of-*")
     if damage == "cut":
         records.write_bytes(records.read_bytes()[:200])

@@ -1,5 +1,7 @@
-"""Held-out pairs; the rest of `split` has its tests in test_parallel_side.py."""
+"""A corpus split into two sides, some of its training pairs held out."""
 
+import gzip
+import importlib.util
 import json
 
 import pytest
@@ -8,6 +10,8 @@ from nebula_jax.data import parallel_side, split_parallel
 from nebula_jax.data import text_folder as corpora
 
 TRAIN = 40
+OTHERS = "abcd"
+"""Names of the pairs of dev, and of test."""
 
 
 def pair(n):
@@ -21,53 +25,186 @@ def text_folder(tmp_path):
 
 def write_text(folder, train):
     """A text folder with these training pairs, each from a source of its parity."""
-    (folder / "parallel").mkdir(parents=True)
-    others = [(f"English {name}", f"español {name}") for name in "abcd"]
+    others = list(map(pair, OTHERS))
     for split, pairs in (("train", train), ("dev", others), ("test", others)):
         rows = [f"{en}\t{es}\t{'ab'[n % 2]}" for n, (en, es) in enumerate(pairs)]
-        path = folder / "parallel" / f"en-es.{split}.tsv"
-        path.write_text("\n".join(["en\tes\tsource", *rows, ""]))
+        write(folder / "parallel" / f"en-es.{split}.tsv", "en\tes\tsource", *rows)
     return folder
+
+
+def write(path, *lines):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    data = "".join(f"{line}\n" for line in lines).encode()
+    path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
 
 
 def split(text_folder, out, **options):
     """The two sides' texts by split and id."""
-    folders = split_parallel.split(text_folder, ("es", "en"), out, **options)
+    return read(split_parallel.split(text_folder, ("es", "en"), out, **options))
+
+
+def read(folders):
     return [
         {
-            name: dict(zip(*read(folder, name), strict=True))
-            for name in parallel_side.splits(folder)
+            name: dict(
+                zip(*parallel_side.read(parallel_side.path(each, name)), strict=True)
+            )
+            for name in parallel_side.splits(each)
         }
-        for folder in folders
+        for each in folders
     ]
-
-
-def read(folder, name):
-    return parallel_side.read(parallel_side.path(folder, name))
 
 
 def numbers(side, name):
     return {int(each.rpartition("-")[2]) for each in side[name]}
 
 
-@pytest.mark.parametrize("max_pairs", [None, 1, 10, 34])
+def contents(folder):
+    return {
+        path.relative_to(folder): path.read_bytes()
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
+
+
+def test_each_side_gets_its_own_language_and_the_same_ids(text_folder, tmp_path):
+    folders = split_parallel.split(text_folder, ("es", "en"), tmp_path / "sides")
+    assert folders == (tmp_path / "sides/source", tmp_path / "sides/target")
+    for folder, foreign in zip(folders, ("English", "español"), strict=True):
+        for content in contents(folder).values():
+            assert foreign not in gzip.decompress(content).decode()
+    source, target = read(folders)
+    assert list(source) == ["train", "dev", "test"]
+    for name, texts in source.items():
+        assert target[name] == {
+            each: text.replace("español", "English") for each, text in texts.items()
+        }
+    assert list(source["train"])[:2] == ["train-000001", "train-000002"]
+    assert source["train"]["train-000002"] == "español 2"
+    folders = split_parallel.split(text_folder, ("en", "es"), tmp_path / "other")
+    assert read(folders)[0]["dev"]["dev-000001"] == "English a"
+
+
+def test_what_is_left_out_changes_no_id(text_folder, tmp_path):
+    source, target = split(text_folder, tmp_path / "b", sources=["b"])
+    assert numbers(source, "train") == numbers(target, "train") == {*range(2, 41, 2)}
+    assert len(source["dev"]) == len(OTHERS)
+    chosen = []
+    for count in (2, 4):
+        source, _ = split(text_folder, tmp_path / f"{count}", max_pairs=count)
+        assert len(source["train"]) == count
+        chosen.append(source["train"].items())
+    every, _ = split(text_folder, tmp_path / "all")
+    assert chosen[0] < chosen[1] < every["train"].items()
+
+
+def test_splitting_twice_gives_the_same_bytes_and_once_is_enough(text_folder, tmp_path):
+    for name in ("one", "two"):
+        split(text_folder, tmp_path / name)
+    assert contents(tmp_path / "one") == contents(tmp_path / "two")
+    write(tmp_path / "one/source/dev.tsv.gz", "id\ttext", "mine\tmío")
+    assert split(text_folder, tmp_path / "one")[0]["dev"] == {"mine": "mío"}
+
+
+def test_short_pairs_alone_are_taken_if_both_sides_are_short(tmp_path):
+    rows = ["a b\tc d", "a b c\td", "a\tb c d", "e\tf"]
+    folder = tmp_path / "text" / "parallel"
+    for name in parallel_side.SPLITS:
+        write(folder / f"en-es.{name}.tsv.gz", "en\tes", *rows)
+    write(folder / "flores200-devtest.15way.tsv", "en\tes", rows[0])
+    for side in split(tmp_path / "text", tmp_path / "short", max_words=2):
+        assert list(side) == [*parallel_side.SPLITS]  # FLORES is long
+        for name in side:
+            assert numbers(side, name) == {1, 4}
+    with pytest.raises(corpora.CorpusError, match="holds another split"):
+        split(tmp_path / "text", tmp_path / "short")
+
+
+def test_what_is_there_is_never_overwritten(text_folder, tmp_path):
+    out = tmp_path / "sides"
+    split(text_folder, out)
+    before = contents(out)
+    with pytest.raises(corpora.CorpusError, match="holds another split"):
+        split(text_folder, out, max_pairs=2)
+    write(text_folder / "parallel/en-es.dev.tsv", "en\tes", "Hello\tHola")
+    with pytest.raises(corpora.CorpusError, match="holds another split"):
+        split(text_folder, out)
+    assert contents(out) == before
+    with pytest.raises(corpora.CorpusError, match="no split of a parallel corpus"):
+        split(text_folder, text_folder)
+
+
+def test_a_split_that_fails_leaves_nothing(text_folder, tmp_path, monkeypatch):
+    def fail(*args, **kwargs):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(json, "dumps", fail)  # the manifest is written last
+    with pytest.raises(OSError, match="disk full"):
+        split(text_folder, tmp_path / "out/sides")
+    assert not list((tmp_path / "out").iterdir())
+
+
+@pytest.mark.parametrize(
+    ("languages", "options", "words"),
+    [
+        (("es", "fr"), {}, "the pair 'es-fr' has no text"),
+        (("en", "en"), {}, "expected two that differ"),
+        (("fr", "en"), {}, "the pair 'fr-en' has no text"),
+        (("es", "en"), {"sources": ["a", "x"]}, "source x; there are a, b"),
+    ],
+)
+def test_what_cannot_be_split_is_an_error(
+    text_folder, tmp_path, languages, options, words
+):
+    with pytest.raises(corpora.CorpusError, match=words):
+        split_parallel.split(text_folder, languages, tmp_path / "sides", **options)
+
+
+def test_a_malformed_pair_is_named(text_folder, tmp_path):
+    write(text_folder / "parallel/en-es.dev.tsv", "en\tes", "Hel\x07lo\tHola")
+    words = r"dev\.tsv:2: control character U\+0007"
+    with pytest.raises(corpora.CorpusError, match=words):
+        split(text_folder, tmp_path / "sides")
+
+
+def test_djangos_messages_are_split_without_any_text_folder(tmp_path, monkeypatch):
+    monkeypatch.setattr(corpora, "LANGUAGES", ("en", "es"))  # the others take long
+    source, target = split(split_parallel.DJANGO, tmp_path / "sides")
+    assert tuple(source) == parallel_side.SPLITS
+    texts = {}
+    for name, own in source.items():
+        assert own.keys() == target[name].keys()
+        texts[name] = dict(zip(target[name].values(), own.values(), strict=True))
+    assert texts["train"]["A JSON object"] == "Un objeto JSON"
+    assert len(texts["train"]) > 300
+    assert abs(len(texts["dev"]) - len(texts["test"])) <= 1
+    assert texts["test"].keys().isdisjoint(texts["dev"].keys() | texts["train"].keys())
+
+
+def test_without_django_it_is_said_how_to_get_it(tmp_path, monkeypatch):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(corpora.CorpusError, match="pip install 'Django<6'"):
+        split(split_parallel.DJANGO, tmp_path / "sides")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("max_pairs", [None, 1, 34])
 def test_the_same_pairs_are_held_out_however_many_are_trained_on(
     text_folder, tmp_path, max_pairs
 ):
-    out = tmp_path / "sides"
-    source, target = split(text_folder, out, held_out=6, max_pairs=max_pairs)
-    (expected,) = split(text_folder, tmp_path / "a", held_out=6, max_pairs=5)[:1]
+    source, target = split(
+        text_folder, tmp_path / "sides", held_out=6, max_pairs=max_pairs
+    )
+    expected, _ = split(text_folder, tmp_path / "a", held_out=6, max_pairs=5)
     assert source["held_out"] == expected["held_out"]
-    assert source["held_out"].keys() == target["held_out"].keys()
     train, held_out = numbers(source, "train"), numbers(source, "held_out")
     assert len(train) == (max_pairs or TRAIN - 6)
     assert len(held_out) == 6
     assert not train & held_out
-    for n in held_out:
-        english, spanish = pair(n)
-        assert target["held_out"][f"held_out-{n:06d}"] == english
-        assert source["held_out"][f"held_out-{n:06d}"] == spanish
-    assert parallel_side.splits(out / "source") == ("train", "dev", "test", "held_out")
+    pairs = {f"held_out-{n:06d}": pair(n) for n in held_out}
+    assert target["held_out"] == {name: english for name, (english, _) in pairs.items()}
+    assert source["held_out"] == {name: spanish for name, (_, spanish) in pairs.items()}
+    assert list(source) == ["train", "dev", "test", "held_out"]
 
 
 def test_the_training_pairs_are_those_without_any_held_out(text_folder, tmp_path):
@@ -128,22 +265,22 @@ def test_a_folder_made_before_is_still_one_without_held_out_pairs(
 
 def test_a_text_without_spaces_is_one_word(tmp_path):
     train = [("I am here now", "我现在在这里"), ("Yes", "是的"), ("No", "不")]
-    (folder := tmp_path / "text" / "parallel").mkdir(parents=True)
     for name in parallel_side.SPLITS:
-        rows = "".join(f"{en}\t{zh}\n" for en, zh in train)
-        (folder / f"en-zh.{name}.tsv").write_text("en\tzh\n" + rows)
-    source, _ = split_parallel.split(
+        path = tmp_path / "text" / "parallel" / f"en-zh.{name}.tsv"
+        write(path, "en\tzh", *map("\t".join, train))
+    folders = split_parallel.split(
         tmp_path / "text", ("zh", "en"), tmp_path / "zh", max_words=3
     )
-    assert read(source, "train").ids == ["train-000002", "train-000003"]
+    assert numbers(read(folders)[0], "train") == {2, 3}
 
 
 def test_flores_is_left_out_of_a_pair_that_it_does_not_have(tmp_path):
     text = write_text(tmp_path / "text", [(f"one {n}", f"uno {n}") for n in range(9)])
     flores = text / "parallel" / "flores200-devtest.15way.tsv"
-    flores.write_text("en\tfr\nan English one\tun français\n")
+    write(flores, "en\tfr", "an English one\tun français")
     source, _ = split(text, tmp_path / "without")
     assert set(source) == {"train", "dev", "test"}
-    flores.write_text("en\tes\nan English one\tun español\n")
+    write(flores, "en\tfr\tes", "an English one\tun français\tun español")
     source, _ = split(text, tmp_path / "with")
-    assert set(source) == {"train", "dev", "test", "flores"}
+    assert list(source) == ["train", "dev", "test", "flores"]
+    assert source["flores"] == {"flores-000001": "un español"}

@@ -53,16 +53,21 @@ def sentences(count, first=0):
     return [f"sentence number {n}" for n in range(first, first + count)]
 
 
+def texts_of(folder, name, split):
+    """The sentences of a language, or the pairs of two."""
+    if "-" in name:
+        path = text_folder.parallel_path(folder, name, split)
+        return list(text_folder.read_parallel(path))
+    return list(text_folder.read_mono(text_folder.mono_path(folder, name, split)))
+
+
 def test_the_report_counts_every_row(tmp_path):
     texts = [*sentences(40), "", "sentence number 3", "\0", "sentence number 4"]
     report = text_cleaning.write(rows(*texts), tmp_path, ["sw"], held_out=5)
     assert report.read == 44 == sum(report.kept.values()) + sum(report.dropped.values())
     assert report.dropped == {"empty": 1, "undecodable": 1, "duplicated": 2}
     assert report.places["duplicated"] == ["a:42", "a:44"]
-    train, valid = (
-        list(text_folder.read_mono(text_folder.mono_path(tmp_path, "sw", split)))
-        for split in ("train", "valid")
-    )
+    train, valid = (texts_of(tmp_path, "sw", each) for each in ("train", "valid"))
     assert len(valid) == 4  # a tenth at most
     assert sorted(train + valid) == sorted(sentences(40))
     assert train == [each for each in sentences(40) if each in train]  # in their order
@@ -85,13 +90,10 @@ def test_no_training_line_is_held_out_but_for_case_and_punctuation(tmp_path):
     texts = sentences(100)
     louder = [f"{text.upper()}!" for text in texts]
     report = text_cleaning.write(rows(*texts, *louder), tmp_path, ["sw"], held_out=9)
-    lines = {
-        split: list(text_folder.read_mono(text_folder.mono_path(tmp_path, "sw", split)))
-        for split in ("train", "valid")
-    }
-    assert len(lines["valid"]) == 9
-    held_out = {text.casefold().strip("!") for text in lines["valid"]}
-    assert not held_out & {text.casefold().strip("!") for text in lines["train"]}
+    train, valid = (texts_of(tmp_path, "sw", each) for each in ("train", "valid"))
+    assert len(valid) == 9
+    held_out = {text.casefold().strip("!") for text in valid}
+    assert not held_out & {text.casefold().strip("!") for text in train}
     assert report.dropped["held out"] >= len(held_out) - 4
 
 
@@ -109,9 +111,7 @@ def test_a_pair_is_written_with_english_first_and_both_splits(tmp_path):
     pairs = [(f"p:{n}", [f"der Satz {n}", f"sentence {n}"]) for n in range(50)]
     text_cleaning.write(pairs, tmp_path, ["de", "en"], held_out=3)
     found = [
-        list(
-            text_folder.read_parallel(text_folder.parallel_path(tmp_path, pair, split))
-        )
+        texts_of(tmp_path, pair, split)
         for pair in ("en-de", "de-en")
         for split in ("train", "dev", "test")
     ]
@@ -125,12 +125,7 @@ def test_a_training_pair_has_neither_side_of_one_that_is_held_out(tmp_path):
     pairs = [("p", [f"der Satz {n}", f"la phrase {n % 25}"]) for n in range(50)]
     text_cleaning.write(pairs, tmp_path, ["de", "fr"], held_out=5)
     train, dev, test = (
-        list(
-            text_folder.read_parallel(
-                text_folder.parallel_path(tmp_path, "fr-de", each)
-            )
-        )
-        for each in ("train", "dev", "test")
+        texts_of(tmp_path, "fr-de", each) for each in ("train", "dev", "test")
     )
     held_out = {french for _, french in dev + test}
     assert not held_out & {french for _, french in train}
@@ -160,11 +155,9 @@ def test_nothing_is_held_out_if_nobody_asks(tmp_path):
 
 
 def lines_of(folder, name, split):
-    """The sentences of a file of one language, or of the second language of a pair."""
-    if "-" not in name:
-        return {*text_folder.read_mono(text_folder.mono_path(folder, name, split))}
-    path = text_folder.parallel_path(folder, name, split)
-    return {second for _, second in text_folder.read_parallel(path)}
+    """The sentences of a language, or of the second language of a pair."""
+    found = texts_of(folder, name, split)
+    return {second for _, second in found} if "-" in name else {*found}
 
 
 @pytest.mark.parametrize("first", ["de", "fr-de"])
