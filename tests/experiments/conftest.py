@@ -1,7 +1,5 @@
 """Runs of the real command, one text for all the runs of a module."""
 
-import signal
-
 import pytest
 import tiny_runs
 
@@ -9,10 +7,8 @@ import tiny_runs
 @pytest.fixture
 def signals():
     """Puts back the handlers of signals, which a run takes."""
-    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
+    with tiny_runs.handlers_put_back():
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,30 +8,19 @@ import jax
 import numpy as np
 import optax
 import pytest
-from example_runs import assert_near, ended, params, start_script
+from example_runs import assert_near, ended, params, start, train_here
 
 import nebula_jax as nebula
 from experiments import adapters_your_model, local_steps_your_model
 
-SCRIPT = """
-import optax
-import nebula_jax as nebula
-from experiments import {0} as example
 
-if __name__ == "__main__":
-    if {1}:
-        example.OPTIMIZER = optax.sgd(0.1)
-        example.SETTINGS = {{
-            "inner_steps": 1, "learning_rate": 1.0, "momentum": 0.0, "codec": ""
-        }}
-    nebula.main({{"replica:*": example.train}})
-"""
-
-
-def start(folder, name, all_reduce=False, **flags):
-    """Starts the example, or with plain SGD that is averaged every step."""
-    script = SCRIPT.format(name, all_reduce)
-    return start_script(folder, script, workdir=f"runs/{name}", **flags)
+def train_averaged(monkeypatch, example, folder, replicas, steps):
+    """Trains with plain SGD that is averaged every step."""
+    settings = {"inner_steps": 1, "learning_rate": 1.0, "momentum": 0.0, "codec": ""}
+    monkeypatch.setattr(example, "OPTIMIZER", optax.sgd(0.1))
+    monkeypatch.setattr(example, "SETTINGS", settings)
+    names = [f"replica:{k}" for k in range(replicas)]
+    train_here(dict.fromkeys(names, example.train), folder, steps=steps)
 
 
 def whole(example, state, steps):
@@ -43,14 +32,11 @@ def whole(example, state, steps):
 
 
 @pytest.mark.slow  # of two replicas' adapters it is below
-def test_three_replicas_averaged_every_step_are_an_all_reduce(tmp_path):
-    example, name = local_steps_your_model, "local_steps_your_model"
-    ended(start(tmp_path, name, clusters=3, steps=6, all_reduce=True))
+def test_three_replicas_averaged_every_step_are_an_all_reduce(tmp_path, monkeypatch):
+    example = local_steps_your_model
+    train_averaged(monkeypatch, example, tmp_path, replicas=3, steps=6)
     expected = whole(example, nebula.state(example.PARAMS, optax.sgd(0.1)), 6)
-    found = [
-        params(tmp_path / "runs" / name, f"replica-{k}", 6, example.PARAMS)
-        for k in range(3)
-    ]
+    found = [params(tmp_path, f"replica-{k}", 6, example.PARAMS) for k in range(3)]
     for each in found:
         assert_near(each, expected, 1e-6)
         jax.tree.map(np.testing.assert_array_equal, each, found[0])
@@ -83,18 +69,17 @@ def test_replicas_that_are_stopped_go_on_bit_for_bit(tmp_path):
     jax.tree.map(np.testing.assert_array_equal, one, two)
 
 
-def test_nothing_but_adapters_crosses(tmp_path):
-    example, name = adapters_your_model, "adapters_your_model"
-    ended(start(tmp_path, name, steps=4, all_reduce=True))
+def test_nothing_but_adapters_crosses(tmp_path, monkeypatch):
+    example = adapters_your_model
+    train_averaged(monkeypatch, example, tmp_path, replicas=2, steps=4)
     begin = example.params()
     state = nebula.state(begin, optax.sgd(0.1), is_trained=example.is_trained)
     expected = whole(example, state, 4)
     for k in range(2):
-        folder = tmp_path / "runs" / name
-        found = params(folder, f"replica-{k}", 4, begin)
+        found = params(tmp_path, f"replica-{k}", 4, begin)
         assert_near(found, expected, 1e-6)
         jax.tree.map(np.testing.assert_array_equal, found["frozen"], begin["frozen"])
-        summary = json.loads((folder / f"replica-{k}" / "summary.json").read_text())
+        summary = json.loads((tmp_path / f"replica-{k}" / "summary.json").read_text())
         (ledger,) = summary["ledger"].values()
         sent = {kind: size for kind, (_, size) in ledger.items() if "sent " in kind}
         deltas = sum(size for kind, size in sent.items() if "delta" in kind)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import optax
 import pytest
-from example_runs import assert_near, ended, params, start
+from example_runs import assert_near, ended, params, start, train_here
 
 import nebula_jax as nebula
 from experiments import chain_of_three, split_your_model
@@ -95,8 +95,13 @@ def test_a_chain_goes_on_to_the_same_bits_after_any_kill(tmp_path, victims):
         output = run.communicate(timeout=120)[0]
         assert f"error: {killed} was killed by SIGKILL; all clusters ended" in output
     ended(start(tmp_path, "chain_of_three", workdir="killed", **flags))
-    ended(start(tmp_path, "chain_of_three", workdir="unbroken", **flags))
-    for name in ("front", "middle", "back"):
+    roles = {
+        "front": chain_of_three.train_front,
+        "middle": chain_of_three.train_middle,
+        "back": chain_of_three.train_back,
+    }
+    train_here(roles, tmp_path / "unbroken", **flags)
+    for name in roles:
         one, two = (
             checkpoint.read(folder / name / "checkpoints", 40)
             for folder in (tmp_path / "killed", tmp_path / "unbroken")

@@ -1,17 +1,27 @@
 """Runs of the real command, tiny, as separate processes."""
 
 import contextlib
+import functools
+import importlib
+import io
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Iterable
+from unittest import mock
 
+import configured
 import psutil
 import trees
+from absl.testing import flagsaver
 
+from nebula_jax.commands import command_line
+from nebula_jax.runtime.life import process as process_lib
+from nebula_jax.runtime.ranks import devices
 from nebula_jax.training import checkpoint
 
 SECONDS = 200.0  # for a run; with a busy machine it may take half of that
@@ -105,6 +115,11 @@ class Runs:
         """Returns this process's environment with the project on the path."""
         return os.environ | {"PYTHONPATH": QUICK_PATH}
 
+    def given(self, *arguments: str, **flags) -> list[str]:
+        """The command's arguments: flags by name, and others."""
+        flags = self.flags() | flags
+        return [*(f"--{name}={value}" for name, value in flags.items()), *arguments]
+
     def start(self, *arguments: str, failing="", **flags) -> subprocess.Popen:
         """Starts a run; its standard error is merged into its output.
 
@@ -113,15 +128,14 @@ class Runs:
           failing: what its disk refuses, see helpers/failing_disk.
           flags: name -> value.
         """
-        flags = self.flags() | flags
-        given = [f"--{name}={value}" for name, value in flags.items()]
+        given = self.given(*arguments, **flags)
         environment = self.environment()
         if failing:
             environment["FAILING_DISK"] = failing
             # In the place of QUICK_START: Python imports one sitecustomize.
             environment["PYTHONPATH"] = f"{ROOT}{os.pathsep}{FAILING_DISK}"
         return subprocess.Popen(
-            [*self.prefix, sys.executable, "-m", self.module, *given, *arguments],
+            [*self.prefix, sys.executable, "-m", self.module, *given],
             cwd=self.folder,
             env=environment,
             stdin=subprocess.DEVNULL,
@@ -137,6 +151,38 @@ class Runs:
     def finished(self, *arguments: str, timeout: float = SECONDS, **flags) -> str:
         """Runs to the end, and well; its output."""
         status, output = self.run(*arguments, timeout=timeout, **flags)
+        assert status == 0, output
+        return output
+
+    def run_here(self, *arguments: str, **flags) -> tuple[int, str]:
+        """As `run`, in this process, which has imported all.
+
+        For what compiles nothing itself: with --cluster=all this process starts the
+        clusters. It has more devices than they, so that a program of its own is none of
+        theirs in the cache.
+        """
+        command, output = importlib.import_module(self.module), io.StringIO()
+        # Its flags of array_record would go with a flagsaver's block.
+        importlib.import_module("nebula_jax.data.packed_text")
+        given = self.given(*arguments, **flags)
+        with (
+            contextlib.chdir(self.folder),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
+            flagsaver.flagsaver(),
+            mock.patch("sys.argv", [self.module, *given]),
+            mock.patch.dict(os.environ, self.environment()),
+            mock.patch.object(devices, "simulate"),  # JAX has its devices
+            handlers_put_back(),
+        ):
+            configured.parse(command.config, *given)
+            main = functools.partial(command_line.with_flags, command.main)
+            status = process_lib.guarded(main)
+        return status, output.getvalue()
+
+    def finished_here(self, *arguments: str, **flags) -> str:
+        """As `finished`, in this process."""
+        status, output = self.run_here(*arguments, **flags)
         assert status == 0, output
         return output
 
@@ -188,6 +234,17 @@ class Runs:
         """The state that a cluster saved after `step`, as numpy arrays."""
         folder = self.folder / workdir / cluster / "checkpoints"
         return checkpoint.read(folder, step)
+
+
+@contextlib.contextmanager
+def handlers_put_back():
+    """Puts back the handlers of signals, which a run takes."""
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def newest(folder: pathlib.Path) -> int:

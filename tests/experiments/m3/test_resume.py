@@ -148,18 +148,6 @@ def test_a_full_disk_ends_the_run_and_is_named(runs, monkeypatch):
         assert printed_by_threads not in output
 
 
-def test_ctrl_c_while_clusters_start_ends_at_once_and_quietly(runs):
-    process = runs.start(**flags("early") | {"steps": 5})
-    for line in process.stdout:
-        if line.startswith("preparing the text"):
-            break
-    time.sleep(1.0)  # the clusters are importing, compiling or meeting
-    process.send_signal(signal.SIGINT)
-    output, _ = process.communicate(timeout=20)
-    assert process.returncode == 128 + signal.SIGINT, output
-    assert "Traceback" not in output
-
-
 @pytest.mark.slow
 def test_a_run_moves_between_one_process_and_several_bit_for_bit(runs, undisturbed):
     """Fig. 8: begun in one process, gone on over three clusters, and back."""
