@@ -15,12 +15,18 @@ FIXED: dict[str, Any] = {
     **{key: {} for key in ("pruned_heads", "quantization_config", "auto_map")},
 }
 """Keys that change what a model computes -> the one value that our encoder has."""
+FULL, SLIDING = "full_attention", "sliding_attention"
+"""ModernBERT's two kinds of layers, as transformers 5 names them."""
 FIXED_MODERN: dict[str, Any] = {
     **dict.fromkeys(("norm_bias", "attention_bias", "mlp_bias"), False),
     **{"classifier_bias": False, "decoder_bias": True, "classifier_activation": "gelu"},
-    **{key: {} for key in ("rope_scaling", "rope_parameters")},
+    "rope_scaling": {},
     "global_rope_theta": modern.GLOBAL_THETA,
     "local_rope_theta": modern.LOCAL_THETA,
+    "rope_parameters": {  # transformers 5, in place of the two above
+        FULL: {"rope_theta": modern.GLOBAL_THETA, "rope_type": "default"},
+        SLIDING: {"rope_theta": modern.LOCAL_THETA, "rope_type": "default"},
+    },
 }
 """The same of ModernBERT's own keys, which its MLM head has too."""
 LIMITS = {"num_hidden_layers": 1000}
@@ -76,10 +82,29 @@ def read(
 
 def _body(metadata: dict[str, Any], path: pathlib.Path) -> modern.Body:
     """Reads the numbers of ModernBERT's layers."""
-    usual = modern.Body()
-    return modern.Body(
-        _number(metadata, path, "global_attn_every_n_layers", usual.global_every),
-        _number(metadata, path, "local_attention", usual.window),
+    window = _number(metadata, path, "local_attention", modern.Body.window)
+    return modern.Body(_global_every(metadata, path), window)
+
+
+def _global_every(metadata: dict[str, Any], path: pathlib.Path) -> int:
+    """Reads every how many layers, from the first on, one attends to all positions.
+
+    transformers 5 writes the kind of each layer, and ignores the number beside it.
+
+    Raises:
+      PretrainedError: if no number gives these kinds.
+    """
+    kinds = metadata.get("layer_types")
+    if kinds is None:
+        usual = modern.Body.global_every
+        return _number(metadata, path, "global_attn_every_n_layers", usual)
+    layers = _number(metadata, path, "num_hidden_layers")
+    for every in range(1, layers + 1):
+        if kinds == [SLIDING if n % every else FULL for n in range(layers)]:
+            return every
+    raise checkpoint_folder.PretrainedError(
+        f"{path}: layer_types is {repr(kinds)[:60]}; our encoder has {FULL} in the"
+        f" first of {layers} layers and in every so many after it, else {SLIDING}"
     )
 
 
@@ -179,6 +204,9 @@ def write(
             "global_rope_theta": modern.GLOBAL_THETA,
             "local_rope_theta": modern.LOCAL_THETA,
         }
+        # Of transformers 5, which makes them of these numbers: layers may be fewer now.
+        for name in ("layer_types", "rope_parameters"):
+            metadata.pop(name, None)
         # transformers' own is a row that a smaller vocabulary does not have.
         metadata.setdefault("pad_token_id", 0)
     if family.token_types:

@@ -14,6 +14,7 @@ import trees
 
 from nebula_jax.data import tokenizers
 from nebula_jax.models import electra, pretrained, transformer
+from nebula_jax.models.pretrained import trimming
 
 TOLERANCE = 1e-4  # the issue's, in float32; outputs are of order 1
 
@@ -215,6 +216,42 @@ def test_all_that_does_not_fit_is_listed_at_once(tmp_path):
 )
 def test_a_config_that_is_not_its_models_is_named(change, message, tmp_path):
     assert_refused(oracle.write(tmp_path, **change), message)
+
+
+TRANSFORMERS_5 = {
+    "layer_types": ["full_attention", "sliding_attention", "full_attention"],
+    "rope_parameters": {
+        "full_attention": {"rope_theta": 160_000.0, "rope_type": "default"},
+        "sliding_attention": {"rope_theta": 10_000.0, "rope_type": "default"},
+    },
+    "global_attn_every_n_layers": 3,  # which is not read beside the types
+}
+"""What transformers 5 writes of the golden ModernBERT."""
+
+
+def test_a_modernbert_of_transformers_5_is_that_of_transformers_4(tmp_path):
+    before = pretrained.load(oracle.write(tmp_path / "4", "modernbert"))
+    new = oracle.write(tmp_path / "5", "modernbert", **TRANSFORMERS_5)
+    after = pretrained.load(new)
+    assert after.config == before.config
+    pretrained.save(tmp_path / "out", trimming.first_layers(after, 2))
+    written = json.loads((tmp_path / "out" / "config.json").read_text())
+    assert written["global_attn_every_n_layers"] == 2
+    assert not {"layer_types", "rope_parameters"} & written.keys()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layer_types": ["sliding_attention"] * 3}, "in the first of 3 layers and"),
+        ({"layer_types": ["full_attention"]}, r"layer_types is \['full_attention'\];"),
+        ({"layer_types": 3}, "layer_types is 3; our encoder has full_attention in"),
+        ({"rope_parameters": {"full_attention": {"rope_theta": 1e4}}}, "0.0}}; our"),
+    ],
+)
+def test_layers_that_our_body_does_not_have_are_refused(change, message, tmp_path):
+    folder = oracle.write(tmp_path, "modernbert", **TRANSFORMERS_5 | change)
+    assert_refused(folder, message)
 
 
 @pytest.mark.parametrize(
