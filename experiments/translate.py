@@ -2,10 +2,11 @@
 
     python -m experiments.translate --run=runs/abnet_es_en < spanish.txt > english.txt
 
-A line of input is a sentence, and gives a line of output; at a terminal as soon as it
-is typed. `--run` is the folder of a run that trained both sides here. The flags of the
-run hold; --beams and --iterations may be given. Where the sides are of two sites, each
-with its own part of the run's folder:
+A line of input is a sentence, and gives a line of output; at a terminal, or of a pipe,
+as soon as it comes. A file is read first, and translated some hundred lines at a time:
+a stop keeps what is written. `--run` is the folder of a run that trained both sides
+here. The flags of the run hold; --beams and --iterations may be given. Where the sides
+are of two sites, each with its own part of the run's folder:
 
     ... --run=RUN --cluster=target --listen=0.0.0.0:7070 --tls=credentials/target
     ... --run=RUN --cluster=source --peer=HOST:7070 --tls=credentials/source
@@ -19,6 +20,7 @@ there are no flags:
 """
 
 import dataclasses
+import itertools
 import pathlib
 import sys
 from collections.abc import Iterator, Sequence
@@ -34,6 +36,10 @@ from nebula_jax.runtime.life import process
 
 HERE = ("--cluster=all", "--coordinator=", "--processes_per_cluster=1", "--restart=0")
 """Flags in the place of the run's, whose processes are not those of this command."""
+
+PART = 4 * translator.BATCH
+"""Lines of a file that are translated together, and written: sorted by length, so many
+have little padding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,7 @@ class Command:
 FLAGS = [*fields.define(Command), *fields.names(connect.Settings)]
 
 
+@process.sigterm_as_exit()  # so that the other site hears of it
 def main() -> int:
     """Translates standard input, or serves the site that does."""
     command = fields.read(Command)
@@ -67,26 +74,31 @@ def main() -> int:
     if cluster == "target":
         two_sites.serve(run)
         return 0
-    given = tsv.lines(pathlib.Path("standard input"), sys.stdin.buffer)
-    lines = (line.strip() for _, line in given)
+    given: Iterator[tuple[int, str]] = (
+        (number, line.strip())
+        for number, line in tsv.lines(pathlib.Path("standard input"), sys.stdin.buffer)
+    )
+    rows = size = 1
     if sys.stdin.isatty():
         process.message("a line is a sentence; Ctrl-D ends")
-        rows, parts = 1, ([line] for line in lines)
-    else:
-        whole = list(lines)
-        rows, parts = translator.rows_of(whole), (each for each in [whole] if each)
+    elif sys.stdin.seekable():  # a file: what is wrong with it is found before all else
+        whole = list(given)
+        given, rows, size = iter(whole), translator.rows_of(whole), PART
+    parts = iter(lambda: list(itertools.islice(given, size)), [])
     if cluster == "source":
         two_sites.translate(run, rows, parts, _write)
     else:
-        _translate_here(run, parts)
+        _translate_here(run, rows, parts)
     return 0
 
 
-def _translate_here(run: config.Run, parts: Iterator[Sequence[str]]) -> None:
+def _translate_here(
+    run: config.Run, rows: int, parts: Iterator[Sequence[tuple[int, str]]]
+) -> None:
     both = None
     for part in parts:  # of nothing, no model is read
         both = both or translator.Translator(run)
-        _write(both.translate(part))
+        _write(both.part(part, rows))
 
 
 def _write(lines: Sequence[str]) -> None:

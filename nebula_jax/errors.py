@@ -8,6 +8,9 @@ class NebulaError(Exception):
 def reason(error: BaseException) -> str:
     """Returns why this side gives up, for its peers: what is not ours with its type."""
     text = str(error)
+    is_status = isinstance(error, SystemExit) and text.isdecimal()
+    if is_status or isinstance(error, KeyboardInterrupt):  # by SIGTERM, or Ctrl-C
+        return "it was stopped"
     if isinstance(error, NebulaError) and text:
         return text
     return ": ".join(filter(None, [type(error).__name__, text]))

@@ -55,33 +55,34 @@ class Source:
 
     def translate(
         self,
-        lines: Sequence[str],
+        numbered: Sequence[tuple[int, str]],
+        rows: int,
         words: Callable[[evaluation.Hidden], Sequence[str]],
     ) -> list[str]:
         """Returns a translation for each line; "" for an empty one.
 
         Args:
-          lines: one or more.
+          numbered: one line or more, with the numbers that remarks name them by.
+          rows: B.
           words: the target side's, wherever that is; see `Target.words`. It is called
             with the same number of rows each time, B.
         """
+        numbers, lines = zip(*numbered, strict=True)
         buckets, tokenizer = self._buckets, self._tokenizer
-        names = [f"line-{number}" for number in range(1, len(lines) + 1)]
-        rows = ragged_rows.tokenize(
+        names = [f"line-{number}" for number in numbers]
+        text = ragged_rows.tokenize(
             parallel_side.Side(names, [line or NOTHING for line in lines]),
             tokenizer,
             buckets[-1],
             truncate=True,
         )
-        for remark in rows.warnings():
+        for remark in text.warnings():
             process.message(remark)
         found = [""] * len(lines)
         for batch in length_buckets.evaluation_batches(
-            length_buckets.bucket_of(rows.lengths, buckets),
-            rows_of(lines),
-            rows.lengths,
+            length_buckets.bucket_of(text.lengths, buckets), rows, text.lengths
         ):
-            ids = rows.rows(batch.indices, buckets[batch.bucket], tokenizer.special.pad)
+            ids = text.rows(batch.indices, buckets[batch.bucket], tokenizer.special.pad)
             index = np.array(batch.indices, np.int32)
             index[batch.count :] = -1  # they only fill the batch up
             translated = words(self._encode(self._params, ids, index))
@@ -144,10 +145,14 @@ class Translator:
 
     def translate(self, lines: Sequence[str]) -> list[str]:
         """Returns a translation for each line; "" for an empty one."""
-        return self._source.translate(lines, self._target.words) if lines else []
+        return self.part([*enumerate(lines, start=1)], rows_of(lines)) if lines else []
+
+    def part(self, numbered: Sequence[tuple[int, str]], rows: int) -> list[str]:
+        """Returns the translations of some lines; see `Source.translate`."""
+        return self._source.translate(numbered, rows, self._target.words)
 
 
-def rows_of(lines: Sequence[str]) -> int:
+def rows_of(lines: Sequence[Any]) -> int:
     """Returns how many sentences are translated together, B, of so many."""
     return max(1, min(BATCH, len(lines)))
 

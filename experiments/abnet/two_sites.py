@@ -47,14 +47,14 @@ class Site(NamedTuple):
 def translate(
     run: config.Run,
     rows: int,
-    parts: Iterator[Sequence[str]],
+    parts: Iterator[Sequence[tuple[int, str]]],
     write: Callable[[Sequence[str]], None],
 ) -> None:
     """Translates sentences at the source site.
 
     Args:
-      rows: B, the sentences of the longest part, but BATCH at most.
-      parts: sentences that are translated together.
+      rows: B, BATCH at most.
+      parts: sentences with their numbers, each part translated before the next.
       write: takes the translations of each part.
 
     Raises:
@@ -77,7 +77,7 @@ def translate(
                 part = next(parts, None)
             if part is None:
                 return
-            write(side.translate(part, words))
+            write(side.translate(part, rows, words))
 
 
 def serve(run: config.Run) -> None:

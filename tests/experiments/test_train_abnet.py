@@ -5,7 +5,10 @@ import contextlib
 import gzip
 import io
 import json
+import os
+import select
 import shutil
+import signal
 import subprocess
 import sys
 
@@ -308,16 +311,19 @@ def test_each_side_has_its_own_language_alone(runs, split):
 
 
 def translate(runs, text, *arguments):
-    """Runs the real command on `text`."""
-    return subprocess.run(
-        [sys.executable, "-m", "experiments.translate", *arguments],
-        cwd=runs.folder,
-        env=runs.environment(),
-        input=text,
-        capture_output=True,
-        encoding="utf-8",
-        timeout=tiny_runs.SECONDS,
-    )
+    """Runs the real command on a file of `text`."""
+    path = runs.folder / "lines.txt"
+    path.write_text(text, "utf-8")
+    with path.open() as file:
+        return subprocess.run(
+            [sys.executable, "-m", "experiments.translate", *arguments],
+            cwd=runs.folder,
+            env=runs.environment(),
+            stdin=file,
+            capture_output=True,
+            encoding="utf-8",
+            timeout=tiny_runs.SECONDS,
+        )
 
 
 def test_a_run_translates_line_by_line(runs, split):
@@ -429,14 +435,34 @@ def target_site(runs, split, monkeypatch):
         yield ["--run=split", "--cluster=source", "--tls=off", f"--peer={listen}"], end
 
 
-def test_two_sites_translate_as_one_place_does(translated_here, target_site, notebook):
+def test_two_sites_translate_as_one_place_does(
+    translated_here, target_site, notebook, monkeypatch
+):
     """What crosses is hidden states and words; of an empty line there are none."""
+    monkeypatch.setattr(translate_command, "PART", 2)  # of three lines
     flags, end = target_site
     status, out, err = translated_here("\n".join(LINES), *flags)
     assert (status, out.splitlines()) == (0, notebook), err
     assert notebook[0]
     assert end.result(timeout=30) is None
     assert "translating for source" in err
+
+
+def test_a_pipe_is_translated_as_it_comes_and_a_stop_ends_both_sites(runs, target_site):
+    flags, end = target_site
+    with subprocess.Popen(
+        [sys.executable, "-m", "experiments.translate", *flags],
+        cwd=runs.folder,
+        env=runs.environment(),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    ) as source:
+        os.write(source.stdin.fileno(), b"la casa tiene 3 puertas\n")
+        assert select.select([source.stdout], [], [], tiny_runs.SECONDS)[0]
+        source.terminate()
+        with pytest.raises(session.PeerAborted, match="source gave up: it was stopped"):
+            end.result(timeout=10)
+        assert source.wait(timeout=10) == 128 + signal.SIGTERM
 
 
 def test_a_site_says_that_the_other_one_is_gone_and_why(translated_here, target_site):
@@ -517,6 +543,21 @@ def test_a_translation_is_one_line_that_a_terminal_can_show(
     assert (status, out) == (0, "uno  [2Jdos\n" * 2)
 
 
+def as_it_was(self, numbered, rows):
+    """In the place of a translator's work, which comes to its end at `no more`."""
+    lines = [line for _, line in numbered]
+    if "no more" in lines:
+        raise errors.NebulaError("no more")
+    return lines
+
+
+def test_what_is_translated_of_a_file_is_written(translated_here, split, monkeypatch):
+    monkeypatch.setattr(translator.Translator, "part", as_it_was)
+    monkeypatch.setattr(translate_command, "PART", 2)
+    status, out, _ = translated_here("uno\ndos\nno more\n", "--run=split")
+    assert (status, out) == (1, "uno\ndos\n")
+
+
 def test_a_line_in_another_encoding_is_named(translated_here, split):
     status, out, err = translated_here(
         "uno\nse\xf1or\n".encode("latin-1"), "--run=split"
@@ -529,7 +570,7 @@ def test_a_line_in_another_encoding_is_named(translated_here, split):
 @pytest.mark.parametrize("end", ["\n", "\r", "\r\n"])
 def test_marks_of_other_systems_are_no_text(translated_here, split, monkeypatch, end):
     """And a person hears who has put the spaces into another language than English."""
-    monkeypatch.setattr(translator.Translator, "translate", lambda self, lines: lines)
+    monkeypatch.setattr(translator.Translator, "part", as_it_was)
     monkeypatch.setattr(
         translate_command.config, "languages", lambda pair: ("es", "fr")
     )
