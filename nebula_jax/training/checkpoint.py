@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import pathlib
 import shutil
+import threading
 import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -172,27 +173,34 @@ class _QuietLoops(asyncio.DefaultEventLoopPolicy):
         return _QuietLoop()
 
 
+_TURN = threading.Lock()
+"""Held while orbax works: event loops and log are those of the whole process, of which
+several clusters may be threads."""
+
+
 @contextlib.contextmanager
 def _checkpointer() -> Iterator[ocp.Checkpointer]:
     """Yields an orbax checkpointer that raises errors and does not print them too."""
-    before = logging.get_verbosity(), asyncio.get_event_loop_policy()
-    logging.set_verbosity(logging.FATAL)
-    asyncio.set_event_loop_policy(_QuietLoops())
-    try:
-        # Of several processes the root alone calls this; orbax would wait for them all.
-        alone = ocp.options.MultiprocessingOptions(
-            primary_host=jax.process_index(),
-            active_processes={jax.process_index()},
-            barrier_sync_key_prefix="root",
-        )
-        handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
-        with ocp.Checkpointer(handler, multiprocessing_options=alone) as checkpointer:
-            yield checkpointer
-    except Exception:
-        # Writes that never began are reported when they are freed, perhaps at exit.
-        never = "coroutine .* was never awaited"
-        warnings.filterwarnings("ignore", never, RuntimeWarning)
-        raise
-    finally:
-        logging.set_verbosity(before[0])
-        asyncio.set_event_loop_policy(before[1])
+    with _TURN:
+        before = logging.get_verbosity(), asyncio.get_event_loop_policy()
+        logging.set_verbosity(logging.FATAL)
+        asyncio.set_event_loop_policy(_QuietLoops())
+        try:
+            # Of several processes the root alone calls this; orbax would wait for all.
+            alone = ocp.options.MultiprocessingOptions(
+                primary_host=jax.process_index(),
+                active_processes={jax.process_index()},
+                barrier_sync_key_prefix="root",
+            )
+            handler = ocp.StandardCheckpointHandler(multiprocessing_options=alone)
+            made = ocp.Checkpointer(handler, multiprocessing_options=alone)
+            with made as checkpointer:
+                yield checkpointer
+        except Exception:
+            # Writes that never began are reported when they are freed, perhaps at exit.
+            never = "coroutine .* was never awaited"
+            warnings.filterwarnings("ignore", never, RuntimeWarning)
+            raise
+        finally:
+            logging.set_verbosity(before[0])
+            asyncio.set_event_loop_policy(before[1])

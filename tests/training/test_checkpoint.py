@@ -1,5 +1,7 @@
 import asyncio
 import shutil
+import threading
+import time
 
 import children
 import jax
@@ -114,3 +116,22 @@ def test_writes_that_fail_after_the_first_one_print_nothing(capfd):
     loop.call_soon_threadsafe(print, "late")
     loop.call_exception_handler({"message": "Task exception was never retrieved"})
     assert capfd.readouterr() == ("", "")
+
+
+def test_clusters_that_are_threads_leave_the_event_loops_of_their_process():
+    """One begins to save while another does, and ends after it."""
+    before = asyncio.get_event_loop_policy()
+    begun = threading.Event()
+
+    def save(seconds):
+        with checkpoint._checkpointer():
+            begun.set()
+            time.sleep(seconds)
+
+    threads = [threading.Thread(target=save, args=(each,)) for each in (0.2, 0.4)]
+    threads[0].start()
+    assert begun.wait(10)
+    threads[1].start()
+    for each in threads:
+        each.join()
+    assert asyncio.get_event_loop_policy() is before
