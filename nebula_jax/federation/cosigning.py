@@ -11,7 +11,8 @@ from nebula_jax.federation import line
 from nebula_jax.federation.state import State
 from nebula_jax.security.audit import entries, signed_heads, witness
 from nebula_jax.security.audit import log as audit_log
-from nebula_jax.security.membership import site_folder
+from nebula_jax.security.membership import member, site_folder
+from nebula_jax.security.tls import certificates
 
 ASK_SECONDS = 5.0  # for peers to tell what they have witnessed
 ANSWER_SECONDS = 20.0  # for a peer to cosign, before a head is sent once more
@@ -27,7 +28,10 @@ class Cosigning:
     def __init__(self, state: State) -> None:
         """Opens what this lab has witnessed."""
         self._state = state
-        self._witness = witness.Witness(state.folder.audit)
+        root = member.pinned_authority(state.folder)
+        key = certificates.log_key_of(root).hex()
+        known = signed_heads.Verifier(member.issuing_lab(root), key)
+        self._witness = witness.Witness(state.folder.audit, known)
         self._seen: dict[str, int] = {}  # lab -> size of this log that it has witnessed
         self._due: set[str] = set()  # labs that get the present head
         self._sent: dict[str, tuple[dict[str, Any], float]] = {}

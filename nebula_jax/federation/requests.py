@@ -90,11 +90,13 @@ async def serve(
         case "certify":
             pem = await kept.certified(member.Renewal.parse(fields))
             made.answer(pem=pem.decode())
-        case "authority" | "join":  # an invitation's secret vouches for it
+        case "authority":
+            made.answer(**await switch.ask(fields))
+        case "join":  # this lab anew: an invitation's secret vouches for it as well
+            made.check_owner()
             made.answer(**await switch.ask(fields))
         case "rotate":
-            if not account.is_owner:
-                raise accounts.AccountError("the owner of the lab alone does this")
+            made.check_owner()
             await kept.rotate()
             made.answer(done=True)
         case other:
@@ -111,6 +113,10 @@ class _Request(NamedTuple):
 
     def answer(self, **fields: Any) -> None:
         inner.answer(self.asker[1], **fields)
+
+    def check_owner(self) -> None:
+        if not self.account.is_owner:
+            raise accounts.AccountError("the owner of the lab alone does this")
 
     def job(self) -> str:
         """Returns its job, after a check that it is nobody else's here."""

@@ -90,9 +90,12 @@ def join(given: argparse.Namespace) -> int:
         )
     address = given.address or invitation.address
     invitation = dataclasses.replace(invitation, address=address)
+    are_trainers_elsewhere = folder.switch.exists() and not folder.trainer.exists()
     joining.join(folder, invitation)
     _begin(folder, given.name, "joined", authority=address)
     print(f"{folder.path}: {given.name} has joined the federation.")
+    if are_trainers_elsewhere:
+        print(f"next: {folder.trainer} replaces the one in the trainers' own folder")
     first = member.issuing_lab(member.pinned_authority(folder))
     if first == given.name:
         return 0

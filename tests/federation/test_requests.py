@@ -72,6 +72,7 @@ RECORD = {"op": "record", "kind": "job", "what": {"event": "begun"}}
     ("name", "fields", "words"),
     [
         ("bob", {"op": "rotate"}, "the owner of the lab alone does this"),
+        ("bob", {"op": "join"}, "the owner of the lab alone does this"),
         ("bob", RECORD | {"kind": "grant"}, "'grant' is no entry of a trainer"),
         ("bob", DIAL | {"job": "hers", "lab": "lab-t"}, "is one of ana here"),
         ("bob", SERVE | {"job": "hers", "lab": "lab-t"}, "is one of ana here"),

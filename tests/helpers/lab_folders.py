@@ -11,6 +11,7 @@ from unittest import mock
 from cryptography import x509
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from nebula_jax.security import audit, private_files
 from nebula_jax.security.membership import (
     authority,
     invitations,
@@ -42,6 +43,9 @@ class Labs(NamedTuple):
 def create(path, lab="lab-s"):
     """An authority, in the folder of a lab."""
     folder, key = site_folder.Folder(path), LOG.public_key().public_bytes_raw()
+    folder.prepare()
+    log_key = certificates.pem(LOG).decode()
+    private_files.write(audit.paths(folder.audit).key, log_key)
     made = authority.LocalAuthority.create(folder, lab, key)
     folder.create(lab, fingerprint=made.fingerprint)
     return made

@@ -80,7 +80,8 @@ class Log:
         """True if there are entries that a power cut would take."""
         self._refusal = ""  # why nothing is appended any more
         self._leaves: list[bytes] = []  # the hash of each line
-        self._root, self._end = signed_heads.EMPTY, 0  # of these lines; their bytes
+        self._roots = [signed_heads.EMPTY]  # of no line, of the first, of two ...
+        self._end = 0  # their bytes
         with audit.disk_errors(folder), contextlib.ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.callback(os.close, _locked(paths))
@@ -171,7 +172,7 @@ class Log:
         with self._syncing, audit.disk_errors(self._folder):
             with self._mutex:
                 self._check_usable()
-                size, root = len(self._leaves), self._root
+                size, root = len(self._leaves), self._roots[-1]
             if size > self._newest.size:
                 self._sync()
                 self._newest = self._sign(size, root)
@@ -195,7 +196,7 @@ class Log:
         leaves = self._leaves[seen:size] if seen else []
         if size == newest.size:
             return newest, leaves
-        root = signed_heads.chained(signed_heads.EMPTY, self._leaves[:size])
+        root = self._roots[size]
         return signed_heads.sign(self.lab, size, root, self._key), leaves
 
     def cosigned(self, peer: str) -> int:
@@ -252,12 +253,12 @@ class Log:
                         " the file `head` back from a copy"
                     )
                 if len(self._leaves) >= covered and not (
-                    audit_entries.is_after(line, self._root)
+                    audit_entries.is_after(line, self._roots[-1])
                     and audit_entries.is_entry(line[:-1])
                 ):
                     break  # nothing that was synced follows
                 self._take(line[:-1])
-                if len(self._leaves) == covered and self._root.hex() != root:
+                if len(self._leaves) == covered and self._roots[-1].hex() != root:
                     raise AuditError(
                         f"{self._paths.log}: its first {covered} entries are not those"
                         f" that a head was signed for; {_ADVICE}"
@@ -303,7 +304,7 @@ class Log:
         """Appends an entry, or nothing of it, and returns its index."""
         now, index = self._clock(), len(self._leaves)
         salt = secrets.token_bytes(audit_entries.SALT_BYTES)
-        line = audit_entries.encode(self._root, salt, kind, now, who, what)
+        line = audit_entries.encode(self._roots[-1], salt, kind, now, who, what)
         data = line + b"\n"
         try:
             while data:
@@ -319,7 +320,8 @@ class Log:
     def _take(self, line: bytes) -> None:
         """Takes an entry in that is in the file."""
         self._leaves.append(signed_heads.leaf(line))
-        self._root = signed_heads.chained(self._root, self._leaves[-1:])
+        root = signed_heads.chained(self._roots[-1], self._leaves[-1:])
+        self._roots.append(root)
         self._end += len(line) + 1
 
     def _note(self, what: dict[str, Any]) -> None:

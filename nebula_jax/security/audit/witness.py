@@ -9,8 +9,9 @@ here.
 What a witness has forgotten, it cannot refuse; then the peer sees that it would
 continue from a smaller size than it has cosigned, and records that (`Log.cosigned`).
 
-The first key that a peer shows is kept, and no other is taken; the peer itself is
-authenticated by its certificate. If a peer has begun a new log, somebody moves its file
+The key of the log of the authority's lab is in the authority's certificate. Of another
+peer, the first key that it shows is kept, and no other is taken; the peer itself is
+authenticated by its certificate. If it has begun a new log, somebody moves its file
 away here: a decision of a person.
 """
 
@@ -39,16 +40,19 @@ class Seen(NamedTuple):
 class Witness:
     """The witness of one lab, for the logs of all its peers: its switch."""
 
-    def __init__(self, folder: pathlib.Path) -> None:
+    def __init__(
+        self, folder: pathlib.Path, known: signed_heads.Verifier | None = None
+    ) -> None:
         """Makes one, with what it has seen before.
 
         Args:
           folder: `audit` of the witness's own lab.
+          known: the public key of the one log that is known beforehand.
 
         Raises:
           AuditError: if the folder cannot be used.
         """
-        self._folder = audit.paths(folder).peers
+        self._folder, self._known = audit.paths(folder).peers, known
         with audit.disk_errors(self._folder):
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
 
@@ -107,6 +111,11 @@ class Witness:
             raise AuditError(f"{printable.line(peer)} sent the log of {new.head.lab}")
         if not signed_heads.is_signed(*new):
             raise AuditError(f"{peer}'s head is not signed by it")
+        if self._known and self._known.lab == peer and self._known != new.verifier:
+            raise AuditError(
+                f"{peer} shows another key of its audit log than the authority's"
+                " certificate names"
+            )
         seen = self.seen(peer)
         if seen is not None:
             self._check(peer, seen, new, leaves)

@@ -42,7 +42,7 @@ LIST_RENEWAL = datetime.timedelta(days=1)
 MOST_REQUEST_BYTES = 1 << 14  # a request for P-256 has 350
 GRACE = datetime.timedelta(days=14)
 """A lab that was off, or could not reach the authority, may renew certificates that
-expired so long ago, unless it was revoked; the authority's own at any time."""
+expired so long ago, unless it was revoked. Then it needs an invitation."""
 
 Ledger = store.Tables
 """What the authority remembers: open invitations by the digests of their secrets (lab,
@@ -278,8 +278,7 @@ class LocalAuthority:
                 "unlogged", f"the certificate of {found[0]} is not in this lab's log"
             )
         lab, role = owner
-        is_late = site_folder.utc_now() > former.not_valid_after_utc + GRACE
-        if is_late and lab != self.lab:  # which nobody could invite
+        if site_folder.utc_now() > former.not_valid_after_utc + GRACE:
             raise site_folder.Refusal(
                 "expired",
                 f"the certificate of {found[0]} expired more than {GRACE.days} days"

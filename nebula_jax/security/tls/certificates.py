@@ -138,13 +138,20 @@ def is_logged(certificate: x509.Certificate, authority: x509.Certificate) -> boo
     Raises:
       Exception: one of `site_folder.UNREADABLE`.
     """
-    log_key, receipt = _value(authority, LOG_KEY), _value(certificate, RECEIPT)
     try:
-        key = ed25519.Ed25519PublicKey.from_public_bytes(log_key)
-        key.verify(receipt, facts(certificate))
+        key = ed25519.Ed25519PublicKey.from_public_bytes(log_key_of(authority))
+        key.verify(_value(certificate, RECEIPT), facts(certificate))
     except (ValueError, exceptions.InvalidSignature):
         return False
     return True
+
+
+def log_key_of(authority: x509.Certificate) -> bytes:
+    """Returns the key of the log that has all that a root's authorities issue.
+
+    That is 32 bytes of Ed25519, and b"" for an authority that is no root.
+    """
+    return _value(authority, LOG_KEY)
 
 
 def _with(

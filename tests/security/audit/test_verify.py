@@ -247,7 +247,7 @@ def test_an_entry_altered_with_all_that_follow_is_between_two_heads(history, ind
 def test_a_line_that_no_entry_has(tmp_path):
     with opened(tmp_path) as log:
         fill(log, 3)
-        write_line(log, b'{"after":"%s", "x": 1}' % log._root.hex().encode())
+        write_line(log, b'{"after":"%s", "x": 1}' % log._roots[-1].hex().encode())
         log.sign_head()
     assert audit_verify.verify(tmp_path) == [
         "log.jsonl: entry 3 (line 4) is not written as an entry is"

@@ -91,6 +91,16 @@ def test_another_key(peer):
     refused(peer, "is not signed by it", text, leaves)
 
 
+def test_the_key_of_a_log_that_is_known_beforehand(tmp_path):
+    """A lab that comes first cannot begin another log of the authority's lab."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    known = witness.Witness(tmp_path, signed_heads.read_verifier(VERIFIER))
+    text, other = signed(LEAVES, 5, key), verifier("lab-s", key)
+    refused(known, "than the authority's certificate names", text, own=other)
+    keep(known, 20)
+    known.keep("lab-x", signed(LEAVES, 5, key, "lab-x"), [], verifier("lab-x", key))
+
+
 def test_a_peer_is_witnessed_under_its_own_name_only(peer):
     text, words = signed(LEAVES, 5), "sent the log of lab-"
     refused(peer, words, text, lab="lab-x")
