@@ -166,15 +166,14 @@ class Text:
     ) -> language_mixture.GeneratorData:
         """Opens the text that another process serves; for the arguments see above."""
         agreed, reader = self._agreed, self._reader
-        reading = remote_text.Reading(
+        remote = remote_text.RemoteText(
+            local.connection(),
+            data_channels.parse(local.data),
             reader.cluster,
             vocabulary.digest,
-            vocabulary.size,
-            agreed.max_length,
-            reader.rows,
+            data_channels.Form(reader.rows, agreed.max_length, vocabulary.size),
+            work,
         )
-        wanted = data_channels.parse(local.data)
-        remote = remote_text.RemoteText(local.connection(), wanted, reading, work)
         self._remote = remote
 
         def opened(

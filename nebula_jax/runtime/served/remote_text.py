@@ -1,6 +1,6 @@
 """Text that another lab serves: rows come over a link, and no path is ever seen.
 
-    with remote_text.RemoteText(settings, wanted, reading) as text:
+    with remote_text.RemoteText(settings, wanted, name, digest, form) as text:
         key, splits = text.part("mono/es", ("train", "valid"))
         batches = resumable_batches.training_batches(..., fetch=text.fetch)
 
@@ -14,7 +14,7 @@ N rows of a request, L tokens of a row.
 import pathlib
 import threading
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -33,16 +33,6 @@ from nebula_jax.security.membership import site_folder
 
 class NoMoreText(errors.NebulaError):
     """The end of what may be read; the reason is the service's, or the line's."""
-
-
-class Reading(NamedTuple):
-    """The way in which a cluster reads."""
-
-    cluster: str
-    vocabulary: str  # its digest
-    pieces: int  # V
-    max_length: int  # L
-    rows: int  # N
 
 
 class RemoteRows(Sequence[dict[str, np.ndarray]]):
@@ -74,24 +64,33 @@ class RemoteText:
         self,
         settings: connect.Settings,
         wanted: data_channels.Wanted,
-        reading: Reading,
+        cluster: str,
+        vocabulary: str,
+        form: data_channels.Form,
         work: activity.Work | None = None,
     ) -> None:
         """Connects to who serves it, and reads what parts there are.
 
         Args:
           settings: of this cluster, in a federation.
+          cluster: its name.
+          vocabulary: digest of the one that it reads with.
+          form: of the rows that it reads.
 
         Raises:
           errors.NebulaError: if nobody serves it, in another form than is wanted, or
             this account has no grant.
         """
         self._flag = f"data={data_channels.PREFIX}{wanted.handle}"
-        self._form = data_channels.Form(
-            reading.rows, reading.max_length, reading.pieces
-        )
+        self._form = form
         folder = site_folder.Folder(pathlib.Path(settings.federation))
-        hello = _hello(settings, folder, wanted.handle, reading)
+        # What the service learns of this reader; switches say whose it is.
+        hello = frames.Hello(
+            data_channels.reader_name(folder.load().name, settings.job, cluster),
+            nebula_jax.__version__,
+            data_channels.settings(wanted.handle, vocabulary, form.length),
+            details={"rows": form.rows},
+        )
         job = data_channels.job_of(wanted.handle)
         self._trainer = switch_client.Trainer(folder, job, hello.cluster, wanted.lab)
         try:
@@ -208,22 +207,6 @@ class RemoteText:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-def _hello(
-    settings: connect.Settings,
-    folder: site_folder.Folder,
-    handle: str,
-    reading: Reading,
-) -> frames.Hello:
-    """Returns what the service learns of this reader; switches say whose it is."""
-    lab = folder.load().name
-    return frames.Hello(
-        data_channels.reader_name(lab, settings.job, reading.cluster),
-        nebula_jax.__version__,
-        data_channels.settings(handle, reading.vocabulary, reading.max_length),
-        details={"rows": reading.rows},
-    )
 
 
 def _dial(

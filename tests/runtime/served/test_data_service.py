@@ -61,9 +61,9 @@ def read(labs, served, corpus):
         return remote_text.RemoteText(
             connect.Settings(**settings | {"connect_timeout": 20.0} | more),
             data_channels.Wanted(HANDLE, at),
-            remote_text.Reading(
-                cluster, corpus[1].digest, corpus[1].size, length, ROWS
-            ),
+            cluster,
+            corpus[1].digest,
+            data_channels.Form(ROWS, length, corpus[1].size),
         )
 
     return made
