@@ -150,18 +150,13 @@ class Connections:
             yield peers
 
     def _connected(
-        self,
-        settings: connect.Settings,
-        clusters: Sequence[str],
-        hub: str = "",
-        **more: Any,
+        self, settings: connect.Settings, clusters: Sequence[str], **more: Any
     ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
-        self.context.show_waiting(clusters, hub)
         steps = set(self.saved.steps)
         for link in self._listened:  # the parts before this one of a chain
             steps &= set(link.peer.checkpoints)
-        more |= {"hub": hub, "work": self.context.work}
-        return all_clusters.connected(settings, self._hello(steps), clusters, **more)
+        hello = self._hello(steps)
+        return self.context.connected(hello, clusters, settings=settings, **more)
 
     def _settings(self, peer: str) -> connect.Settings:
         return dataclasses.replace(self.context.settings.connection, peer=peer)

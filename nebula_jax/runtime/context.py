@@ -143,19 +143,30 @@ class Context:
             self._settle()
 
     def connected(
-        self, hello: frames.Hello, clusters: Sequence[str], **more: Any
+        self,
+        hello: frames.Hello,
+        clusters: Sequence[str],
+        *,
+        settings: connect.Settings | None = None,
+        hub: str = "",
+        **more: Any,
     ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
-        """Connects to the other clusters; see `all_clusters.connected`."""
-        self.show_waiting(clusters, more.get("hub", ""))
-        settings, work = self.settings.connection, self.work
-        return all_clusters.connected(settings, hello, clusters, work=work, **more)
+        """Connects to the other clusters; see `all_clusters.connected`.
 
-    def show_waiting(self, clusters: Sequence[str], hub: str = "") -> None:
-        """Shows that this cluster waits for others; for arguments see `connected`."""
+        `settings` are this process's own if not given.
+        """
         own = self.settings.cluster
         others = [hub] if hub not in ("", own) else clusters
         names = [each for each in others if each != own]
         self.phases.enter(f"waiting for {', '.join(names)}")
+        return all_clusters.connected(
+            settings or self.settings.connection,
+            hello,
+            clusters,
+            hub=hub,
+            work=self.work,
+            **more,
+        )
 
     def agree_start(self, peers: all_clusters.Peers) -> int:
         """Returns the step to resume after; see `all_clusters.agree_start`."""

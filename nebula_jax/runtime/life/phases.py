@@ -3,7 +3,7 @@
 phases = Phases("generator:0")            # its imports are done
 phases.enter("waiting for discriminator")
 phases.enter("compiling")
-phases.end()                              # the first step is done
+phases.enter("training")                  # the first step is done
 phases.seconds                            # {"importing": 3.1, "preparing": ...}
 """
 
@@ -41,20 +41,11 @@ class Phases:
 
     def enter(self, name: str) -> None:
         """Ends the present phase, and begins the next one."""
-        self._end_present()
-        self._name = name
-        self._show()
-
-    def end(self) -> None:
-        """Ends the last phase: the first step is done, and the process trains."""
-        self._end_present()
-        self._name = "training"
-        self._show()
-
-    def _end_present(self) -> None:
         now = self._clock()
         took = self.seconds.get(self._name, 0.0) + now - self._since
         self.seconds[self._name], self._since = took, now
+        self._name = name
+        self._show()
 
     def _show(self) -> None:
         so_far = round(sum(self.seconds.values()), 3)

@@ -148,9 +148,9 @@ class Checkpoints:
             steps = {self._cluster: self.steps, "another cluster": ()}
             newest_of_all(steps, self._every, self._window)
         elif step not in (0, *self.steps):
-            have = ", ".join(map(str, self.steps)) or "none"
             raise checkpoint.CheckpointError(
-                f"the run is to go on after step {step}; {self._cluster} has {have}"
+                f"the run is to go on after step {step};"
+                f" {_in_words({self._cluster: self.steps})}"
             )
         self._before_restore(step)
         self._start = step
@@ -328,12 +328,8 @@ def newest_in_all(workdir: pathlib.Path, clusters: Sequence[str]) -> int:
     }
     common = set.intersection(*map(set, saved.values()))
     if not common:
-        have = "; ".join(
-            f"{name} has {', '.join(map(str, steps)) or 'none'}"
-            for name, steps in saved.items()
-        )
         raise checkpoint.CheckpointError(
-            f"{workdir}: no step is saved in all clusters ({have})"
+            f"{workdir}: no step is saved in all clusters ({_in_words(saved)})"
         )
     return max(common)
 
@@ -400,15 +396,18 @@ def newest_of_all(
     newest = max([0, *(step for saved in steps.values() for step in saved)])
     # A run that ended before its first common checkpoint loses no more than this.
     if common == 0 and newest > every + window + 1:
-        have = "; ".join(
-            f"{cluster} has {', '.join(map(str, saved)) or 'none'}"
-            for cluster, saved in sorted(steps.items())
-        )
         raise checkpoint.CheckpointError(
-            f"no step is saved in all clusters ({have}); put the missing files back, or"
-            " name another workdir to begin anew"
+            f"no step is saved in all clusters ({_in_words(steps)}); put the missing"
+            " files back, or name another workdir to begin anew"
         )
     return common
+
+
+def _in_words(steps: Mapping[str, Sequence[int]]) -> str:
+    return "; ".join(
+        f"{cluster} has {', '.join(map(str, saved)) or 'none'}"
+        for cluster, saved in sorted(steps.items())
+    )
 
 
 def to_keep(window: int, every: int) -> int:

@@ -198,7 +198,7 @@ class Progress:
         if not self._has_stepped:
             self._has_stepped, self._stepped = True, time.monotonic()
             if self._phases:
-                self._phases.end()
+                self._phases.enter("training")
             if self._log:
                 restarts.record_first_step(self._folder, step, time.time())
         self.settle()

@@ -17,7 +17,7 @@ def test_each_phase_has_its_seconds(clock, monkeypatch, capsys):
         clock.now += seconds
     made.enter("compiling")
     clock.now += 20.0
-    made.end()
+    made.enter("training")
     clock.now += 1000.0
     assert made.seconds == {
         "preparing": 0.0,
@@ -34,7 +34,7 @@ def test_a_phase_that_comes_again_adds_up(clock, monkeypatch):
     for name in ("initializing", "waiting for d", "initializing"):
         made.enter(name)
         clock.now += 1.0
-    made.end()
+    made.enter("training")
     assert made.seconds["initializing"] == 2.0
 
 
