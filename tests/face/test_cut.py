@@ -1,6 +1,7 @@
 """A chain of any length, cut, trains as the uncut model does."""
 
 import concurrent.futures
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from nebula_jax.face import cut
 
 MICRO_BATCHES, ROWS, WIDTH = 3, 4, 6
 KEY = jax.random.key(3)
+SGD = optax.sgd(0.5)
 
 
 def layer(params, h, drop):
@@ -61,6 +63,7 @@ def whole_loss(params, step, parts):
     return total
 
 
+@functools.cache  # they compile once for all tests
 def made(parts, **settings):
     """The parts of a chain, and the shapes of what crosses after each."""
     halves = [cut.front(front, **settings)]
@@ -94,6 +97,7 @@ def together(role, parts):
         list(pool.map(role, range(parts)))
 
 
+@functools.cache
 def train(parts, steps=3, **settings):
     """Trains a chain, a thread a part; returns parameters and the losses."""
     halves, specs = made(parts, **settings)
@@ -102,7 +106,7 @@ def train(parts, steps=3, **settings):
 
     def role(part):
         line = lines[part]
-        state = nebula.state(params[part], optax.sgd(0.5))
+        state = nebula.state(params[part], SGD)
         for step in range(1, steps + 1):
             grads, line, metrics = halves[part].step(
                 state.params, batches(step), KEY, step, line
@@ -116,6 +120,7 @@ def train(parts, steps=3, **settings):
     return params, losses
 
 
+@functools.cache
 def train_whole(parts, steps=3, clip_norm=0.0):
     params = [init(part) for part in range(parts)]
     clip = optax.clip_by_global_norm(clip_norm) if clip_norm else optax.identity()
@@ -128,8 +133,7 @@ def train_whole(parts, steps=3, clip_norm=0.0):
     return params, losses
 
 
-@pytest.mark.parametrize("clip_norm", [0.0, 0.05])
-@pytest.mark.parametrize("parts", [2, 3, 4])
+@pytest.mark.parametrize(("parts", "clip_norm"), [(2, 0.05), (3, 0.0), (4, 0.05)])
 def test_a_chain_equals_the_uncut_model(parts, clip_norm):
     params, losses = train(parts, clip_norm=clip_norm)
     expected, loss = train_whole(parts, clip_norm=clip_norm)
@@ -137,27 +141,23 @@ def test_a_chain_equals_the_uncut_model(parts, clip_norm):
     trees.assert_close(params, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("parts", [2, 3, 4])
-@pytest.mark.parametrize(
-    "codec", ["int8(2)", "error_feedback(int4(2))", "fp16|zstd(1)"]
-)
-def test_with_a_codec_a_chain_stays_near_the_uncut_model(parts, codec):
-    _, losses = train(parts, codec=codec)
-    _, expected = train_whole(parts)
+@pytest.mark.parametrize("codec", ["error_feedback(int4(2))", "fp16|zstd(1)"])
+def test_with_a_codec_a_chain_stays_near_the_uncut_model(codec):
+    _, losses = train(3, codec=codec)
+    _, expected = train_whole(3, clip_norm=0.0)
     np.testing.assert_allclose(losses, expected, rtol=0.1)
 
 
-@pytest.mark.parametrize("ahead", [1, 2])
-def test_how_many_are_in_flight_changes_no_bit(ahead):
-    params, _ = train(3, ahead=ahead)
-    others, _ = train(3)
+def test_how_many_are_in_flight_changes_no_bit():
+    params, _ = train(3, ahead=1)
+    others, _ = train(3, clip_norm=0.0)
     trees.assert_same(params, others)
 
 
 def test_a_sum_is_as_many_times_the_mean_as_there_are_micro_batches():
-    _, mean = train(2, steps=1)
     _, total = train(2, steps=1, reduce="sum")
-    np.testing.assert_allclose(total[0], MICRO_BATCHES * mean[0], rtol=1e-6)
+    _, mean = train_whole(2, clip_norm=0.05)
+    np.testing.assert_allclose(total[0], MICRO_BATCHES * mean[0], rtol=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -165,17 +165,11 @@ def test_a_sum_is_as_many_times_the_mean_as_there_are_micro_batches():
     [
         ((2, 3, 3), (1, 1, 1), "has 2 micro-batches in step 1, this side at least 3"),
         (
-            (3, 2, 2),
-            (1, 1, 1),
-            "has at least 3 micro-batches in step 1, this side 2 in",
-        ),
-        (
             (3, 3, 2),
             (1, 1, 1),
             "has at least 3 micro-batches in step 1, this side 2 in",
         ),
         ((3, 3, 3), (1, 2, 2), "has another batch in step 1 than this side"),
-        ((3, 3, 3), (1, 1, 2), "has another batch in step 1 than this side"),
         ((3, 3, 3), ([1, 7], None, 2), ""),
         ((3, 3, 3), ([7, 8], np.int32([7, 8]), [7, 8]), ""),
     ],
@@ -195,6 +189,9 @@ def test_parts_that_are_not_at_the_same_batch_say_so(counts, identities, words):
 
     together(role, 3)
     assert words in said[0] if words else not said
+
+
+SUMMED = cut.back(lambda params, h, *_: jnp.sum(h @ params["w"]))
 
 
 def received(half, steps=1, identity=None):
@@ -225,10 +222,9 @@ def test_batches_that_nothing_compares_are_named_once(
     told = []
     monkeypatch.setattr(cut.process, "message", told.append)
     cut._report_uncompared.cache_clear()
-    half = cut.back(lambda params, h, *_: jnp.sum(h @ params["w"]))
-    line = received(half, 2, there)
+    line = received(SUMMED, 2, there)
     for step in (1, 2):
-        _, line, _ = half.step({"w": jnp.ones(2)}, [batch], None, step, line, here)
+        _, line, _ = SUMMED.step({"w": jnp.ones(2)}, [batch], None, step, line, here)
     assert len(told) == count
     assert all("Pass identity=" in each for each in told)
 
