@@ -31,23 +31,17 @@ def ran(home, **more):
 
 
 def test_programs_are_kept_for_the_next_command(tmp_path):
-    """One that is damaged costs time alone, at each start: JAX replaces none."""
     (where,), kept = ran(tmp_path)
     assert where.startswith(str(tmp_path / ".cache" / "nebula_jax" / "programs"))
     assert kept
     assert ran(tmp_path) == ([where], kept)  # nothing is compiled anew
-    for path in kept:
-        path.write_bytes(b"torn")
-    assert ran(tmp_path) == ([where], kept)
-    assert {path.read_bytes() for path in kept} == {b"torn"}
 
 
-def test_who_names_another_folder_or_none_gets_that(tmp_path):
+def test_who_names_another_folder_gets_that(tmp_path):
     own = tmp_path / "own"
     where, _ = ran(tmp_path, JAX_COMPILATION_CACHE_DIR=str(own))
     assert where == [str(own)]
     assert not (tmp_path / ".cache").exists()
-    assert ran(tmp_path / "b", JAX_ENABLE_COMPILATION_CACHE="0")[1] == []
 
 
 def test_without_a_home_to_write_to_nothing_is_kept(tmp_path):

@@ -55,7 +55,6 @@ def test_the_launcher_has_the_last_word(monkeypatch):
 @pytest.mark.parametrize(
     "error",
     [
-        OSError(errno.EIO, "a terminal that hung up"),
         OSError(errno.ENOSPC, "a full disk"),
         BrokenPipeError(errno.EPIPE, "a reader that has gone"),
     ],
