@@ -120,18 +120,6 @@ def test_keys_of_a_run_are_in_no_file_and_a_cluster_has_no_others(start, tmp_pat
     assert left == set(tiny_cluster.CLUSTERS)
 
 
-def test_a_folder_of_the_users_is_left_alone(start, tmp_path):
-    own = tmp_path / "tls"
-    certificates.issue_for_run(own, tiny_cluster.CLUSTERS)
-    before = sorted(own.rglob("*"))
-    process = start(tls=own)
-    clusters(process, tmp_path)
-    for name in tiny_cluster.CLUSTERS:
-        end(tmp_path, name)
-    ended(process, 0)
-    assert sorted(own.rglob("*")) == before
-
-
 def test_credentials_that_must_not_be_used_are_named_before_anything_starts(
     start, tmp_path
 ):
@@ -144,8 +132,8 @@ def test_credentials_that_must_not_be_used_are_named_before_anything_starts(
 
 
 def test_all_start_again_when_one_died_and_only_so_often(start, tmp_path):
-    """On the listener's port, which nobody else can take meanwhile."""
-    launched, before = start(restart=2), ()
+    """On the listener's port, and with the credentials that were handed down."""
+    launched, before = start(tls="auto", restart=2), ()
     for victim in ("dials:0", "listens"):
         family = clusters(launched, tmp_path, before)
         family[victim].kill()
@@ -164,17 +152,12 @@ def test_all_start_again_when_one_died_and_only_so_often(start, tmp_path):
     assert [each["cluster"] for each in found] == ["dials:0", "listens"]
 
 
-def test_a_run_that_was_restarted_ends_well(start, tmp_path):
-    launched = start(tls="auto", restart=1)
-    family = clusters(launched, tmp_path)
-    family["dials:0"].kill()
-    for name in clusters(launched, tmp_path, family.values()):
-        end(tmp_path, name)
-    ended(launched, 0)
-
-
 def test_a_cluster_that_refused_is_not_started_again(start, tmp_path):
-    launched = start(restart=3)
+    """And the credentials of a folder of the user's are left alone."""
+    own = tmp_path / "tls"
+    certificates.issue_for_run(own, tiny_cluster.CLUSTERS)
+    before = sorted(own.rglob("*"))
+    launched = start(tls=own, restart=3)
     clusters(launched, tmp_path)
     end(tmp_path, "dials:0", 2)
     end(tmp_path, "listens", process.ENDED_BY_PEER)
@@ -182,6 +165,7 @@ def test_a_cluster_that_refused_is_not_started_again(start, tmp_path):
     line = output.splitlines()[-1]
     assert line == "error: dials:0 ended with status 2; all clusters ended"
     assert "start again" not in output
+    assert sorted(own.rglob("*")) == before
 
 
 def test_a_run_that_is_stopped_is_not_started_again(start, tmp_path):
@@ -219,7 +203,8 @@ def launched_mesh(folder, monkeypatch, hub="", restarts=0, **more):
 
 @pytest.mark.parametrize("hub", ["", "b"])
 def test_each_cluster_that_listens_is_handed_a_socket(tmp_path, monkeypatch, hub):
-    met = launched_mesh(tmp_path, monkeypatch, hub)
+    """And the port of one that has ended, whichever it is, refuses."""
+    met = launched_mesh(tmp_path, monkeypatch, hub, c="--refused=1")
     for name, found in met.items():
         assert found["dialed"] == dials(hub)[name]
         assert found["awaited"] == (all_clusters.awaited(name, MESH, hub) or None)
@@ -231,10 +216,6 @@ def test_all_that_listen_do_so_at_the_same_ports_after_a_restart(tmp_path, monke
     met = launched_mesh(tmp_path, monkeypatch, restarts=1, b="--killed=1")
     assert met["c"]["dialed"] == ["a", "b"]
     assert [each["cluster"] for each in restarts.read(tmp_path, [])] == ["b"]
-
-
-def test_the_port_of_any_cluster_that_has_ended_refuses(tmp_path, monkeypatch):
-    launched_mesh(tmp_path, monkeypatch, c="--refused=1")
 
 
 def test_in_a_federation_the_peer_is_a_lab_for_all(tmp_path):
