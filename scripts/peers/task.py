@@ -31,7 +31,7 @@ class Size:
     """Examples of one worker in a step."""
     rate: float = 1e-3
     saves: bool = False
-    """True if a worker is to be killed: one that goes on from checkpoints saves them."""
+    """True if a worker is to be killed: those with checkpoints save them then."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
