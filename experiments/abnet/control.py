@@ -232,7 +232,7 @@ def policy(agreed: config.Agreed, width: int) -> codec_control.Policy:
     spec = channels.hidden_spec(agreed, longest, agreed.sent_width(width))
 
     def most_bytes(text: str) -> int:
-        variants = selector.variants(codecs_lib.from_string(text))
+        variants = selector.as_selector(codecs_lib.from_string(text)).codecs
         return max(
             codec_lib.nbytes(codec_lib.payload_spec(each, spec)) for each in variants
         )

@@ -135,7 +135,7 @@ def train(run: config.Run, folders: Folders) -> int:
     described = {
         "text": data.describe(both.texts[0]),
         "width": both.width,
-        "sent": dict(carriers[0].out.sent + carriers[1].out.sent),
+        "sent": dict(carriers[0].sent + carriers[1].sent),
         "trained_parameters": sum(
             models.trained_parameters(side["state"]) for side in saved
         ),

@@ -34,10 +34,6 @@ class FormatError(errors.NebulaError):
     """A tree of arrays unlike those that its channel was opened for."""
 
 
-class Malformed(errors.NebulaError):
-    """A peer's description of its channels that cannot be read."""
-
-
 class Format(NamedTuple):
     """The format of a channel.
 
@@ -106,10 +102,7 @@ class Formats:
           session.RemoteProtocolError: if it is no description.
         """
         self._is_complete = True
-        try:
-            sent, received = decode(described)
-        except Malformed as error:
-            raise session.RemoteProtocolError(f"{peer} {error}") from None
+        sent, received = decode(described, peer)
         compare([describe(each) for each in self.sent], received, self._cluster, peer)
         compare(sent, [describe(each) for each in self.received], peer, self._cluster)
 
@@ -125,13 +118,12 @@ def format_of(
       errors.SettingsError: if the codec has more shapes than a frame can name, or does
         not give back what it is given; at a spec without arrays.
     """
-    variants = selector.variants(codec)
-    if len(variants) > frames.MAX_OPTIONS:
+    what, shapes = f"channel {name}", len(selector.as_selector(codec).codecs)
+    if shapes > frames.MAX_OPTIONS:
         raise errors.SettingsError(
-            f"channel {name}: its codec has {len(variants)} shapes, of which at most"
+            f"{what}: its codec has {shapes} shapes, of which at most"
             f" {frames.MAX_OPTIONS} can be"
         )
-    what = f"channel {name}"
     if not jax.tree.leaves(spec):
         raise errors.SettingsError(f"{what}: there is no array in what is to cross")
     payloads = selector.fitted(what, codec, spec)
@@ -178,11 +170,11 @@ def encode(sent: Sequence[Format], received: Sequence[Format]) -> bytes:
         ]
 
 
-def decode(data: bytes) -> tuple[list[Description], list[Description]]:
+def decode(data: bytes, peer: str) -> tuple[list[Description], list[Description]]:
     """Decodes what `encode` made of a peer's channels: sent, and received.
 
     Raises:
-      Malformed: if it is something else.
+      session.RemoteProtocolError: if it is something else.
     """
     try:
         sent, received = strict_json.loads(data)
@@ -195,8 +187,8 @@ def decode(data: bytes) -> tuple[list[Description], list[Description]]:
                 raise TypeError
         return list(sent), list(received)
     except (ValueError, KeyError, TypeError):
-        raise Malformed(
-            "sent a description of its channels that cannot be read"
+        raise session.RemoteProtocolError(
+            f"{peer} sent a description of its channels that cannot be read"
         ) from None
 
 

@@ -68,7 +68,7 @@ class Sender:
         spec: codec_lib.Spec,
         codec: selector.CodecOrSelector,
     ) -> None:
-        self.name = name
+        self.name, self.trace = name, transport.trace
         self.format = agreement.format_of(name, spec, codec)
         self._transport, self._channel, self._spec = transport, channel, spec
         self._codec = selector.compiled(codec)
@@ -127,11 +127,6 @@ class Sender:
                 frames.Tensor(*tag, micro_batches, buffers, frames.STEP_END)
             )
 
-    @property
-    def trace(self) -> trace_lib.Trace:
-        """The trace of this process."""
-        return self._transport.trace
-
 
 class Receiver:
     """The receiving end of a channel.
@@ -157,7 +152,7 @@ class Receiver:
         sharding: Any = None,
         check: Check | None = None,
     ) -> None:
-        self.name, self._check = name, check
+        self.name, self.trace, self._check = name, transport.trace, check
         self.is_compared = True
         """False if a step's batch had no identity here or there (`recv_end`)."""
         self.format = agreement.format_of(name, spec, codec)
@@ -170,7 +165,7 @@ class Receiver:
             raise ValueError(f"{name}: its codec has a state, so it can have no check")
         self._decompressor = None
         if codec.zstd is not None:
-            self._decompressor = zstd.Decompressor(codec.zstd)
+            self._decompressor = zstd.Decompressor()
 
     @functools.cached_property
     def state(self) -> codec_lib.State:
@@ -206,11 +201,6 @@ class Receiver:
             if self._check is not None and ranks.count() == 1:
                 self._verify(self._check, arrays, step, number)
             return self.trace.ready(arrays)
-
-    @property
-    def trace(self) -> trace_lib.Trace:
-        """The trace of this process."""
-        return self._transport.trace
 
     @property
     def has_arrived(self) -> bool:

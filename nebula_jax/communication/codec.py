@@ -22,7 +22,6 @@ from typing import Any, NamedTuple
 import jax
 
 from nebula_jax import errors, printable
-from nebula_jax.communication.wire import zstd as zstd_lib
 
 Arrays = Any  # pytree of arrays
 Payload = Any  # pytree of arrays; static facts ride in its structure
@@ -31,6 +30,7 @@ State = Any  # pytree of arrays
 
 UNNAMED = "unnamed"
 NO_LEAF = "no such leaf"
+MAX_ZSTD_LEVEL = 19  # above, a decoder needs more memory (`wire.zstd`)
 WORTH_SAVING = 1024  # bytes: a codec that saves none of fewer is not worth a word
 
 
@@ -94,7 +94,8 @@ def zstd(level: int = 1) -> Codec:
     Raises:
       ValueError: if it is none.
     """
-    return identity()._replace(zstd=zstd_lib.check_level(level))
+    check_integer("level", level, 1, MAX_ZSTD_LEVEL)
+    return identity()._replace(zstd=level)
 
 
 def _no_state(spec: Spec) -> State:
@@ -197,6 +198,20 @@ def warn_unless_smaller(what: str, name: str, spec: Spec, payloads: Payload) -> 
             CodecWarning,
             stacklevel=2,
         )
+
+
+def check_integer(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """Checks an argument of a codec; raises ValueError unless it is in its range."""
+    if type(value) is not int or value < least or (most is not None and value > most):
+        limits = f"{least} to {most}" if most else f"an integer of at least {least}"
+        raise ValueError(f"{name} must be {limits}, not {value!r}")
+
+
+def check_share(name: str, value: Any) -> None:
+    """Checks an argument of a codec; raises ValueError unless it is in (0, 1]."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if not is_number or not 0 < value <= 1:
+        raise ValueError(f"{name} must be above 0 and at most 1, not {value!r}")
 
 
 def check_arrays(what: str, tree: Any) -> None:

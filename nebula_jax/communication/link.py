@@ -153,8 +153,7 @@ class Link:
 
     def bytes_moved(self, direction: str) -> int:
         """Returns all bytes `sent` or `received` so far, below TLS and TCP."""
-        ledger = self.ledger
-        return sum(ledger[kind][1] for kind in ledger if kind.startswith(direction))
+        return self._session.ledger.bytes_moved(direction)
 
     @property
     def outages(self) -> dict[str, float]:

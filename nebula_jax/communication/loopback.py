@@ -20,6 +20,8 @@ class Loopback:
     error, since nobody else could send it; between threads the receiver waits.
     """
 
+    trace = trace_lib.OFF
+
     def __init__(self, seconds: float = 0.0) -> None:
         """Makes a transport whose receivers wait for so many seconds."""
         self._seconds, self._has_come = seconds, threading.Condition()
@@ -82,11 +84,6 @@ class Loopback:
                 "the receiving end",
             )
 
-    @property
-    def trace(self) -> trace_lib.Trace:
-        """A trace that is off."""
-        return trace_lib.OFF
-
     def put_tensor(self, message: frames.Tensor) -> None:
         """Queues a tensor."""
         size = sum(memoryview(buffer).nbytes for buffer in message.buffers)
@@ -115,18 +112,12 @@ class Loopback:
 class End(NamedTuple):
     """One of two parties of this process, each of which opens its own channels."""
 
-    out: Loopback
-    into: Loopback
-
-    @property
-    def sender(self) -> Callable[..., channels.Sender]:
-        """The function that opens a channel to the other end."""
-        return self.out.sender
-
-    @property
-    def receiver(self) -> Callable[..., channels.Receiver]:
-        """The function that opens the receiving end of the other end's next channel."""
-        return self.into.receiver
+    sender: Callable[..., channels.Sender]
+    """Opens a channel to the other end."""
+    receiver: Callable[..., channels.Receiver]
+    """Opens the receiving end of the other end's next channel."""
+    sent: collections.Counter[str]
+    """What this end has sent, as `Loopback.sent`."""
 
 
 def ends(seconds: float = 0.0) -> tuple[End, End]:
@@ -135,4 +126,7 @@ def ends(seconds: float = 0.0) -> tuple[End, End]:
     A receiver waits for so many seconds, for parties in threads of their own.
     """
     forth, back = Loopback(seconds), Loopback(seconds)
-    return End(forth, back), End(back, forth)
+    return (
+        End(forth.sender, back.receiver, forth.sent),
+        End(back.sender, forth.receiver, back.sent),
+    )

@@ -98,16 +98,13 @@ def compiled(codec: CodecOrSelector, sharding: Any = None) -> Selector:
     )
 
 
-def variants(codec: CodecOrSelector) -> tuple[codec_lib.Codec, ...]:
-    """Returns the codecs of one payload shape each that `codec` consists of."""
-    return as_selector(codec).codecs
-
-
 def fitted(
     what: str, codec: CodecOrSelector, spec: codec_lib.Spec
 ) -> tuple[codec_lib.Payload, ...]:
-    """Returns the payload's spec of each variant; see `codec.fitted`."""
-    return tuple(codec_lib.fitted(what, each, spec) for each in variants(codec))
+    """Returns the payload's spec of each of its codecs; see `codec.fitted`."""
+    return tuple(
+        codec_lib.fitted(what, each, spec) for each in as_selector(codec).codecs
+    )
 
 
 def by_step(codecs: Sequence[CodecOrSelector], which: Callable[[int], int]) -> Selector:
@@ -124,28 +121,13 @@ def by_step(codecs: Sequence[CodecOrSelector], which: Callable[[int], int]) -> S
     def init(spec: codec_lib.Spec) -> codec_lib.State:
         return tuple(each.init(spec) for each in parts)
 
-    def wrap(number: int, codec: codec_lib.Codec) -> codec_lib.Codec:
-        def encode(
-            arrays: codec_lib.Arrays, states: codec_lib.State
-        ) -> tuple[codec_lib.Payload, codec_lib.State]:
-            payload, state = codec.encode(arrays, states[number])
-            return payload, _replace(states, number, state)
-
-        def decode(
-            payload: codec_lib.Payload, states: codec_lib.State
-        ) -> tuple[codec_lib.Arrays, codec_lib.State]:
-            arrays, state = codec.decode(payload, states[number])
-            return arrays, _replace(states, number, state)
-
-        return codec_lib.Codec(init, encode, decode)
-
     def choose(arrays: codec_lib.Arrays, states: codec_lib.State, step: int) -> int:
         number = which(step)
         return firsts[number] + parts[number].choose(arrays, states[number], step)
 
     return Selector(
         tuple(
-            wrap(number, codec)
+            _with_state(number, codec)._replace(init=init)
             for number, each in enumerate(parts)
             for codec in each.codecs
         ),
@@ -171,22 +153,19 @@ def chain(*codecs: CodecOrSelector) -> CodecOrSelector:
     if any(each.zstd is not None for each in codecs[:-1]):
         raise ValueError("zstd works on bytes: it must be the last of its chain")
     zstd = codecs[-1].zstd if codecs else None
+    identity = codec_lib.identity()
     plain = [each._replace(zstd=None) for each in codecs]
-    made = _chain([each for each in plain if each != codec_lib.identity()])
-    return made._replace(zstd=zstd)
-
-
-def _chain(codecs: Sequence[CodecOrSelector]) -> CodecOrSelector:
-    first, *rest = codecs or (codec_lib.identity(),)
-    later = [codec for codec in rest if not isinstance(codec, Selector)]
+    first, *rest = [each for each in plain if each != identity] or [identity]
+    later = [each for each in rest if not isinstance(each, Selector)]
     if len(later) < len(rest):
         raise ValueError(
             "a codec that chooses a shape by the contents or the step (pack_tokens,"
             " from_step) must be the first of its chain"
         )
-    if isinstance(first, codec_lib.Codec):
-        return codec_lib.chain(first, *later)
-    return _with_tail(first, codec_lib.chain(*later)) if later else first
+    if isinstance(first, Selector):
+        made = _with_tail(first, codec_lib.chain(*later)) if later else first
+        return made._replace(zstd=zstd)
+    return codec_lib.chain(first, *later)._replace(zstd=zstd)
 
 
 def staged_encoder(codec: CodecOrSelector) -> tuple[Callable, Callable]:
@@ -220,33 +199,32 @@ def _with_tail(head: Selector, tail: codec_lib.Codec) -> Selector:
         payloads = [jax.eval_shape(each.encode, spec, state)[0] for each in head.codecs]
         return state, tuple(map(tail.init, payloads))
 
-    def pair(number: int) -> codec_lib.Codec:
-        codec = head.codecs[number]
-
-        def encode(
-            arrays: codec_lib.Arrays, states: codec_lib.State
-        ) -> tuple[codec_lib.Payload, codec_lib.State]:
-            state, tails = states
-            payload, state = codec.encode(arrays, state)
-            payload, after = tail.encode(payload, tails[number])
-            return payload, (state, _replace(tails, number, after))
-
-        def decode(
-            payload: codec_lib.Payload, states: codec_lib.State
-        ) -> tuple[codec_lib.Arrays, codec_lib.State]:
-            state, tails = states
-            payload, after = tail.decode(payload, tails[number])
-            arrays, state = codec.decode(payload, state)
-            return arrays, (state, _replace(tails, number, after))
-
-        return codec_lib.Codec(init, encode, decode)
-
     return head._replace(
-        codecs=tuple(map(pair, range(len(head.codecs)))),
+        codecs=tuple(
+            codec_lib.chain(each, _with_state(number, tail))._replace(init=init)
+            for number, each in enumerate(head.codecs)
+        ),
         choose=lambda arrays, states, step: head.choose(arrays, states[0], step),
         name=f"{head.name}|{tail.name}",
     )
 
 
-def _replace(states: tuple, number: int, state: codec_lib.State) -> tuple:
-    return (*states[:number], state, *states[number + 1 :])
+def _with_state(number: int, codec: codec_lib.Codec) -> codec_lib.Codec:
+    """Makes a codec whose state is one of a tuple of states; the others stay."""
+
+    def put(states: tuple, state: codec_lib.State) -> tuple:
+        return (*states[:number], state, *states[number + 1 :])
+
+    def encode(
+        arrays: codec_lib.Arrays, states: tuple
+    ) -> tuple[codec_lib.Payload, tuple]:
+        payload, state = codec.encode(arrays, states[number])
+        return payload, put(states, state)
+
+    def decode(
+        payload: codec_lib.Payload, states: tuple
+    ) -> tuple[codec_lib.Arrays, tuple]:
+        arrays, state = codec.decode(payload, states[number])
+        return arrays, put(states, state)
+
+    return codec._replace(encode=encode, decode=decode)

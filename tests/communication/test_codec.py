@@ -1,17 +1,8 @@
-import jax
-import jax.numpy as jnp
 import numpy as np
-import pytest
 
 from nebula_jax.communication import codec, codecs, selector
 
 X = np.arange(12, dtype=np.float32).reshape(3, 4)
-
-
-def test_identity_sends_arrays_as_they_are():
-    spec = {"h": jax.ShapeDtypeStruct((2, 3), jnp.float32)}
-    assert codec.nbytes(spec) == 24
-    assert codec.ratio(codec.identity(), spec) == 1.0
 
 
 def counting(factor):
@@ -50,25 +41,9 @@ def test_a_chain_keeps_a_state_of_the_later_codec_for_each_option():
     assert later == (42, 41)
 
 
-def test_a_codec_is_a_selector_of_one():
-    fp16 = codecs.fp16()
-    alone = selector.as_selector(fp16)
-    assert (alone.codecs, alone.choose(X, (), 1)) == ((fp16,), 0)
-    assert selector.as_selector(alone) is alone
-    assert selector.variants(fp16) == (fp16,)
-    selected, state = alone.encode(X, alone.init(X))
-    assert selected.option == 0
-    np.testing.assert_array_equal(alone.decode(selected, state)[0], X)
-
-
 def test_an_empty_chain_is_identity():
     assert codec.chain() == codecs.chain() == codec.identity()
     np.testing.assert_array_equal(codec.chain().encode(X, ())[0], X)
-
-
-def test_a_chain_in_the_wrong_order_is_refused():
-    with pytest.raises(ValueError, match="must be the first"):
-        codecs.chain(codecs.fp16(), codecs.pack_tokens())
 
 
 def test_a_chains_state_is_the_tuple_of_its_codecs_states():

@@ -8,14 +8,7 @@ A codec is to a tensor on the wire what an optax transformation is to a gradient
     payload, state = codec.encode(h, codec.init(h))    # arrays, on the device
 """
 
-from nebula_jax.communication.codec import (
-    UNNAMED,
-    Codec,
-    identity,
-    ratio,
-    stateless,
-    zstd,
-)
+from nebula_jax.communication.codec import Codec, identity, ratio, stateless, zstd
 from nebula_jax.communication.codecs.bits import bits_for
 from nebula_jax.communication.codecs.block_floats import e3m0
 from nebula_jax.communication.codecs.block_sparse import sparse_loco
@@ -33,7 +26,6 @@ from nebula_jax.communication.selector import Selector, by_step, chain
 
 __all__ = [
     "NAMES",
-    "UNNAMED",
     "Codec",
     "CodecError",
     "Report",

@@ -54,11 +54,6 @@ def unpack_on_host(data: np.ndarray, size: int, bits: int) -> np.ndarray:
     return (words >> shift) & np.uint64((1 << bits) - 1)
 
 
-def count_on_host(data: np.ndarray, size: int) -> int:
-    """Counts the marks of a bitmap of `size` bits with NumPy."""
-    return int(np.unpackbits(data, count=size, bitorder="little").sum())
-
-
 def _pack_bits(ids: jax.Array, bits: int) -> jax.Array:
     table = (ids[:, None] >> jnp.arange(bits, dtype=jnp.uint32)[None]) & 1
     return jnp.packbits(table.astype(jnp.uint8).reshape(-1), bitorder="little")

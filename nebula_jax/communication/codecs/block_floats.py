@@ -66,8 +66,7 @@ def e3m0(block: int = 256) -> codec.Codec:
     Raises:
       ValueError: if it is no positive integer.
     """
-    if type(block) is not int or block < 1:
-        raise ValueError(f"block must be a positive integer, not {block!r}")
+    codec.check_integer("block", block, 1)
 
     def encode(leaf: jax.Array) -> Levels:
         flat = leaf.astype(jnp.float32).reshape(-1)

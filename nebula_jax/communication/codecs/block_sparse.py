@@ -96,10 +96,8 @@ def sparse_loco(k: int = 32, block: int = 4096) -> codec.Codec:
     Raises:
       ValueError: if an argument is out of its range.
     """
-    if type(block) is not int or not 1 <= block <= 2**24:
-        raise ValueError(f"block must be 1 to 2^24, not {block!r}")
-    if type(k) is not int or not 1 <= k <= block:
-        raise ValueError(f"k must be 1 to block, {block}, not {k!r}")
+    codec.check_integer("block", block, 1, 2**24)
+    codec.check_integer("k", k, 1, block)
     encode = functools.partial(_encode, k, block)
     return leaves.per_leaf(encode, _decode, f"sparse_loco({k}, {block})")
 

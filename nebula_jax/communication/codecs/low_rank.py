@@ -62,10 +62,7 @@ def svd(ratio: float, flatten: bool = False) -> codec.Codec:
     Raises:
       ValueError: if an argument is out of its range.
     """
-    if isinstance(ratio, bool) or not isinstance(ratio, int | float):
-        raise ValueError(f"ratio must be a number, not {ratio!r}")
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio must be above 0 and at most 1, not {ratio!r}")
+    codec.check_share("ratio", ratio)
     if type(flatten) is not bool:
         raise ValueError(f"flatten must be true or false, not {flatten!r}")
 

@@ -63,8 +63,7 @@ def pack_ids(vocab_size: int) -> codec.Codec:
     Raises:
       ValueError: if it is not such an integer.
     """
-    if type(vocab_size) is not int or not 1 <= vocab_size <= 2**31:
-        raise ValueError(f"vocab_size must be 1 to 2^31, not {vocab_size!r}")
+    codec.check_integer("vocab_size", vocab_size, 1, 2**31)
 
     def encode_leaf(array: jax.Array) -> PackedIds | jax.Array:
         if array.dtype not in (jnp.int32, jnp.bool_):
@@ -106,7 +105,9 @@ class Mask:
 
     def check_values(self) -> None:
         """Checks, on the host, that there is a slot for every real token."""
-        count = bits_lib.count_on_host(np.asarray(self.data), math.prod(self.shape))
+        size = math.prod(self.shape)
+        marks = np.unpackbits(np.asarray(self.data), count=size, bitorder="little")
+        count = int(marks.sum())
         if count > self.slots:
             raise ValueError(f"{count} positions are real; at most {self.slots} can be")
 
@@ -150,11 +151,7 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
     """
     if type(mask) is not str or not mask:
         raise ValueError(f"mask must be a leaf's name, not {mask!r}")
-    if type(capacities) is not int or not 1 <= capacities <= MAX_CAPACITIES:
-        raise ValueError(
-            f"capacities must be 1 to {MAX_CAPACITIES}, not {capacities!r}"
-        )
-
+    codec.check_integer("capacities", capacities, 1, MAX_CAPACITIES)
     made = [_Capacity(mask, part, capacities) for part in range(1, capacities + 1)]
     return selector.Selector(
         codecs=tuple(codec.stateless(each.encode, _decode) for each in made),

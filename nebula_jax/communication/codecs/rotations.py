@@ -43,10 +43,8 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
     Raises:
       ValueError: if an argument is out of its range.
     """
-    if type(block) is not int or not 1 <= block <= MAX_BLOCK:
-        raise ValueError(f"block must be 1 to {MAX_BLOCK}, not {block!r}")
-    if type(seed) is not int or not 0 <= seed < 2**32:
-        raise ValueError(f"seed must be an integer in [0, 2^32), not {seed!r}")
+    codec.check_integer("block", block, 1, MAX_BLOCK)
+    codec.check_integer("seed", seed, 0, 2**32 - 1)
 
     def matrix(leaf: jax.Array) -> np.ndarray:
         size = math.gcd(leaf.shape[-1], 1 << (block.bit_length() - 1))

@@ -60,10 +60,7 @@ def error_feedback(
       ValueError: if `codec` is no codec, or beta out of its range.
     """
     check_codec(codec)
-    if isinstance(beta, bool) or not isinstance(beta, int | float):
-        raise ValueError(f"beta must be a number, not {beta!r}")
-    if not 0 < beta <= 1:
-        raise ValueError(f"beta must be above 0 and at most 1, not {beta!r}")
+    codec_lib.check_share("beta", beta)
 
     def init(spec: codec_lib.Spec) -> Feedback:
         residual = [jnp.zeros(leaf.shape, jnp.float32) for leaf in leaves.floats(spec)]
@@ -134,9 +131,7 @@ def from_step(n: int, codec: selector.CodecOrSelector) -> selector.Selector:
       ValueError: if an argument is out of its range.
     """
     check_codec(codec)
-    if type(n) is not int or n < 1:
-        raise ValueError(f"n must be a positive integer, not {n!r}")
-
+    codec_lib.check_integer("n", n, 1)
     inner = selector.as_selector(codec)
     plain = codec_lib.identity()._replace(init=codec.init)
 

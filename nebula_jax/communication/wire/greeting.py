@@ -156,7 +156,8 @@ def read_opening(connected: Connected) -> Steps[tuple[frames.Open, int]]:
       frames.Damaged, frames.FrameError: if it is something else.
     """
     tags = connected.tags.received
-    data = yield from read_exactly(connected.sock, reader.opening_bytes(tags))
+    size = frames.frame_bytes(frames.Open, tags=tags)
+    data = yield from read_exactly(connected.sock, size)
     return reader.read_opening(data, tags)
 
 

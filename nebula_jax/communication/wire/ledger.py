@@ -49,6 +49,11 @@ class Ledger:
         """Enters a frame that arrived damaged; its bytes are not counted."""
         self._entries.setdefault((RECEIVED, DAMAGED), [0, 0])[0] += 1
 
+    def bytes_moved(self, direction: str) -> int:
+        """Returns all bytes of a direction."""
+        entries = list(self._entries.items())
+        return sum(entry[1] for (way, _), entry in entries if way == direction)
+
     def entries(self) -> dict[str, list[int]]:
         """Returns `sent Hello`, `received tokens` and so on -> [frames, bytes]."""
         return {
@@ -57,28 +62,29 @@ class Ledger:
         }
 
 
+def _tcp_info(sock: socket.socket) -> bytes:
+    """Returns what the kernel knows of a TCP connection; zeros where it knows less."""
+    try:
+        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
+    except (AttributeError, OSError):
+        info = b""
+    return info.ljust(_INFO_BYTES, b"\0")
+
+
 def counted(sock: socket.socket) -> tuple[int, int]:
     """Returns the bytes that were sent and received on a TCP connection.
 
     With TLS; without the heads of TCP and IP, and without what was sent again. (0, 0)
     where the system does not count them.
     """
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        sent, resent = struct.unpack_from("QQ", info, _SENT_AT)
-        (received,) = struct.unpack_from("Q", info, _RECEIVED_AT)
-    except (AttributeError, OSError, struct.error):
-        return 0, 0
-    return sent - resent, received
+    info = _tcp_info(sock)
+    sent, resent = struct.unpack_from("QQ", info, _SENT_AT)
+    return sent - resent, struct.unpack_from("Q", info, _RECEIVED_AT)[0]
 
 
 def round_trip(sock: socket.socket) -> float:
     """Returns the seconds of a round trip, smoothed by the kernel; 0 if not known."""
-    try:
-        info = sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _INFO_BYTES)
-        return struct.unpack_from("I", info, _RTT_AT)[0] / 1e6  # microseconds there
-    except (AttributeError, OSError, struct.error):
-        return 0.0
+    return struct.unpack_from("I", _tcp_info(sock), _RTT_AT)[0] / 1e6  # microseconds
 
 
 def tls_bytes(count: int) -> int:
@@ -96,18 +102,14 @@ class Traffic:
 
     def opened(self, sock: socket.socket) -> None:
         """Takes a new connection, on which frames have crossed already."""
-        beside = counted(sock)[0] - (self._frames_sent() - self._frames)
+        beside = counted(sock)[0] - (self._ledger.bytes_moved(SENT) - self._frames)
         self._tls += max(0, beside)  # handshake, and records of those frames
 
     def closed(self, sock: socket.socket, tls: int) -> None:
         """Takes the end of a connection, to which TLS has added `tls` bytes."""
         sent, received = counted(sock)
         self._sent, self._received = self._sent + sent, self._received + received
-        self._tls, self._frames = self._tls + tls, self._frames_sent()
-
-    def _frames_sent(self) -> int:
-        entries = self._ledger.entries()
-        return sum(entries[kind][1] for kind in entries if kind.startswith("sent"))
+        self._tls, self._frames = self._tls + tls, self._ledger.bytes_moved(SENT)
 
     def report(self, sock: socket.socket | None, tls: int) -> dict[str, int]:
         """Returns the bytes so far: with those on the present connection, if any.
@@ -117,7 +119,7 @@ class Traffic:
         """
         sent, received = counted(sock) if sock is not None else (0, 0)
         return {
-            "frames": self._frames_sent(),
+            "frames": self._ledger.bytes_moved(SENT),
             "tls": self._tls + tls,
             "kernel_sent": self._sent + sent,
             "kernel_received": self._received + received,

@@ -96,11 +96,6 @@ def _tensor_sizes(
     return sizes
 
 
-def opening_bytes(tags: Integrity = CHECKSUMS) -> int:
-    """Returns the size of the first frame of a connection."""
-    return frames.frame_bytes(frames.Open, 0, tags)
-
-
 def read_opening(data: bytes, tags: Integrity = CHECKSUMS) -> tuple[frames.Open, int]:
     """Reads the first frame of a connection whose session is yet to be found.
 

@@ -19,23 +19,11 @@ from nebula_jax.communication.wire import frames, integrity, receive_buffer
 
 WORTH_IT = 0.95  # of the bytes: above, coding costs more time than it saves
 LONGEST_REST = 64  # tensors until a buffer that did not shrink is tried again
-MAX_LEVEL = 19  # above, a decoder needs more memory
 MAX_WINDOW = 8 << 20  # bytes that a decoder keeps: level 19 needs no more
 
 
 class EntropyError(errors.NebulaError):
     """A buffer of the peer that does not decode to the schema's size."""
-
-
-def check_level(level: int) -> int:
-    """Returns `level` if it is one: 1, fastest, to 19.
-
-    Raises:
-      ValueError: if it is none.
-    """
-    if type(level) is not int or not 1 <= level <= MAX_LEVEL:
-        raise ValueError(f"level must be 1 to {MAX_LEVEL}, not {level!r}")
-    return level
 
 
 def with_table(buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
@@ -52,7 +40,7 @@ class Compressor:
     """The sending end of a channel; it treats each of a tensor's buffers by itself."""
 
     def __init__(self, level: int) -> None:
-        self._zstd = zstandard.ZstdCompressor(level=check_level(level))
+        self._zstd = zstandard.ZstdCompressor(level=level)
         self._rest: dict[tuple[int, int], int] = {}  # tensors to go without trying
         self._next_rest: dict[tuple[int, int], int] = {}
 
@@ -80,10 +68,9 @@ class Compressor:
 
 
 class Decompressor:
-    """The receiving end of a channel, opened with the sender's level."""
+    """The receiving end of a channel, for all levels."""
 
-    def __init__(self, level: int) -> None:
-        check_level(level)
+    def __init__(self) -> None:
         self._zstd = zstandard.ZstdDecompressor(max_window_size=MAX_WINDOW)
 
     def decompress(

@@ -54,51 +54,37 @@ ROWS = B * L
 # Float32 sums in another order: of up to 384 terms, 1e-6 of the largest value or so.
 SUMS = 2e-6
 CASES = [
-    Case("identity", 0.0, lambda i: 4 * N + BESIDE),
-    Case("zstd(3)", 0.0, lambda i: 4 * N + BESIDE),
+    Case("identity", 0.0, lambda i: 4 * N + BESIDE, eager=None),
+    Case("zstd(3)", 0.0, lambda i: 4 * N + BESIDE, eager=None),
     Case("pack_ids(4000)", 0.0, lambda i: 4 * N + 12 * (ROWS + B) // 8 + ROWS // 8),
-    Case("fp16", 2**-11, lambda i: 2 * N + BESIDE),
-    Case("bf16", 2**-8, lambda i: 2 * N + BESIDE, 1, None),
+    Case("fp16", 2**-11, lambda i: 2 * N + BESIDE, eager=None),
+    Case("bf16", 2**-8, lambda i: 2 * N + BESIDE, eager=None),
     Case("int8(tensor)", 0.01, lambda i: N + 4 + BESIDE, N, None),
-    Case("int8(row)", 0.006, lambda i: N + 4 * ROWS + BESIDE, D),
-    Case("int8(64)", 0.007, lambda i: N + 4 * (N // 64) + BESIDE, 64, None),
-    Case("int4(tensor)", 0.17, lambda i: N // 2 + 4 + BESIDE, N, None),
-    Case("int4(row)", 0.11, lambda i: N // 2 + 4 * ROWS + BESIDE, D),
+    Case("int8(row)", 0.006, lambda i: N + 4 * ROWS + BESIDE, D, None),
     Case("int4(64)", 0.12, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64),
     Case("e3m0", 0.21, lambda i: N // 2 + 4 * (N // 256) + BESIDE, 256),
-    Case("e3m0(64)", 0.21, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64, None),
-    Case("private(1e4)", 0.0, lambda i: 4 * N + BESIDE, N),
-    Case("int8(row)|fp16", 0.006, lambda i: N + 2 * ROWS + BESIDE, D, None),
+    Case("private(1e4)", 0.0, lambda i: 4 * N + BESIDE, N, None),
     Case("hadamard", 5e-7, lambda i: 4 * N + BESIDE, 8, SUMS, SUMS),
     Case(
         "hadamard|int4(64)",
         0.12,
         lambda i: N // 2 + 4 * (N // 64) + BESIDE,
         64,
+        None,
         0.15,  # a sum that rounds the other way moves a value by a step of 1/7
-        0.15,
     ),
-    Case("svd(0.6)", 0.5, lambda i: 4 * B * 9 * (L + D) + BESIDE, L * D, SUMS, SUMS),
-    Case("svd(0.6,true)", 0.5, lambda i: 4 * 14 * (ROWS + D) + BESIDE, N, None, SUMS),
-    Case("svd(1)", 4e-6, lambda i: 4 * B * 16 * (L + D) + BESIDE, L * D, None, SUMS),
-    Case(
-        "svd(0.6)|fp16", 0.5, lambda i: 2 * B * 9 * (L + D) + BESIDE, L * D, None, 1e-3
-    ),
-    # 24 of 3,072 values, at 12 bits; and 16 of each 256, at 8.
-    Case("sparse_loco", 0.98, lambda i: 36 + 6 + 16 + BESIDE, "refused", SUMS, SUMS),
+    Case("svd(0.6)", 0.5, lambda i: 4 * B * 9 * (L + D) + BESIDE, L * D, None, SUMS),
+    Case("svd(0.6,true)", 0.5, lambda i: 4 * 14 * (ROWS + D) + BESIDE, N, SUMS, SUMS),
+    # 16 of each 256 values, at 8 bits.
     Case(
         "sparse_loco(16,256)",
         0.88,
         lambda i: 12 * (16 + 4) + 16 + BESIDE,
         "refused",
-        None,
+        SUMS,
         SUMS,
     ),
-    Case(
-        "pack_tokens",
-        0.0,
-        lambda i: SLOTS[i] * (4 * D + 4) + MASK // 8 + INDEX,
-    ),
+    Case("pack_tokens", 0.0, lambda i: SLOTS[i] * (4 * D + 4) + MASK // 8 + INDEX),
     Case(
         "pack_tokens|svd(0.5)|fp16",
         0.6,
@@ -113,36 +99,17 @@ CASES = [
         1e-3,
     ),
     Case(
-        "pack_tokens|int4(row)",
-        0.11,
-        lambda i: SLOTS[i] * (D // 2 + 4 + 4) + MASK // 8 + INDEX,
-        D,
-        None,
-    ),
-    Case(
         "error_feedback(int4(64))",
         0.2,
         lambda i: N // 2 + 4 * (N // 64) + BESIDE,
         64,
     ),
     Case(
-        "error_feedback(e3m0(64), 0.9)",
-        0.4,
-        lambda i: N // 2 + 4 * (N // 64) + BESIDE,
-        64,
-        None,
-    ),
-    Case(
         "error_feedback(sparse_loco(64,256), 0.95)",
         1.5,
         lambda i: 12 * (64 + 16) + 16 + BESIDE,
         "refused",
-        SUMS,
-    ),
-    Case(
-        "from_step(3,int8(row))",
-        0.006,
-        lambda i: (4 * N + BESIDE, N + 4 * ROWS + BESIDE)[i],
+        None,
     ),
     Case(
         "from_step(2,error_feedback(int8(64)))",
@@ -154,17 +121,15 @@ CASES = [
 each_case = pytest.mark.parametrize("case", CASES, ids=lambda case: case.string)
 
 
-# Around codecs that are in the list by themselves: their sizes are no concern of these.
-WRAPPED = ("error_feedback", "from_step")
-
-
-def without(*words: str) -> list:
-    """The cases whose strings have none of the words."""
-    return [
-        pytest.param(case, id=case.string)
-        for case in CASES
-        if not any(word in case.string for word in words)
-    ]
+# With a state; around codecs that are in the list, whose sizes are no concern of these.
+STATEFUL = [
+    case for case in CASES if case.string.startswith(("error_feedback", "from_step"))
+]
+each_plain_case = pytest.mark.parametrize(
+    "case",
+    [case for case in CASES if case not in STATEFUL],
+    ids=lambda case: case.string,
+)
 
 
 def batch(step: int) -> dict[str, np.ndarray]:
@@ -176,6 +141,16 @@ def batch(step: int) -> dict[str, np.ndarray]:
         "index": np.arange(5, 5 + B, dtype=np.int32),
         "mask": np.arange(L) < np.array(LENGTHS)[:, None],
     }
+
+
+def given() -> dict[str, Any]:
+    """A batch whose h is drawn, and whose ids come back also where padding does not."""
+    arrays = batch(0)
+    return arrays | alone() | {"ids": arrays["ids"] * arrays["mask"]}
+
+
+def alone() -> dict[str, Any]:
+    return {"h": jax.ShapeDtypeStruct((B, L, D), jnp.float32)}
 
 
 def spec_of(arrays: Any) -> Any:
@@ -191,20 +166,15 @@ def difference(case: Case, arrays: Any, got: Any, name: str = "h") -> float:
 
 
 @functools.cache
-def subject(string: str, key: str) -> conformance._Subject:
-    """A codec on arrays of SPECS[key], compiled once for all tests."""
+def subject(string: str, make: Callable[[], Any] = given) -> conformance._Subject:
+    """A codec on the arrays of `make`, compiled once for all tests."""
     codec = selector.as_selector(codecs.from_string(string))
-    return conformance._Subject(codec, SPECS[key])
+    return conformance._Subject(codec, make())
 
 
-SPECS: dict[str, Any] = {}
-
-
-def line_of(string: str, arrays: Any, eager: bool = False) -> conformance._Line:
+def line_of(string: str, make: Callable[[], Any] = given) -> conformance._Line:
     """Both ends of a channel; the receiver is given bytes and an option's number."""
-    spec = spec_of(arrays)
-    SPECS[str(spec)] = spec
-    return conformance._Line(subject(string, str(spec)), eager)
+    return conformance._Line(subject(string, make))
 
 
 def nbytes_of(sent: conformance._Sent) -> int:
@@ -214,48 +184,31 @@ def nbytes_of(sent: conformance._Sent) -> int:
 @functools.cache
 def stream(case: Case) -> list[conformance._Sent]:
     """STEPS tensors that have crossed."""
-    line = line_of(case.string, batch(0))
+    line = line_of(case.string)
     return [line.send(batch(step)) for step in range(STEPS)]
 
 
 @each_case
-def test_it_keeps_the_rules_of_every_codec(case):
+def test_it_keeps_the_rules_of_every_codec(case, monkeypatch):
     """Shapes, types, what is no float, zeros, what is not finite, the same again."""
-    arrays = batch(0)
-    given = arrays | {
-        "h": jax.ShapeDtypeStruct((B, L, D), jnp.float32),
-        "ids": arrays["ids"] * arrays["mask"],
-    }
-    found = codecs.check(codecs.from_string(case.string), given, eager=False)
+    made = subject(case.string)
+    monkeypatch.setattr(conformance, "_Subject", lambda codec, given: made)
+    found = codecs.check(codecs.from_string(case.string), given(), eager=False)
     assert not found.broken
 
 
-def test_a_token_in_padding_may_be_lost():
-    for case in CASES:
-        if "pack_tokens" in case.string:
-            np.testing.assert_array_equal(
-                stream(case)[0].got["ids"], batch(0)["ids"] * batch(0)["mask"]
-            )
-
-
 @each_case
-def test_the_error_stays_within_its_bound(case):
+def test_errors_and_bytes_on_the_wire_are_as_promised(case):
     for each in stream(case):
         error = difference(case, each.sent, each.got)
         assert error <= case.error
+        assert nbytes_of(each) == case.nbytes(each.option)
     # A bound that is far too wide would show nothing.
     assert error >= case.error / 12
-
-
-@each_case
-def test_bytes_on_the_wire_follow_the_formula_and_the_ratio(case):
-    for each in stream(case):
-        assert nbytes_of(each) == case.nbytes(each.option)
-    options = selector.variants(codecs.from_string(case.string))
+    options = selector.as_selector(codecs.from_string(case.string)).codecs
     largest = max(map(case.nbytes, range(len(options))))
-    whole = 4 * N + BESIDE
     ratios = [codec_lib.ratio(each, spec_of(batch(0))) for each in options]
-    assert max(ratios) == pytest.approx(largest / whole)
+    assert max(ratios) == pytest.approx(largest / (4 * N + BESIDE))
 
 
 @pytest.mark.parametrize(
@@ -264,7 +217,7 @@ def test_bytes_on_the_wire_follow_the_formula_and_the_ratio(case):
     ids=lambda case: case.string,
 )
 def test_jit_equals_eager(case):
-    eager = line_of(case.string, batch(0), eager=True)
+    eager = conformance._Line(subject(case.string), eager=True)
     for each in stream(case)[:2]:
         same, h = eager.send(each.sent), each.got["h"]
         assert (same.option, nbytes_of(same)) == (each.option, nbytes_of(each))
@@ -272,16 +225,13 @@ def test_jit_equals_eager(case):
         np.testing.assert_allclose(same.got["h"], h, rtol=0, atol=atol)
 
 
-@pytest.mark.parametrize(
-    "string",
-    ["int8(row)", "int8(64)", "int8(tensor)", "int4(64)", "e3m0", "sparse_loco"],
-)
+@pytest.mark.parametrize("string", ["int8(row)", "int8(tensor)", "e3m0", "sparse_loco"])
 def test_nan_among_thousands_of_values_does_not_become_a_number(string):
     """XLA's library of reductions, which takes over from 4,096 on, forgets NaN."""
     codec = codecs.from_string(string)
     arrays = np.random.RandomState(0).standard_normal((64, 64)).astype(np.float32)
     arrays[3, 3] = np.nan
-    state = codec.init(spec_of(arrays))
+    state = codec.init(arrays)
     payload, _ = jax.jit(codec.encode)(arrays, state)
     got, _ = jax.jit(codec.decode)(payload, state)
     assert np.isnan(got).any()
@@ -291,7 +241,7 @@ def test_nan_among_thousands_of_values_does_not_become_a_number(string):
 def test_nan_and_inf_are_never_silently_finite(case):
     arrays = batch(0)
     arrays["h"][1, 2, 3], arrays["h"][6, 1, 5] = np.nan, -np.inf
-    line = line_of(case.string, arrays)
+    line = line_of(case.string)
     if case.bad == "refused":
         with pytest.raises(conformance._Refused, match=r"^h: nan is not finite"):
             line.send(arrays)
@@ -312,19 +262,12 @@ def test_nan_and_inf_are_never_silently_finite(case):
     assert not np.isinf(got).any()
 
 
-STATEFUL = [
-    case
-    for case in CASES
-    if any(word in case.string for word in ("error_feedback", "from_step"))
-]
-
-
 @pytest.fixture(scope="module")
 def restored(tmp_path_factory):
     """The states of both ends after two tensors, of all cases in one checkpoint."""
     states = []
     for case in STATEFUL:
-        before = line_of(case.string, batch(0))
+        before = line_of(case.string)
         for step in range(2):
             before.send(batch(step))
         states.append({"sender": before.sender, "receiver": before.receiver})
@@ -339,7 +282,7 @@ def restored(tmp_path_factory):
 
 @pytest.mark.parametrize("case", STATEFUL, ids=lambda case: case.string)
 def test_the_state_of_both_ends_survives_a_checkpoint(case, restored):
-    resumed = line_of(case.string, batch(0))
+    resumed = line_of(case.string)
     resumed.sender = restored[case.string]["sender"]
     resumed.receiver = restored[case.string]["receiver"]
     resumed.step = 2
@@ -366,10 +309,10 @@ def odd_sizes() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", without(*WRAPPED, "|fp16", "svd(1)"))
+@each_plain_case
 def test_odd_sizes_and_short_types_come_back(case):
     arrays = odd_sizes()
-    line = line_of(case.string, arrays)
+    line = line_of(case.string, odd_sizes)
     for _ in range(2):
         got = line.send(arrays).got
         assert spec_of(got) == spec_of(arrays)
@@ -377,10 +320,10 @@ def test_odd_sizes_and_short_types_come_back(case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", without(*WRAPPED, "svd(1)"))
+@each_plain_case
 def test_a_batch_sharded_over_four_devices_gives_the_same(case):
     rows = mesh_lib.batch_sharding(mesh_lib.make_mesh(jax.devices()))
-    line = line_of(case.string, batch(0))
+    line = line_of(case.string)
     for step in range(2):
         got = line.send(jax.device_put(batch(step), rows)).got["h"]
         want = stream(case)[step].got["h"]
@@ -393,49 +336,58 @@ ELSEWHERE = """
 import sys, jax, numpy as np
 from nebula_jax.communication import codec as codec_lib, codecs
 folder, *strings = sys.argv[1:]
-spec = {"h": jax.ShapeDtypeStruct((%d, %d, %d), "float32")}
+tensors = np.load(f"{folder}/tensors.npy")
+h = {"h": tensors[0]}
 for number, string in enumerate(strings):
     codec = codecs.from_string(string)
-    structure = jax.tree.structure(codec_lib.payload_spec(codec, spec))
-    payload = np.load(f"{folder}/{number}.npz")
-    payload = jax.tree.unflatten(structure, [payload[name] for name in payload.files])
+    specs, structure = jax.tree.flatten(codec_lib.payload_spec(codec, h))
+    buffers = np.load(f"{folder}/{number}.npz")
+    leaves = [
+        buffers[name].view(spec.dtype).reshape(spec.shape)
+        for name, spec in zip(buffers.files, specs, strict=True)
+    ]
 
     @jax.jit
     def step(payload, anchor):
-        got, _ = codec.decode(payload, codec.init(spec))
+        got, _ = codec.decode(payload, codec.init(h))
         return jax.tree.map(lambda a, x: a - x, anchor, got), got
 
-    anchor = {"h": np.load(f"{folder}/anchor.npy")}
-    moved, got = step(payload, anchor)
-    np.savez(f"{folder}/{number}_got.npz", got=got["h"], moved=moved["h"])
+    moved, got = step(jax.tree.unflatten(structure, leaves), {"h": tensors[1]})
+    encode, state = jax.jit(codec.encode), codec.init(h)
+    for tensor in tensors:
+        _, state = encode({"h": tensor}, state)
+    waiting = getattr(state, "residual", ())
+    np.savez(f"{folder}/{number}_got.npz", *waiting, got=got["h"], moved=moved["h"])
 """
 
 
-def test_differences_of_parameters_are_the_same_bits_in_another_process(tmp_path):
+def test_another_process_has_the_same_bits_of_differences_and_of_feedback(tmp_path):
     """Each cluster decodes all payloads in its own program: its anchor must be ours.
 
     There XLA optimizes fully, and decodes within the step that uses the result.
     """
-    strings = ("e3m0", "sparse_loco(16,256)", "error_feedback(sparse_loco, 0.95)")
-    h = {"h": batch(0)["h"]}
-    np.save(tmp_path / "anchor.npy", batch(1)["h"])
-    for number, string in enumerate(strings):
-        codec = codecs.from_string(string)
-        payload, _ = jax.jit(codec.encode)(h, codec.init(h))
-        np.savez(tmp_path / f"{number}.npz", *map(np.asarray, jax.tree.leaves(payload)))
+    decoded = ("e3m0", "sparse_loco(16,256)", "error_feedback(sparse_loco, 0.95)")
+    fed_back = ("error_feedback(int4(64))", "error_feedback(e3m0, 0.9)")
+    tensors = np.stack([batch(step)["h"] for step in range(STEPS)])
+    np.save(tmp_path / "tensors.npy", tensors)
+    lines = {string: line_of(string, alone) for string in (*decoded, *fed_back)}
+    wanted = []
+    for number, line in enumerate(lines.values()):
+        sent = [line.send({"h": tensor}) for tensor in tensors]
+        buffers = [np.frombuffer(each, np.uint8) for each in sent[0].buffers]
+        np.savez(tmp_path / f"{number}.npz", *buffers)
+        wanted.append(sent[0].got["h"])
     done = children.python(
-        "-c",
-        ELSEWHERE % (B, L, D),
-        str(tmp_path),
-        *strings,
-        env=os.environ | {"XLA_FLAGS": ""},
+        "-c", ELSEWHERE, str(tmp_path), *lines, env=os.environ | {"XLA_FLAGS": ""}
     )
     assert done.returncode == 0, done.stderr
-    for number, string in enumerate(strings):
-        found = np.load(tmp_path / f"{number}_got.npz")
-        want = line_of(string, h).send(h).got["h"]
+    for number, (string, line) in enumerate(lines.items()):
+        found, want = np.load(tmp_path / f"{number}_got.npz"), wanted[number]
+        if string in fed_back:
+            np.testing.assert_array_equal(found["arr_0"], line.sender.residual[0])
+            continue
         np.testing.assert_array_equal(found["got"].view("u4"), want.view("u4"))
-        np.testing.assert_array_equal(found["moved"], batch(1)["h"] - want)
+        np.testing.assert_array_equal(found["moved"], tensors[1] - want)
 
 
 def test_every_name_is_in_the_list():
@@ -460,12 +412,6 @@ def test_a_chain_equals_doing_it_by_hand():
     np.testing.assert_array_equal(chained.decode(payload, state)[0], by_hand)
 
 
-def test_a_codec_twice_in_a_chain_undoes_itself_twice():
-    for string in ("int8(row)|int8(tensor)", "svd(0.5)|svd(0.5)", "fp16|bf16|fp16"):
-        found = line_of(string, batch(0)).send(batch(0))
-        assert spec_of(found.got) == spec_of(batch(0))
-
-
 def leaf_codec(encode, decode):
     return codecs.per_leaf(encode, lambda payload, like: decode(payload))
 
@@ -482,10 +428,6 @@ ONES = jnp.ones(())  # a constant: what a channel gives away is gone
 @pytest.mark.parametrize(
     ("broken", "words"),
     [
-        (
-            leaf_codec(lambda x: x[..., :76], lambda p: p),
-            "given float32[4, 77] and dec",
-        ),
         (
             codecs.stateless(lambda x: x, lambda x: x.astype(jnp.bfloat16)),
             "given float32[4, 77] and decodes bfloat16[4, 77]",
@@ -525,7 +467,8 @@ ONES = jnp.ones(())  # a constant: what a channel gives away is gone
     ],
 )
 def test_each_rule_that_is_broken_is_told(broken, words):
-    found = codecs.check(broken, jax.ShapeDtypeStruct((4, 77), jnp.float32))
+    eager = "without jit" in words  # it takes many small programs
+    found = codecs.check(broken, array_of(4, 77), eager=eager)
     assert words in "\n".join(found.broken)
     assert words in repr(found)
 
@@ -535,7 +478,7 @@ def test_integers_that_come_back_otherwise_are_told():
     codec = codecs.stateless(
         lambda x: x, lambda x: x | {"n": jnp.zeros_like(x["n"])}, "forgets"
     )
-    assert codecs.check(codec, spec).broken == (
+    assert codecs.check(codec, spec, eager=False).broken == (
         "leaf ['n'] is no float, and did not come back as it was",
     )
 
@@ -563,7 +506,6 @@ def signs():
     "make",
     [
         signs,
-        lambda: codecs.chain(signs(), codecs.fp16()),
         lambda: codecs.chain(signs(), signs(), codecs.int8("row")),
         lambda: codecs.error_feedback(signs(), 0.9),
         lambda: codecs.chain(codecs.pack_tokens(), signs()),
@@ -579,6 +521,6 @@ def test_a_codec_of_one_array_works_on_any_tree_and_width(make):
         "none": array_of(0, 77),
         "more": [array_of(1)],
     }
-    found = codecs.check(make(), spec)
+    found = codecs.check(make(), spec, eager=False)
     assert not found.broken
     assert found.error < 1.1

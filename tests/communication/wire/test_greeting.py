@@ -7,7 +7,7 @@ import time
 import pytest
 import two_contexts
 
-from nebula_jax.communication.wire import frames, greeting, reader, session
+from nebula_jax.communication.wire import frames, greeting, session
 from nebula_jax.communication.wire.states import Role
 from nebula_jax.security import tls
 from nebula_jax.security.tls import certificates, credentials
@@ -122,22 +122,9 @@ def test_a_refusal_is_sent_and_read_before_the_end(ends):
     finish(steps, here)
 
 
-def test_who_is_refused_gets_the_reason(ends):
-    here, there = ends
-    greeting.set_up(there)
-    connector = session.Session(Role.CONNECTOR, SESSION, 10.0)
-    connector.begin(0.0)
-    dialing = greeting.exchange_hellos(there, connector)
-    next(dialing)
-    next(greeting.refuse(greeting.Connected(here), "not today"))
-    with pytest.raises(session.PeerAborted, match="not today"):
-        finish(dialing, there)
-
-
 def test_an_opening_is_one_frame_and_no_more(ends):
     here, there = ends
     data = frames.encode(frames.Open(SESSION, 4), 0, 7)[0]
-    assert len(data) == reader.opening_bytes()
     there.sendall(data + b"more")
     opened = finish(greeting.read_opening(greeting.Connected(here)), here)
     assert opened == (frames.Open(SESSION, 4), 7)

@@ -138,7 +138,7 @@ def test_sentences_to_translate_are_sent_as_the_model_was_trained(codec, expecte
     used = channels.evaluation_codec(agreed, spec)
     want = codecs.from_string(expected)
     assert used.zstd == want.zstd
-    pair = (selector.variants(each) for each in (used, want))
+    pair = (selector.as_selector(each).codecs for each in (used, want))
     for ours, theirs in zip(*pair, strict=True):
         payloads = (codec_lib.payload_spec(each, spec) for each in (ours, theirs))
         assert operator.eq(*map(jax.tree.leaves, payloads))
