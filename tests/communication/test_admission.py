@@ -56,9 +56,10 @@ class Spoke(links.Pair):
         wait_until(lambda: self.here.is_away)
 
 
-@pytest.mark.parametrize("is_away", [False, True])
-@pytest.mark.parametrize("has_begun", [False, True])
-@pytest.mark.parametrize("encrypted", [False, True])
+@pytest.mark.parametrize(
+    ("is_away", "has_begun", "encrypted"),
+    [(False, False, True), (False, True, False), (True, False, False), (True,) * 3],
+)
 def test_who_may_return_takes_the_place_of_its_former_self(
     stack, folder, is_away, has_begun, encrypted
 ):

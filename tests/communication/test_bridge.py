@@ -63,8 +63,11 @@ def assert_crossed(received, seed):
     }
 
 
-@pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
-@pytest.mark.parametrize("wan_flag", ["", "100mbit,5ms"])
+@pytest.mark.parametrize(
+    ("encrypted", "wan_flag"),
+    [(False, ""), (True, "100mbit,5ms")],
+    ids=["plain", "tls"],
+)
 def test_tensors_and_tokens_cross_unchanged_both_ways(
     tmp_path, pool, encrypted, wan_flag, linked
 ):
@@ -99,11 +102,12 @@ def test_tensors_and_tokens_cross_unchanged_both_ways(
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
 def test_send_blocks_while_nobody_reads_and_loses_nothing(
-    tmp_path, pool, encrypted, linked
+    tmp_path, pool, encrypted, linked, monkeypatch
 ):
     """Tensors larger than every buffer."""
+    monkeypatch.setattr(windows, "WINDOW_BYTES", 1 << 20)
     here, there = linked(*links.credentials(tmp_path, encrypted))
-    big = np.arange(4_000_000, dtype=np.float32)
+    big = np.arange(1_000_000, dtype=np.float32)
     outgoing, incoming = links.channel(there, here, "h", jax.typeof(big))
     links.begin(here, there)
     sent = []  # and the one that is being sent
@@ -175,8 +179,10 @@ def test_a_listener_that_forgets_its_welcome_is_told(pool, linked, does):
         waiting.result(5)
 
 
-@pytest.mark.parametrize("is_welcome_there", [False, True])
-@pytest.mark.parametrize("does", ["send", "receive", "wait_for_step"])
+@pytest.mark.parametrize(
+    ("does", "is_welcome_there"),
+    [("send", False), ("receive", True), ("wait_for_step", True)],
+)
 def test_a_connector_that_does_not_wait_for_its_welcome_is_told(
     linked, does, is_welcome_there
 ):
@@ -293,10 +299,9 @@ def is_fit(text):
     [
         hello("generator:0", version=EVIL),
         hello("generator:0", SETTINGS | {EVIL: 1}),
-        hello("generator:0", SETTINGS | {"vocabulary": EVIL}),
         hello("generator:0", SETTINGS | {"vocabulary": {"deep": [EVIL]}}),
     ],
-    ids=["version", "name", "value", "nested"],
+    ids=["version", "name", "nested"],
 )
 def test_nothing_that_a_peer_sends_reaches_a_terminal_as_it_is(pool, strange):
     lines = []

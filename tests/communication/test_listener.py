@@ -23,7 +23,7 @@ from nebula_jax.security.tls import certificates
 
 SETTINGS = {"peer_timeout": 10.0, "reconnect_timeout": 20.0}
 HELLO = frames.encode(links.hello("generator:0"), 0, 0)[0]
-STRANGERS = 500
+STRANGERS = 300
 BACK_SECONDS = 5.0  # for a known peer, whoever else comes
 
 
@@ -132,9 +132,7 @@ SAME, OTHERS = ["127.0.0.1"], [f"127.0.0.{index}" for index in range(2, 250)]
     ("kind", "encrypted", "hosts"),
     [
         ("silent", False, SAME),
-        ("silent", True, SAME),
         ("silent", True, OTHERS),
-        ("dripping", False, SAME),
         ("dripping", True, SAME),
         ("dripping", False, OTHERS),
         ("half a handshake", True, SAME),

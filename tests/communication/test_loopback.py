@@ -26,9 +26,7 @@ def ends(named, name="h", link=None):
     return link.sender(name, SPEC, codec), link.receiver(name, SPEC, codec)
 
 
-@pytest.mark.parametrize(
-    "named", ["identity", "zstd", "pack_tokens", "pack_tokens|zstd"]
-)
+@pytest.mark.parametrize("named", ["identity", "pack_tokens|zstd"])
 def test_what_is_sent_is_received_in_order(named):
     sender, receiver = ends(named)
     assert not receiver.has_arrived
@@ -85,9 +83,8 @@ def test_two_ends_receive_from_each_other_and_not_from_themselves():
         jax.tree.map(np.testing.assert_array_equal, receiver.recv(1), arrays(seed))
 
 
-@pytest.mark.parametrize("named", ["identity", "zstd"])
-def test_what_comes_next_is_seen_before_it_is_taken_and_may_be_dropped(named):
-    sender, receiver = ends(named)
+def test_what_comes_next_is_seen_before_it_is_taken_and_may_be_dropped():
+    sender, receiver = ends("identity")
     assert receiver.next_step is None
     for step in (4, 8):
         sender.send(step, arrays(step))

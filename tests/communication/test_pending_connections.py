@@ -21,15 +21,12 @@ def come(room, host, count=1, **fields):
 
 def test_who_has_most_loses_its_oldest():
     room = pending_connections.Pool(10)
+    assert room.to_go(()) is None
     few, many = come(room, "10.0.0.1", 2), come(room, "10.0.0.2", 3)
     assert room.to_go(()) is many[0]
     room.remove(many[0])
     room.remove(many[1])
     assert room.to_go(()) is few[0]
-
-
-def test_an_empty_room_has_nobody_to_go():
-    assert pending_connections.Pool(10).to_go(()) is None
 
 
 def test_it_is_full_at_its_bound():
@@ -108,11 +105,3 @@ def test_what_is_not_logged_at_the_end_is_counted():
     log.flush()
     log.flush()
     assert said == ["line 0", "and 2 more connections like these"]
-
-
-def test_few_lines_are_logged_alone():
-    said = []
-    log = pending_connections.RejectedLog(said.append)
-    log.add("one", now=0.0)
-    log.flush()
-    assert said == ["one"]

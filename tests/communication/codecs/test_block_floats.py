@@ -15,8 +15,9 @@ decode = {block: jax.jit(codecs.e3m0(block).decode) for block in (4, 8, 256)}
 
 
 def through(x, block=8):
+    """Returns the arrays received, and the payload of each."""
     payload, _ = encode[block](x, ())
-    return np.asarray(decode[block](payload, ())[0]), payload.tree
+    return jax.device_get(decode[block](payload, ())[0]), payload.tree
 
 
 def by_hand(x, block):
@@ -50,23 +51,24 @@ def test_a_payload_is_these_bytes():
     assert got.tolist() == [8, -8, 4, 0.5, 0, -1, 1 / 64, 0]
 
 
-@pytest.mark.parametrize("block", [4, 8, 256])
-@pytest.mark.parametrize("shape", [(6, 10), (2, 256), (3, 512), (7, 3), (1,), ()])
-def test_it_is_rounding_to_the_nearest_power_by_hand(shape, block):
+@pytest.mark.parametrize("block", [8, 256])
+def test_it_is_rounding_to_the_nearest_power_by_hand(block):
     random = np.random.RandomState(0)
-    x = np.float32(random.randn(*shape) * 10.0 ** random.uniform(-4, 1, shape))
-    got, payload = through(x, block)
-    want, nibbles, scale = by_hand(x, block)
-    np.testing.assert_array_equal(got, want)
-    np.testing.assert_array_equal(payload.scale, scale)
-    np.testing.assert_array_equal(np.ravel(payload.data), two_a_byte(nibbles))
-    assert codec_lib.nbytes(payload) == -(-x.size // 2) + 4 * -(-x.size // block)
+    several = [
+        np.float32(random.randn(*shape) * 10.0 ** random.uniform(-4, 1, shape))
+        for shape in [(6, 10), (2, 256), (3, 512), (7, 3), (1,), ()]
+    ]
+    for x, got, payload in zip(several, *through(several, block), strict=True):
+        want, nibbles, scale = by_hand(x, block)
+        np.testing.assert_array_equal(got, want)
+        np.testing.assert_array_equal(payload.scale, scale)
+        np.testing.assert_array_equal(np.ravel(payload.data), two_a_byte(nibbles))
+        assert codec_lib.nbytes(payload) == -(-x.size // 2) + 4 * -(-x.size // block)
 
 
 SCALES = st.floats(2.0**-119, 2.0**127, width=32)
 
 
-@hypothesis.settings(max_examples=200)
 @hypothesis.given(scale=SCALES)
 def test_it_rounds_right_beside_every_middle_for_every_scale(scale):
     """One unit in the last place on either side, where products would be too coarse."""
@@ -81,7 +83,6 @@ def test_it_rounds_right_beside_every_middle_for_every_scale(scale):
     np.testing.assert_array_equal(got, want)
 
 
-@hypothesis.settings(max_examples=100)
 @hypothesis.given(
     hypothesis.extra.numpy.arrays(
         np.float32, (21,), elements=st.floats(width=32, allow_nan=False)
@@ -111,23 +112,18 @@ def test_blocks_of_very_small_values_are_zeros_and_large_ones_are_kept():
     np.testing.assert_array_equal(through(x, 8)[0], x)
 
 
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-def test_leaves_of_short_types_come_back_in_them_and_integers_as_they_are(dtype):
-    x = {
-        "short": np.random.RandomState(0).randn(5, 7).astype(dtype),
-        "number": np.arange(9, dtype=np.int32),
-    }
-    payload, _ = encode[8](x, ())
-    got, _ = decode[8](payload, ())
-    want, _, _ = by_hand(x["short"].astype(np.float32), 8)
-    assert got["short"].dtype == dtype
-    np.testing.assert_array_equal(got["short"], want.astype(dtype))
-    np.testing.assert_array_equal(payload.tree["number"], x["number"])
+def test_leaves_of_short_types_come_back_in_them():
+    types = (ml_dtypes.bfloat16, np.float16)
+    several = [np.random.RandomState(0).randn(5, 7).astype(each) for each in types]
+    for x, got in zip(several, through(several)[0], strict=True):
+        want, _, _ = by_hand(x.astype(np.float32), 8)
+        assert got.dtype == x.dtype
+        np.testing.assert_array_equal(got, want.astype(x.dtype))
 
 
 @pytest.mark.parametrize("scale", [-1.0, np.inf, 1e-40, 2.0**-120])
 def test_a_scale_that_no_encoder_makes_is_refused(scale):
-    payload = jax.device_get(encode[8](np.ones(16, np.float32), ())[0].tree)
+    payload = jax.device_get(through(np.ones(16, np.float32))[1])
     for good in (0.0, 2.0**-119, 3e38, np.nan):
         arrivals.check_payload({"p": payload.replace(scale=np.float32([good, 1.0]))})
     with pytest.raises(ValueError, match=r"^p: .* is no scale"):

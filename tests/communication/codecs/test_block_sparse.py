@@ -6,7 +6,6 @@ import hypothesis
 import hypothesis.extra.numpy
 import hypothesis.strategies as st
 import jax
-import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
@@ -74,14 +73,11 @@ def test_a_payload_is_these_bytes():
 @pytest.mark.parametrize(
     ("shape", "k", "block"),
     [
-        ((8, 64), 4, 64),
         ((13, 77), 4, 64),
         ((13, 77), 64, 64),
         ((13, 77), 7, 100),
         ((13, 77), 32, 4096),
         ((3, 4096), 32, 4096),
-        ((9000,), 64, 4096),
-        ((100,), 5, 37),
         ((3, 7), 1, 1),
     ],
 )
@@ -102,15 +98,6 @@ def test_it_is_sparse_loco_by_hand(shape, k, block):
     count = where.size
     nbytes = -(-count * width // 8) + -(-count // 4) + 16
     assert codec_lib.nbytes(payload) == nbytes
-
-
-def test_a_kept_value_takes_14_bits_in_blocks_of_4096():
-    spec = jax.ShapeDtypeStruct((1024, 4096), jnp.float32)
-    for k, times in ((32, 292.5), (64, 146.3)):
-        codec = codecs.sparse_loco(k, 4096)
-        nbytes = codec_lib.nbytes(codec_lib.payload_spec(codec, spec))
-        assert nbytes == 1024 * k * 14 // 8 + 16
-        assert codec_lib.nbytes(spec) / nbytes == pytest.approx(times, abs=0.1)
 
 
 @hypothesis.settings(max_examples=60)
@@ -140,7 +127,7 @@ def test_both_ways_to_select_give_the_same():
 
 
 @pytest.mark.parametrize("value", [0.0, -3.0, 0.1, 1e-30, 1e-40, 3e38])
-@pytest.mark.parametrize("size", [1, 3, 200])
+@pytest.mark.parametrize("size", [1, 200])
 def test_values_without_a_spread_come_back(size, value):
     x = np.full(size, value, np.float32)
     got, payload = through(x)
@@ -158,8 +145,7 @@ def test_squares_of_large_and_small_values_are_no_problem(scale):
     np.testing.assert_array_equal(through(x * scale)[0], through(x)[0] * scale)
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-@pytest.mark.parametrize("where", [0, 100, 299])
+@pytest.mark.parametrize(("where", "bad"), [(0, np.nan), (100, np.inf), (299, -np.inf)])
 def test_a_bad_value_spoils_its_leaf_and_is_refused_on_arrival(where, bad):
     x = np.random.RandomState(0).randn(2, 300).astype(np.float32)
     x[0, where] = bad
@@ -176,32 +162,14 @@ def test_a_bad_value_spoils_its_leaf_and_is_refused_on_arrival(where, bad):
         arrivals.check_payload(jax.device_get(payload))
 
 
-def test_nothing_and_one_value_and_what_is_no_float():
-    x = {
-        "none": np.zeros((0, 3), np.float32),
-        "one": np.float32(-2.5),
-        "number": np.arange(9, dtype=np.int32),
-    }
-    encode, decode = compiled(4, 64)
-    payload, _ = encode(x, ())
-    arrivals.check_payload(jax.device_get(payload))
-    got, _ = decode(payload, ())
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), got) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype), x
-    )
-    assert got["one"] == -2.5
-    np.testing.assert_array_equal(got["number"], x["number"])
-
-
-@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float16])
-def test_leaves_of_short_types_come_back_in_them(dtype):
-    x = np.random.RandomState(0).randn(5, 70).astype(dtype)
+def test_leaves_of_short_types_come_back_in_them():
+    x = np.random.RandomState(0).randn(5, 70).astype(ml_dtypes.bfloat16)
     got, payload = through(x)
     same, of_float32 = through(x.astype(np.float32))
-    assert got.dtype == dtype
+    assert got.dtype == x.dtype
     assert payload.levels.dtype == np.float32
     np.testing.assert_array_equal(payload.codes, of_float32.codes)
-    np.testing.assert_array_equal(got, same.astype(dtype))
+    np.testing.assert_array_equal(got, same.astype(x.dtype))
 
 
 def tampered(payload, where, position, k=4, block=64):
@@ -219,9 +187,7 @@ def tampered(payload, where, position, k=4, block=64):
         (1, 0, "positions do not ascend"),
         (1, 5, "positions do not ascend"),
         (7, 14, "positions do not ascend"),
-        (9, 31, None),
         (9, 32, r"32 is not in \[0, 32\)"),
-        (9, 63, r"63 is not in \[0, 32\)"),
     ],
 )
 def test_positions_that_no_encoder_makes_are_refused(where, position, words):
@@ -229,14 +195,10 @@ def test_positions_that_no_encoder_makes_are_refused(where, position, words):
     x = np.zeros(160, np.float32)
     x[np.add.outer([0, 64], [5, 15, 25, 35]).reshape(-1)] = x[[133, 143]] = 1
     _, payload = through(x)
-    arrivals.check_payload({"p": tampered(payload, 0, 5)})
-    arrivals.check_payload({"p": tampered(payload, 1, 16)})
-    wrong = {"p": tampered(payload, where, position)}
-    if words is None:
-        arrivals.check_payload(wrong)
-        return
+    for good in ((0, 5), (1, 16), (9, 31)):
+        arrivals.check_payload({"p": tampered(payload, *good)})
     with pytest.raises(ValueError, match=f"^p: {words}"):
-        arrivals.check_payload(wrong)
+        arrivals.check_payload({"p": tampered(payload, where, position)})
 
 
 def test_positions_beyond_a_block_are_refused():
@@ -249,12 +211,11 @@ def test_positions_beyond_a_block_are_refused():
         arrivals.check_payload(payload.replace(index=np.uint8([33])))
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
-def test_levels_that_are_not_finite_are_refused(bad):
+def test_levels_that_are_not_finite_are_refused():
     _, payload = through(np.arange(100, dtype=np.float32))
     levels = payload.levels.copy()
-    levels[3] = bad
-    with pytest.raises(ValueError, match=f"^p: {bad} is not finite"):
+    levels[3] = -np.inf
+    with pytest.raises(ValueError, match=r"^p: -inf is not finite"):
         arrivals.check_payload({"p": payload.replace(levels=levels)})
 
 

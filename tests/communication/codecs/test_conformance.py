@@ -56,7 +56,12 @@ SUMS = 2e-6
 CASES = [
     Case("identity", 0.0, lambda i: 4 * N + BESIDE, eager=None),
     Case("zstd(3)", 0.0, lambda i: 4 * N + BESIDE, eager=None),
-    Case("pack_ids(4000)", 0.0, lambda i: 4 * N + 12 * (ROWS + B) // 8 + ROWS // 8),
+    Case(
+        "pack_ids(4000)",
+        0.0,
+        lambda i: 4 * N + 12 * (ROWS + B) // 8 + ROWS // 8,
+        eager=None,
+    ),
     Case("fp16", 2**-11, lambda i: 2 * N + BESIDE, eager=None),
     Case("bf16", 2**-8, lambda i: 2 * N + BESIDE, eager=None),
     Case("int8(tensor)", 0.01, lambda i: N + 4 + BESIDE, N, None),
@@ -84,7 +89,12 @@ CASES = [
         SUMS,
         SUMS,
     ),
-    Case("pack_tokens", 0.0, lambda i: SLOTS[i] * (4 * D + 4) + MASK // 8 + INDEX),
+    Case(
+        "pack_tokens",
+        0.0,
+        lambda i: SLOTS[i] * (4 * D + 4) + MASK // 8 + INDEX,
+        eager=None,
+    ),
     Case(
         "pack_tokens|svd(0.5)|fp16",
         0.6,

@@ -4,11 +4,9 @@ import subprocess
 import sys
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs
 from nebula_jax.communication.codecs import low_rank
 
@@ -38,12 +36,13 @@ def matrix_with(singular_values, m, n, seed=0):
     return (u * singular_values @ v.T).astype(np.float32)
 
 
-GAUSSIAN = np.random.RandomState(0).randn(4, 20, 48).astype(np.float32)
+GAUSSIAN = np.random.RandomState(0).randn(2, 20, 48).astype(np.float32)
+THIRD, HALF = codecs.svd(1 / 3), codecs.svd(0.5)
 
 
-@pytest.mark.parametrize("ratio", [0.01, 0.3, 0.9])
+@pytest.mark.parametrize("ratio", [0.01, 0.6])
 def test_the_error_is_within_a_thousandth_of_the_optimum(ratio):
-    shapes = ((4, 20, 48), (4, 48, 20), (80, 48))
+    shapes = ((2, 20, 48), (2, 48, 20), (40, 48))
     several = [GAUSSIAN.reshape(shape) for shape in shapes]
     received, payloads = through(codecs.svd(ratio), several)
     for x, got, payload in zip(several, received, payloads, strict=True):
@@ -54,35 +53,23 @@ def test_the_error_is_within_a_thousandth_of_the_optimum(ratio):
 
 def test_flattened_it_is_one_matrix():
     got, payload = through(codecs.svd(0.5, flatten=True), GAUSSIAN)
-    assert payload.left.shape == (80, 24)
-    flat = GAUSSIAN.reshape(80, 48)
-    assert np.linalg.norm(got.reshape(80, 48) - flat) <= 1.001 * optimum(flat, 24)
+    assert payload.left.shape == (40, 20)
+    flat = GAUSSIAN.reshape(40, 48)
+    assert np.linalg.norm(got.reshape(40, 48) - flat) <= 1.001 * optimum(flat, 20)
 
 
 @pytest.mark.parametrize("decay", [0.9, 0.75])
 def test_a_decaying_spectrum_is_cut_within_a_thousandth_of_the_optimum(decay):
     """Down to 2e-3 of the largest: Gram in float32 sees 3e-4."""
     x = matrix_with(decay ** np.arange(60), 200, 60)
-    k = 20
-    got, _ = through(codecs.svd(k / 60), x)
-    assert np.linalg.norm(got - x) <= 1.001 * optimum(x, k)
+    got, _ = through(THIRD, x)
+    assert np.linalg.norm(got - x) <= 1.001 * optimum(x, 20)
 
 
 def test_what_float32_cannot_tell_apart_is_lost_and_no_more():
     x = matrix_with(10.0 ** -np.arange(12), 100, 12)
     got, _ = through(codecs.svd(0.75), x)
     assert np.linalg.norm(got - x) <= optimum(x, 9) + 1e-3 * np.linalg.norm(x, 2)
-
-
-@pytest.mark.parametrize(
-    ("ratio", "paper"),
-    [(0.9, 0.45), (0.8, 0.40), (0.7, 0.34), (0.6, 0.30), (0.4, 0.20), (0.2, 0.09)],
-)
-def test_ratios_are_those_of_table_5_but_for_the_left_factor(ratio, paper):
-    """64 tokens a sentence: m (1 + m / n) / m is 8 % above what the paper prints."""
-    codec = codecs.chain(codecs.svd(ratio), codecs.fp16())
-    spec = jax.ShapeDtypeStruct((128, 64, 768), jnp.float32)
-    assert codec_lib.ratio(codec, spec) == pytest.approx(paper * 13 / 12, rel=0.06)
 
 
 def test_both_factors_fit_float16_where_singular_values_do_not():
@@ -95,7 +82,7 @@ def test_both_factors_fit_float16_where_singular_values_do_not():
 @pytest.mark.parametrize("scale", [1e-14, 1e-9, 1e9, 1e16])
 def test_small_and_large_matrices_are_not_lost_in_the_squares(scale):
     x = GAUSSIAN[0] * np.float32(scale)
-    got, _ = through(codecs.svd(0.5), x)
+    got, _ = through(HALF, x)
     error = np.linalg.norm(got.astype(np.float64) / scale - GAUSSIAN[0])
     assert error <= 1.001 * optimum(GAUSSIAN[0], 10)
 
@@ -120,17 +107,15 @@ def test_many_leaves_at_once_do_not_wait_for_each_other_for_ever():
     subprocess.run(command, env=environment, check=True, timeout=300)
 
 
-def test_many_matrices_are_as_each_by_itself():
-    x = np.random.RandomState(0).randn(37, 6, 9).astype(np.float32)
+def test_many_matrices_are_as_each_by_itself(monkeypatch):
+    """Two groups of them, and what is left."""
+    monkeypatch.setattr(low_rank, "GROUP", 2)
+    x = np.random.RandomState(0).randn(5, 6, 9).astype(np.float32)
     got, payload = through(codecs.svd(0.5), x)
-    assert payload.left.shape == (37, 6, 3)
-    for matrix, ours in zip(x, got, strict=True):
-        np.testing.assert_allclose(through_one(matrix), ours, atol=1e-5)
-
-
-def through_one(matrix):
-    u, s, v = np.linalg.svd(matrix, full_matrices=False)
-    return (u[:, :3] * s[:3]) @ v[:3]
+    assert payload.left.shape == (5, 6, 3)
+    u, s, v = np.linalg.svd(x, full_matrices=False)
+    by_numpy = (u[..., :3] * s[:, None, :3]) @ v[:, :3]
+    np.testing.assert_allclose(got, by_numpy, atol=1e-5)
 
 
 def test_rank_is_the_floor_also_where_binary_fractions_fall_short():
@@ -142,5 +127,5 @@ def test_rank_is_the_floor_also_where_binary_fractions_fall_short():
 
 def test_vectors_pass():
     x = {"v": np.ones(5, np.float32), "m": GAUSSIAN[0]}
-    payload, _ = compiled(codecs.svd(0.5))[0](x, ())
+    payload, _ = compiled(HALF)[0](x, ())
     np.testing.assert_array_equal(payload.tree["v"], x["v"])

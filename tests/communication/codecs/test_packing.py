@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from flax import struct
 
-from nebula_jax.communication import codec, codecs, selector
+from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.codecs import bits as bits_lib
 from nebula_jax.communication.codecs import packing
 
@@ -22,7 +22,7 @@ def bits_of(values, bits):
     return np.packbits(table.astype(np.uint8).reshape(-1), bitorder="little")
 
 
-@pytest.mark.parametrize("vocab_size", [2, 3, 65_536, 250_002, 2**31 - 1])
+@pytest.mark.parametrize("vocab_size", [250_002, 2**31 - 1])
 def test_packed_ids_equal_numpy_bit_packing_and_come_back(vocab_size):
     random = np.random.RandomState(0)
     several = [
@@ -42,53 +42,45 @@ def test_packed_ids_equal_numpy_bit_packing_and_come_back(vocab_size):
         assert got.dtype == jnp.int32
 
 
-@pytest.mark.parametrize("bits", [1, 5, 8, 18, 31, 32])
+@pytest.mark.parametrize("bits", [1, 5, 18, 32])
 def test_packing_in_words_gives_the_bytes_of_packing_bits(bits):
     several = [
         np.random.RandomState(size).randint(0, 2**32, size, dtype=np.uint32)
         for size in (0, 1, 31, 32, 1000)
     ]
     packed = [bits_of(ids, bits) for ids in several]
-    for pack in (bits_lib._pack_bits, bits_lib._pack_words):
-        found = jax.jit(lambda all_, pack=pack: [pack(ids, bits) for ids in all_])
-        jax.tree.map(np.testing.assert_array_equal, found(several), packed)
-    for unpack in (bits_lib._unpack_bits, bits_lib._unpack_words):
+    sizes = [ids.size for ids in several]
+    lowest = [ids & np.uint32(2**bits - 1) for ids in several]
+    packs = (bits_lib._pack_bits, bits_lib._pack_words)
+    unpacks = (bits_lib._unpack_bits, bits_lib._unpack_words)
 
-        def unpack_all(packed, unpack=unpack):
-            pairs = zip(packed, several, strict=True)
-            return [unpack(data, ids.size, bits) for data, ids in pairs]
+    @jax.jit
+    def all_ways(several, packed):
+        return (
+            [[pack(ids, bits) for ids in several] for pack in packs],
+            [
+                [unpack(*each, bits) for each in zip(packed, sizes, strict=True)]
+                for unpack in unpacks
+            ],
+        )
 
-        for got, ids in zip(jax.jit(unpack_all)(packed), several, strict=True):
-            np.testing.assert_array_equal(got, ids & np.uint32(2**bits - 1))
-            assert got.dtype == jnp.uint32
-
-
-def test_booleans_take_one_bit():
-    marks = np.random.RandomState(1).rand(4, 33) < 0.15
-    pack = codecs.pack_ids(4000)
-    payload, state = jax.jit(pack.encode)(marks, ())
-    np.testing.assert_array_equal(payload.data, np.packbits(marks, bitorder="little"))
-    decoded, _ = jax.jit(pack.decode)(payload, state)
-    np.testing.assert_array_equal(decoded, marks)
-
-
-def test_the_papers_vocabulary_takes_18_bits():
-    assert codecs.bits_for(250_002) == 18
-    spec = jax.ShapeDtypeStruct((2048, 512), jnp.int32)
-    assert codec.ratio(codecs.pack_ids(250_002), spec) == 18 / 32
+    found, back = all_ways(several, packed)
+    jax.tree.map(np.testing.assert_array_equal, found, [packed] * 2)
+    jax.tree.map(np.testing.assert_array_equal, back, [lowest] * 2)
+    assert {leaf.dtype for leaf in jax.tree.leaves(back)} == {np.dtype(np.uint32)}
 
 
 BITMAP = jax.jit(bits_lib.bitmap)
 POSITIONS = jax.jit(bits_lib.positions, static_argnums=1)
 
 
-@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.99, 1.0])
-def test_positions_of_marks_are_numpys(share):
-    marks = np.random.RandomState(0).rand(1000) < share
+@pytest.mark.parametrize("real", [0, 10, 500, 990, 1000])
+def test_positions_of_marks_are_numpys(real):
+    marks = np.random.RandomState(0).permutation(1000) < real
     where = np.flatnonzero(marks)
     words = BITMAP(marks)
-    for count in (0, 1, where.size // 2, where.size, where.size + 5):
-        found = POSITIONS(words, count)[: where.size]
+    for count in (0, 1, 500, 1005):
+        found = POSITIONS(words, count)[:real]
         np.testing.assert_array_equal(found, where[:count])
 
 
@@ -126,19 +118,18 @@ def compiled(**settings):
 @hypothesis.given(
     mask=hypothesis.extra.numpy.arrays(
         st.sampled_from([np.dtype(bool), np.dtype(np.int32)]),
-        st.sampled_from([(1, 1), (4, 9)]),
+        (4, 9),
         elements=st.integers(0, 1),
-    ),
-    capacities=st.sampled_from([3]),
+    )
 )
-def test_tokens_come_back_whatever_the_mask(mask, capacities):
+def test_tokens_come_back_whatever_the_mask(mask):
     batch = a_batch(mask)
-    pack = compiled(capacities=capacities)
+    pack = compiled(capacities=2)
     payload, state = pack.encode(batch, pack.init(batch))
     slots = payload.payload.ids.values.shape[0]
     real = np.count_nonzero(mask)
     assert real <= slots
-    assert payload.option == 0 or real > payload.option * mask.size / capacities
+    assert payload.option == 0 or real > payload.option * mask.size / 2
     np.testing.assert_array_equal(
         payload.payload.hidden.values[:real], batch.hidden[mask != 0]
     )

@@ -17,7 +17,7 @@ def test_a_norm_of_all_leaves_is_clipped_and_a_smaller_one_is_not():
     norm = math.sqrt(16 * 9 + 9 * 16)
     for clip in (0.5, 2 * norm):
         codec = codecs.from_string(f"private({clip})")
-        payload, _ = codec.encode(arrays, codec.init(arrays))
+        payload, _ = jax.jit(codec.encode)(arrays, codec.init(arrays))
         for name in "ab":
             wanted = np.asarray(arrays[name]) * min(1, clip / norm)
             np.testing.assert_allclose(payload[name], wanted, rtol=1e-6)
@@ -27,11 +27,11 @@ def test_a_norm_of_all_leaves_is_clipped_and_a_smaller_one_is_not():
 def test_noise_is_as_large_as_it_says_and_another_each_time():
     codec = codecs.private(2.0, 0.5)
     zeros = {"a": jnp.zeros((100, 200)), "b": jnp.zeros(20_000)}
-    state, found = codec.init(zeros), []
+    encode, state, found = jax.jit(codec.encode), codec.init(zeros), []
     for _ in range(2):
-        payload, state = jax.jit(codec.encode)(zeros, state)
+        payload, state = encode(zeros, state)
         found += [np.ravel(payload["a"]), np.ravel(payload["b"])]
-    other, _ = codec.encode(zeros, codec.init(zeros))
+    other, _ = encode(zeros, codec.init(zeros))
     found.append(np.ravel(other["a"]))  # a second start draws from other bits
     for noise in found:
         assert stats.kstest(noise, stats.norm(scale=1.0).cdf).pvalue > 1e-6
@@ -40,20 +40,19 @@ def test_noise_is_as_large_as_it_says_and_another_each_time():
 
 def test_a_run_that_resumes_adds_the_same_noise():
     codec = codecs.private(1.0, 1.0)
-    x = jnp.ones((4, 4))
-    _, saved = codec.encode(x, codec.init(x))
+    x, encode = jnp.ones((4, 4)), jax.jit(codec.encode)
+    _, saved = encode(x, codec.init(x))
     restored = jax.tree.map(np.array, saved)
-    np.testing.assert_array_equal(
-        codec.encode(x, saved)[0], codec.encode(x, restored)[0]
-    )
+    np.testing.assert_array_equal(encode(x, saved)[0], encode(x, restored)[0])
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
 @pytest.mark.parametrize("codec", [codecs.private(1.0), codecs.private(1.0, 0.1)])
-def test_a_value_that_is_not_finite_is_not_hidden(codec, bad):
-    x = {"a": jnp.ones(3), "b": jnp.ones(2).at[0].set(bad)}
-    payload, _ = codec.encode(x, codec.init(x))
-    assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(payload))
+def test_a_value_that_is_not_finite_is_not_hidden(codec):
+    encode = jax.jit(codec.encode)
+    for bad in (np.nan, np.inf, -np.inf):
+        x = {"a": np.ones(3, np.float32), "b": np.float32([bad, 1])}
+        payload, _ = encode(x, codec.init(x))
+        assert all(np.isnan(leaf).all() for leaf in jax.tree.leaves(payload))
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def test_its_name_is_that_of_a_policy():
     assert found.name == "private(1, 0.5)|fp16"
 
 
-@pytest.mark.parametrize(("noise", "messages"), [(1.0, 1), (4.0, 30), (20.0, 1000)])
+@pytest.mark.parametrize(("noise", "messages"), [(1.0, 1), (4.0, 30)])
 def test_epsilon_is_an_upper_bound_that_is_not_far(noise, messages):
     """So many messages are as one with less noise (Balle and Wang 2018, theorem 8)."""
     ratio, delta = math.sqrt(messages) / noise, 1e-5

@@ -1,7 +1,3 @@
-import os
-
-import children
-import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -44,26 +40,7 @@ def test_error_feedback_is_numpys_rounding_with_memory(beta):
         np.testing.assert_array_equal(ends.sender.residual[0], residual)
 
 
-def test_a_beta_of_1_changes_neither_the_name_nor_the_program():
-    plain, one = (codecs.error_feedback(codecs.fp16(), *beta) for beta in ((), (1,)))
-    assert plain.name == one.name == "error_feedback(fp16)"
-    state = plain.init(gaussian(0))
-    programs = [
-        str(jax.make_jaxpr(each.encode)(gaussian(0), state)) for each in (plain, one)
-    ]
-    assert programs[0] == programs[1]
-
-
-@pytest.mark.parametrize(
-    "string",
-    [
-        "int4(row)",
-        "svd(0.25)",
-        "bf16",
-        "e3m0(8)",
-        "sparse_loco(2, 8)",
-    ],
-)
+@pytest.mark.parametrize("string", ["int4(row)", "svd(0.25)", "sparse_loco(2, 8)"])
 def test_error_feedback_loses_nothing_in_the_long_run(string):
     """The sum received and the residual are the sum sent, to rounding."""
     ends = Ends(codecs.from_string(f"error_feedback({string})"), gaussian(0))
@@ -90,11 +67,8 @@ def test_from_step_begins_at_its_step_however_many_tensors_there_were():
     for n in (1, 2, 4):
         codec = codecs.from_step(n, codecs.error_feedback(codecs.fp16()))
         state = codec.init(x)
-        options = []
         for step in (1, 1, 2, 3, 3, 4, 9):
-            payload, state = codec.encode(x, state, step)
-            options.append(payload.option)
-        assert options == [int(step >= n) for step in (1, 1, 2, 3, 3, 4, 9)]
+            assert codec.choose(x, state, step) == (step >= n)
     assert codecs.from_step(2, codecs.fp16()).encode(x, ())[0].option == 0
 
 
@@ -109,29 +83,6 @@ def test_wrappers_in_wrappers():
     assert options == [0, 8, 1, 8]
     want = arrays["h"] * np.where(np.arange(6) < 1, 1, 2)[:, None]  # others were lost
     np.testing.assert_allclose(got["h"], want, atol=0.1)
-
-
-IN_STEP = """
-import jax, numpy as np
-from nebula_jax.communication import codecs
-for string in ("error_feedback(int4(64))", "error_feedback(e3m0, 0.9)"):
-    here = codecs.from_string(string)
-    random = np.random.RandomState(0)
-    h = random.randn(8, 16, 256).astype(np.float32)
-    eager = sender = here.init(h)
-    for step in range(4):
-        h = h + np.float32(0.1) * random.randn(*h.shape).astype(np.float32)
-        _, eager = here.encode(h, eager)
-        _, sender = jax.jit(here.encode)(h, sender)
-        jax.tree.map(np.testing.assert_array_equal, sender, eager)
-"""
-
-
-def test_what_is_fed_back_is_the_same_in_fully_optimized_programs():
-    """In a process of its own: here, XLA's optimizations are turned down."""
-    environment = os.environ | {"XLA_FLAGS": ""}
-    done = children.python("-c", IN_STEP, env=environment)
-    assert done.returncode == 0, done.stderr
 
 
 def test_by_step_uses_another_codec_in_each_step_with_its_own_state():

@@ -52,7 +52,9 @@ def broken_again(crossed, after, waited=0.0):
     policy = lost()
     policy.next_pause()
     policy.next_pause()
+    policy.failed("nobody answers")  # which is forgotten then
     assert policy.recovered(104.0) == 4.0
+    assert not policy.is_lost
     assert policy.lost(104.0 + after, "damaged", crossed, 104.0 + after - waited)
     return policy
 
@@ -91,18 +93,6 @@ def test_a_line_that_damages_everything_is_given_up_after_a_few_attempts():
         attempts += 1
     assert attempts < 60  # some 45 of up to 2 s
     assert 160.0 <= now < 170.0
-
-
-def test_a_connection_that_comes_back_forgets_everything():
-    policy = lost()
-    policy.next_pause()
-    policy.failed("nobody answers")
-    assert policy.recovered(103.5) == 3.5
-    assert not policy.is_lost
-    assert policy.lost(200.0, "once more", crossed=4, idle_at=0.0)
-    assert policy.deadline() == 210.0
-    assert policy.next_pause() == 0.0
-    assert "nobody answers" not in policy.explanation
 
 
 @pytest.mark.parametrize(

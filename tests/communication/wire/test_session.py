@@ -11,7 +11,6 @@ from nebula_jax.communication.wire import (
     activity,
     frames,
     reader,
-    receive_buffer,
     session,
     states,
     windows,
@@ -106,14 +105,6 @@ def running(pair):
     """A pair of which both ends may send tensors."""
     pair.bring(Role.CONNECTOR, State.OPEN)
     return pair
-
-
-def test_a_large_tensor_lands_where_the_device_can_take_it():
-    size = 3 * receive_buffer.STAGE_BYTES
-    pair = Pair([[size]])
-    pair.bring(Role.CONNECTOR, State.OPEN)
-    (tensor,) = pair.send(Role.CONNECTOR, frames.Tensor(0, 1, 0, [bytes(size)]))
-    assert tensor.buffers[0].ctypes.data % receive_buffer.ALIGNMENT == 0
 
 
 CASES = list(itertools.product(Role, State, NUMBERED))
@@ -306,14 +297,6 @@ def test_own_slowness_is_not_the_peers_silence(pair):
     end.tick(18.0)
 
 
-def test_the_ledger_counts_every_byte_by_kind(running):
-    running.send(Role.CONNECTOR, TENSOR)
-    running.send(Role.CONNECTOR, TENSOR)
-    size = frames.frame_bytes(frames.Tensor, 8)
-    assert running.ends[Role.CONNECTOR].ledger.entries()["sent h"] == [2, 2 * size]
-    assert running.ends[Role.LISTENER].ledger.entries()["received h"] == [2, 2 * size]
-
-
 def test_what_a_peer_receives_is_acknowledged_and_forgotten():
     big = windows.ACK_BYTES
     pair = Pair([[big]])
@@ -382,7 +365,7 @@ def flipped(data, rng, rate):
     return bytes(data)
 
 
-@settings(max_examples=60)
+@settings(max_examples=25)
 @example(32629, 0.0, 0.2)  # damage right behind an End
 @given(
     st.integers(0, 2**32),

@@ -34,7 +34,7 @@ def test_all_wake_and_those_without_news_go_on_sleeping(pool):
 
 
 def test_no_change_is_missed_however_close_it_comes_to_falling_asleep(pool):
-    waiting, count, rounds = wakeups.Waiters(), [0], 5000
+    waiting, count, rounds = wakeups.Waiters(), [0], 1000
     turns = [threading.Event() for _ in range(rounds)]
 
     def wait():
