@@ -28,7 +28,7 @@ DEFAULTS = {
 }
 """Shared flags that have another default in this experiment."""
 
-NAME = text.FLAG.reader
+NAME = "cluster"
 MOST_CLUSTERS = 8
 
 
@@ -72,7 +72,7 @@ class Agreed(pretraining_config.Agreed, local_steps.Settings):
 
     def groups(self) -> list[list[str]]:
         """Returns the languages of every cluster (one group), or of each."""
-        return language_mixture.parse_groups(" ".join(self.languages), *text.FLAG)
+        return text.parsed(self.languages)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,10 +81,6 @@ class Local(pretraining_config.Local):
 
     `emulate_compute` is of a step: one number.
     """
-
-    def emulated_seconds(self) -> float:
-        """Returns --emulate_compute in seconds, or 0."""
-        return sum(self.emulate_compute) / 1000
 
 
 Run = configuration.Run[Agreed, Local]
@@ -103,7 +99,7 @@ def from_flags() -> Run:
 
 def context(run: Run) -> context_lib.Context:
     """Returns the context of a training loop."""
-    window, seconds = run.agreed.window(), run.local.emulated_seconds()
+    window, seconds = run.agreed.window(), sum(run.local.emulate_compute) / 1000
     return run.context(window=window, emulated_seconds=seconds)
 
 

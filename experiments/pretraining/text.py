@@ -31,17 +31,6 @@ HELD_OUT_SEED = 1_000_003
 ALL = "all"
 
 
-class Flag(NamedTuple):
-    """The names of groups of languages in the errors of `language_mixture`."""
-
-    flag: str
-    reader: str
-    """Kind of cluster that reads a group."""
-
-
-FLAG = Flag("languages", "cluster")
-
-
 class Reader(NamedTuple):
     """A reader of a run's text: its part of it, and how it reads."""
 
@@ -85,6 +74,11 @@ def written(local: configuration.Place) -> pathlib.Path:
     return local.prepared_dir / "django_messages"
 
 
+def parsed(languages: Sequence[str]) -> list[list[str]]:
+    """Parses --languages: groups, one for every cluster or one for each."""
+    return language_mixture.parse_groups(" ".join(languages), "languages", "cluster")
+
+
 def groups(languages: Sequence[str], local: config.Local) -> list[list[str]]:
     """Returns the groups of --languages, `all` looked up in the text folder.
 
@@ -92,7 +86,7 @@ def groups(languages: Sequence[str], local: config.Local) -> list[list[str]]:
       errors.NebulaError: if they are no groups, or there is nothing to look up in.
     """
     if [each.strip() for each in languages] != [ALL]:
-        return language_mixture.parse_groups(" ".join(languages), *FLAG)
+        return parsed(languages)
     if local.data:
         raise errors.SettingsError(
             f"--languages={ALL}: with --data there is no text folder to look this up"
@@ -235,14 +229,11 @@ class Text:
         more: dict[str, Any] = {}
         if remote is not None:  # a grant pays for each row: none that is not needed
             more = {"fetch": remote.fetch, "most": self._reader.most}
-        self.batches = resumable_batches.training_batches(
-            self._sources,
-            batch_size,
-            self._agreed.max_length,
-            self._reader.seed,
-            rows,
-            **more,
+        length, seed = self._agreed.max_length, self._reader.seed
+        numbered = resumable_batches.numbered(
+            self._sources, batch_size, length, seed, rows, **more
         )
+        self.batches = resumable_batches.training_batches(numbered)
         if remote is not None:
             self.batches = read_ahead.ReadAhead(self.batches, self._reader.ahead)
         if position is not None:

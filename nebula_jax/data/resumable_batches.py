@@ -57,26 +57,17 @@ def _place(sequences: Sequence[dict[str, np.ndarray]], number: int) -> Place:
     return sequences, int(number)
 
 
-def training_batches(
-    sources: Sequence[Source],
-    batch_size: int,
-    max_length: int,
-    seed: int,
-    rows: slice = slice(None),
-    fetch: Fetch = fetch_each,
-    most: int | None = None,
-) -> "grain.DatasetIterator":
+def training_batches(batches: "grain.MapDataset") -> "grain.DatasetIterator":
     """Streams batches, mostly without end; the position is `get_state()`, a small dict.
 
     Args:
-      sources, batch_size, max_length, seed, rows, fetch, most: as of `numbered`.
+      batches: from `numbered`.
 
     Returns:
-      Iterator over [rows, L] int32 arrays, padded with [PAD].
+      Iterator over them.
     """
-    batches = numbered(sources, batch_size, max_length, seed, rows, fetch, most)
-    with installed.extra("experiments"):
-        import grain
+    import grain  # here, since most processes read no text
+
     # The records are memory-mapped and small: two readers keep ahead of any model here.
     options = grain.ReadOptions(num_threads=2, prefetch_buffer_size=4)
     return iter(batches.to_iter_dataset(options))
@@ -105,7 +96,7 @@ def numbered(
       Number -> [rows, L] int32 array, padded with [PAD].
     """
     with installed.extra("experiments"):
-        import grain  # here, since most processes read no text
+        import grain
 
     # Numbers of sequences are shuffled and mixed; sequences are read by the batch.
     streams = [

@@ -262,7 +262,7 @@ def letters(text: str) -> str:
 
 
 def _by_hash(pairs: Iterable[_Pair]) -> list[_Pair]:
-    return sorted(pairs, key=lambda pair: _hash(pair.id))
+    return sorted(pairs, key=lambda pair: hashlib.sha256(pair.id.encode()).digest())
 
 
 def _halves(pairs: Mapping[str, list[_Pair]]) -> dict[str, list[_Pair]]:
@@ -278,20 +278,12 @@ def _short(
     pairs: Mapping[str, list[_Pair]], max_words: int | None
 ) -> dict[str, list[_Pair]]:
     """Returns the pairs of each split whose sentences are short; all if it is None."""
-    return {
-        split: [
-            pair for pair in of_split if max_words is None or _is_short(pair, max_words)
-        ]
-        for split, of_split in pairs.items()
-    }
 
+    def is_short(pair: _Pair) -> bool:
+        words = max(len(text.split()) for text in (pair.source, pair.target))
+        return max_words is None or words <= max_words
 
-def _is_short(pair: _Pair, max_words: int) -> bool:
-    return all(len(text.split()) <= max_words for text in (pair.source, pair.target))
-
-
-def _hash(name: str) -> bytes:
-    return hashlib.sha256(name.encode()).digest()
+    return {split: list(filter(is_short, each)) for split, each in pairs.items()}
 
 
 def _is_made(out: pathlib.Path, manifest: Mapping[str, Any]) -> bool:

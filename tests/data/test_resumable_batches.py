@@ -23,7 +23,8 @@ def stream(seed=0, count=2):
         resumable_batches.Source("a", corpus(100, 40), 0.75),
         resumable_batches.Source("b", corpus(1000, 10), 0.25),
     ]
-    return resumable_batches.training_batches(sources[:count], 8, 5, seed)
+    numbered = resumable_batches.numbered(sources[:count], 8, 5, seed)
+    return resumable_batches.training_batches(numbered)
 
 
 def test_batches_are_padded_int32():

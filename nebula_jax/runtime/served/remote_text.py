@@ -2,7 +2,7 @@
 
     with remote_text.RemoteText(settings, wanted, name, digest, form) as text:
         key, splits = text.part("mono/es", ("train", "valid"))
-        batches = resumable_batches.training_batches(..., fetch=text.fetch)
+        batches = resumable_batches.numbered(..., fetch=text.fetch)
 
 A row for itself would take a round trip. So `fetch` reads the rows of a whole batch, of
 whatever parts, with as few requests as hold them, all sent before the first is waited

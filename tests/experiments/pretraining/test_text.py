@@ -60,7 +60,9 @@ def test_the_stream_is_that_of_the_mixture_and_the_seed(made):
         text.folder(run.local), READER.languages, READER.mix, exponents,
         vocabulary=vocabulary, max_length=LENGTH, prepared_dir=run.local.prepared_dir,
     )  # fmt: skip
-    wanted = resumable_batches.training_batches(data.sources, 4, LENGTH, READER.seed)
+    wanted = resumable_batches.training_batches(
+        resumable_batches.numbered(data.sources, 4, LENGTH, READER.seed)
+    )
     for batch, whole in itertools.islice(zip(found.batches, wanted, strict=True), 5):
         np.testing.assert_array_equal(batch, whole[1:3])
     assert found.end is None

@@ -90,7 +90,8 @@ def mixed(text):
 
 
 def batches(data, **more):
-    return resumable_batches.training_batches(data.sources, 6, LENGTH, 3, **more)
+    numbered = resumable_batches.numbered(data.sources, 6, LENGTH, 3, **more)
+    return resumable_batches.training_batches(numbered)
 
 
 def held_out(sequences):
