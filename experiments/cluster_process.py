@@ -1,7 +1,6 @@
 """One process of one cluster: its root alone has the cluster's folder."""
 
 import contextlib
-import pathlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
@@ -19,28 +18,28 @@ RunT = TypeVar("RunT", bound=configuration.Run)
 def run(
     run: RunT,
     settings: Mapping[str, Any],
-    folder: pathlib.Path,
     train: Callable[[RunT], int],
 ) -> int:
     """Runs this process's part of a cluster; returns the exit status.
 
     Args:
       settings: what must be equal in all clusters.
-      folder: of the cluster; locked by its root.
       train: trains to the end; returns the exit status.
 
     Raises:
       errors.NebulaError: if another process works in the folder, or as `cluster.run`.
     """
-
     described = _described(run, settings)
+    folder, has_others = run.local.workdir, isinstance(run.local, configuration.Local)
+    if has_others:
+        folder = run_folder.of_cluster(folder, run.local.cluster)
 
     def part() -> int:
         if not ranks.is_root():
             return train(run)
         with run_folder.lock(folder), contextlib.ExitStack() as held:
             ends: dict[str, int] = {}
-            if isinstance(run.local, configuration.Local):  # it has other clusters
+            if has_others:
                 ends = held.enter_context(_recorded(run, described))
             ends["status"] = train(run)
             return ends["status"]

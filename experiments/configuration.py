@@ -10,6 +10,7 @@ the run or for its `run.flags`.
 import contextlib
 import copy
 import dataclasses
+import functools
 import os
 import pathlib
 import sys
@@ -24,7 +25,9 @@ from nebula_jax.commands import cluster_flags, command_line, fields
 from nebula_jax.communication import ranks
 from nebula_jax.communication.wire import frames
 from nebula_jax.models import transformer
+from nebula_jax.models.pretrained import packages
 from nebula_jax.runtime import context as context_lib
+from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import checkpoints, report
 
@@ -92,6 +95,19 @@ class Place(cluster_flags.Place):
     def layout(self) -> devices.Layout:
         """Returns how the cluster uses its devices."""
         return devices.Layout(self.devices_per_cluster, self.fsdp, self.model_parallel)
+
+    def checkpoint(self, name: str) -> pathlib.Path:
+        """Returns the checkpoint folder that a flag names, fetched if need be.
+
+        Raises:
+          errors.NebulaError: if it cannot be had.
+        """
+        return _resolved(name, self.pretrained_dir)
+
+
+@functools.cache  # a package's files are hashed each time: half a gigabyte
+def _resolved(name: str, pretrained_dir: pathlib.Path) -> pathlib.Path:
+    return packages.resolve_checkpoint(name, pretrained_dir, process.message)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

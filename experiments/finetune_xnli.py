@@ -30,7 +30,7 @@ def main() -> int:
         return evaluate.evaluate(run)
     devices.simulate(run.local.layout(), run.local.num_processes or 1)
     settings = configuration.settings(run.agreed)
-    return cluster_process.run(run, settings, run.local.workdir, train.train)
+    return cluster_process.run(run, settings, train.train)
 
 
 if __name__ == "__main__":

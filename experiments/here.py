@@ -54,6 +54,7 @@ def run_here(
     begin, local, workdir = time.monotonic(), run.local, run.local.workdir
     is_whole = local.cluster == "whole"
     with contextlib.ExitStack() as stack:
+        stack.enter_context(run_folder.lock(workdir))
         if not is_whole:  # a port or certificate that is missing shows before the text
             launch = stack.enter_context(
                 launcher.prepared(
@@ -71,22 +72,22 @@ def run_here(
             status = prepared.train_whole()
         else:
             status = launch(["-m", experiment.module], prepared.arguments)
-    if status == 0:
-        reported = ["whole"] if is_whole else names
-        folders = {name: run_folder.of_cluster(workdir, name) for name in reported}
-        traces.gather(workdir, folders.values(), local.traced)
-        own = {name: getattr(local, name) for name in experiment.reported}
-        flags = dataclasses.asdict(prepared.run.agreed) | own
-        seconds = time.monotonic() - begin
-        face_report.report(
-            workdir,
-            folders,
-            {**prepared.figures, "flags": flags},
-            seconds,
-            curves=experiment.report.curves,
-            figures=experiment.report.figures,
-            markdown=experiment.report.markdown,
-        )
+        if status == 0:
+            reported = ["whole"] if is_whole else names
+            folders = {name: run_folder.of_cluster(workdir, name) for name in reported}
+            traces.gather(workdir, folders.values(), local.traced)
+            own = {name: getattr(local, name) for name in experiment.reported}
+            flags = dataclasses.asdict(prepared.run.agreed) | own
+            seconds = time.monotonic() - begin
+            face_report.report(
+                workdir,
+                folders,
+                {**prepared.figures, "flags": flags},
+                seconds,
+                curves=experiment.report.curves,
+                figures=experiment.report.figures,
+                markdown=experiment.report.markdown,
+            )
     return status
 
 

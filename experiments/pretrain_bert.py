@@ -25,7 +25,6 @@ from experiments.pretraining import prepare
 from experiments.pretraining import vocabulary as vocabularies
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import run_folder
 
 EXPERIMENT = here.Experiment(
     module="experiments.pretrain_bert",
@@ -45,25 +44,15 @@ def main() -> int:
     run = config.from_flags()
     agreed, cluster = run.agreed, run.local.cluster
     config.check(run)
-    names = config.names(agreed)
-    if cluster in ("all", "whole"):
-        devices.simulate(run.local.layout(), run.local.num_processes or 1)
-        with run_folder.lock(run.local.workdir):
-            return _run_here(run)
-    index = config.index_of(agreed, cluster)
-    all_clusters.check_place(run.local.connection(), cluster, names, agreed.hub)
+    connection, names = run.local.connection(), config.names(agreed)
+    all_clusters.check_place(connection, cluster, names, agreed.hub)
     devices.simulate(run.local.layout(), run.local.num_processes or 1)
-    run = data.checked(run, only=index)
+    if cluster in ("all", "whole"):
+        dials = {name: all_clusters.dialed(name, names, agreed.hub) for name in names}
+        return here.run_here(EXPERIMENT, data.checked(run), names, dials)
+    run = data.checked(run, only=config.index_of(agreed, cluster))
     settings = config.settings(run, vocabularies.given(run.local))
-    folder = run_folder.of_cluster(run.local.workdir, cluster)
-    return cluster_process.run(run, settings, folder, cluster_loop.train)
-
-
-def _run_here(run: config.Run) -> int:
-    run = data.checked(run)
-    names = config.names(run.agreed)
-    dials = {name: all_clusters.dialed(name, names, run.agreed.hub) for name in names}
-    return here.run_here(EXPERIMENT, run, names, dials)
+    return cluster_process.run(run, settings, cluster_loop.train)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,6 @@ from nebula_jax import errors
 from nebula_jax.commands import command_line, fields
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import run_folder
 
 EXPERIMENT = here.Experiment(
     module="experiments.pretrain_m3",
@@ -79,21 +78,15 @@ def main() -> int:
     config.check(run)
     devices.simulate(run.local.layout(), run.local.num_processes or 1)
     if cluster in ("all", "whole"):
-        with run_folder.lock(run.local.workdir):
-            return _run_here(run)
+        run = data.checked(run)
+        return here.run_here(EXPERIMENT, run, config.names(run.agreed))
     if index is None:
         run, train = data.without_text(run), discriminator.train
     else:
         run = data.checked(run, only=index)
         train = functools.partial(generator.train, index=index)
     settings = config.settings(run, shared_vocabulary.given(run.local))
-    folder = run_folder.of_cluster(run.local.workdir, cluster)
-    return cluster_process.run(run, settings, folder, train)
-
-
-def _run_here(run: config.Run) -> int:
-    run = data.checked(run)
-    return here.run_here(EXPERIMENT, run, config.names(run.agreed))
+    return cluster_process.run(run, settings, train)
 
 
 if __name__ == "__main__":

@@ -37,7 +37,7 @@ from nebula_jax.commands import fields
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.runtime.records import checkpoints, run_folder
+from nebula_jax.runtime.records import checkpoints
 
 
 def main() -> int:
@@ -48,19 +48,15 @@ def main() -> int:
     if is_evaluation:
         config.check_beams(run.agreed)
         return translator.evaluate(run)
-    cluster, layout = run.local.cluster, run.local.layout()
+    cluster = run.local.cluster
     all_clusters.check_place(run.local.connection(), cluster, config.CLUSTERS)
     config.check(run)
-    devices.simulate(layout, run.local.num_processes or 1)
+    devices.simulate(run.local.layout(), run.local.num_processes or 1)
     if cluster in ("all", "whole"):
-        with run_folder.lock(run.local.workdir):
-            names = ("whole",) if cluster == "whole" else config.CLUSTERS
-            _check_same_run(run, names)
-            return here.run_here(EXPERIMENT, run, names)
+        names = config.WHOLE if cluster == "whole" else config.CLUSTERS
+        return here.run_here(EXPERIMENT, run, names)
     train = source.train if cluster == "source" else target.train
-    folder = run_folder.of_cluster(run.local.workdir, cluster)
-    settings = config.settings(run)
-    return cluster_process.run(run, settings, folder, train)
+    return cluster_process.run(run, config.settings(run), train)
 
 
 def _check_same_run(
@@ -73,6 +69,7 @@ def _check_same_run(
 
 def _prepare(run: config.Run, names: Sequence[str]) -> here.Prepared:
     """Gives each side its text, and prepares the models."""
+    _check_same_run(run, names)
     folders = data.split(run)
     # What is wrong with it shows before anything starts.
     encoder = {"source_model": models.load_source(run).digest}

@@ -26,7 +26,7 @@ from nebula_jax.models import (
     transformer,
 )
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import packages, trimming
+from nebula_jax.models.pretrained import trimming
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.runtime.life import process
@@ -123,11 +123,6 @@ def load(
     return Plm(model, tokenizer, digest, is_trained)
 
 
-def folder_of(local: config.Local, name: str) -> pathlib.Path:
-    """Returns the checkpoint folder that a flag names, fetched if need be."""
-    return packages.resolve_checkpoint(name, local.pretrained_dir, process.message)
-
-
 def load_source(run: config.Run) -> Plm:
     """Reads PLM-S, with its whole table: rows are only looked up in it.
 
@@ -135,7 +130,7 @@ def load_source(run: config.Run) -> Plm:
       errors.SettingsError: if a bottleneck is wider than it.
     """
     local = run.local
-    plm = load(run, folder_of(local, local.source_model), local.source_layers)
+    plm = load(run, local.checkpoint(local.source_model), local.source_layers)
     _check_rank(run.agreed, plm.model.config)
     return plm
 

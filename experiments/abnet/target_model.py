@@ -50,7 +50,7 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
     if local.init_from:
         _copy(pathlib.Path(local.init_from), local.workdir)
         return
-    source = models.folder_of(local, local.target_model)
+    source = local.checkpoint(local.target_model)
     train_file = parallel_side.path(side_dir, "train")
     whole = models.load(run, source, local.target_layers)
     has_head = "mlm_head" in whole.model.params

@@ -23,7 +23,7 @@ from nebula_jax.communication import ranks
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import card, config_json, packages, trimming
+from nebula_jax.models.pretrained import card, config_json, trimming
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime.life import process
 
@@ -37,12 +37,7 @@ def folder(local: config.Local) -> pathlib.Path:
     Raises:
       errors.NebulaError: if it cannot be had.
     """
-    return _resolved(local.hot_start, local.pretrained_dir)
-
-
-@functools.cache  # a package's files are hashed each time: half a gigabyte
-def _resolved(name: str, pretrained_dir: pathlib.Path) -> pathlib.Path:
-    return packages.resolve_checkpoint(name, pretrained_dir, process.message)
+    return local.checkpoint(local.hot_start)
 
 
 def digest(local: config.Local) -> str:

@@ -17,7 +17,7 @@ from experiments.xnli import config, data
 from nebula_jax import errors, files
 from nebula_jax.data import nli, tokenizers
 from nebula_jax.models import classifier, pretrained
-from nebula_jax.models.pretrained import card, packages, trimming
+from nebula_jax.models.pretrained import card, trimming
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
@@ -42,16 +42,6 @@ Predict = Callable[[Any, Any], jax.Array]
 """(parameters, input_ids [B, L]) -> [B, C] probabilities."""
 
 
-def encoder_folder(run: config.Run) -> pathlib.Path:
-    """Returns the checkpoint folder of --encoder, fetched if need be.
-
-    Raises:
-      errors.NebulaError: if it cannot be had.
-    """
-    name, prepared = run.agreed.encoder, run.local.pretrained_dir
-    return packages.resolve_checkpoint(name, prepared, process.message)
-
-
 def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
     """Returns --encoder and its tokenizer.
 
@@ -61,7 +51,7 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
     """
     agreed = run.agreed
     model, tokenizer = pretrained.load_with_tokenizer(
-        encoder_folder(run),
+        run.local.checkpoint(agreed.encoder),
         agreed.length_buckets[-1],
         dropout=agreed.encoder_dropout,
         dtype=agreed.dtype,
@@ -76,7 +66,7 @@ def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
 
 def fingerprints(run: config.Run) -> dict[str, str]:
     """Returns digests of what a run is resumed and tested with only if unchanged."""
-    folder = encoder_folder(run)
+    folder = run.local.checkpoint(run.agreed.encoder)
     return {
         "encoder": checkpoint_folder.digest(folder),
         "tokenizer": tokenizers.load(folder).digest,

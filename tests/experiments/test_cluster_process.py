@@ -28,7 +28,7 @@ def test_a_cluster_that_has_not_taken_its_last_step_has_stopped(
         return status
 
     run = configured.run(config, "--cluster=generator:0", workdir=tmp_path)
-    given = run, {}, tmp_path / "generator-0", train
+    given = run, {}, train
     if status is None:
         with pytest.raises(RuntimeError, match="full"):
             cluster_process.run(*given)
