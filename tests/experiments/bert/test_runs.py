@@ -48,7 +48,7 @@ def test_a_run_ends_bit_for_bit_the_same_after_a_kill_and_a_stop(runs, whole):
     assert "going on after step" in output
     (step,) = set(map(tiny_runs.newest, saved))
     assert SAVED[1] <= step < STEPS
-    output = runs.finished(**given)
+    output = runs.finished_here(**given)
     assert f"going on after step {step}" in output
     runs.assert_same("split", "whole", CLUSTERS, STEPS)
     summary = json.loads((runs.folder / "split" / "summary.json").read_text())
@@ -101,9 +101,8 @@ def test_the_same_command_makes_up_for_an_encoder_that_could_not_be_written(
 ):
     folder = shutil.copytree(whole, runs.folder / "full_disk")
     encoder = (folder / "whole" / "encoder").rename(runs.folder / "expected")
-    runs.finished(
-        cluster="whole", steps=STEPS, checkpoint_every=EVERY, workdir="full_disk"
-    )
+    given = {"steps": STEPS, "checkpoint_every": EVERY, "workdir": "full_disk"}
+    runs.finished_here(cluster="whole", **given)
     for path in encoder.iterdir():
         made = folder / "whole" / "encoder" / path.name
         assert made.read_bytes() == path.read_bytes()
