@@ -96,12 +96,7 @@ def _layers_of_random_pieces(
             outputs.append(hidden)
             return hidden
 
-        hidden = transformer.Embeddings(config).apply(
-            {"params": pretrained["embeddings"]}, ids, True
-        )
-        transformer.Encoder(config).apply(
-            {"params": pretrained["encoder"]}, hidden, ids >= 0, True, record
-        )
+        transformer.hidden_states(config, pretrained, ids, ids >= 0, record)
         return outputs
 
     return read({part: pretrained[part] for part in ("embeddings", "encoder")})

@@ -48,8 +48,8 @@ class EncoderAdapter(nn.Module):
         """Adds the adapter's output: hidden [B, L, D] float32 -> [B, L, D] float32."""
         config = self.config
         dense = functools.partial(transformer.dense, config=config, use_bias=False)
-        normal = transformer.layer_norm("layer_norm", config.layer_norm_epsilon)(hidden)
-        inner = dense(self.inner, name="down", kernel_init=XAVIER)(normal)
+        norm = transformer.layer_norm("layer_norm", config, use_bias=True)
+        inner = dense(self.inner, name="down", kernel_init=XAVIER)(norm(hidden))
         up = scaled_xavier(self.output_scale)
         return hidden + dense(config.width, name="up", kernel_init=up)(
             jax.nn.relu(inner)
@@ -84,12 +84,10 @@ class DecoderAdapter(nn.Module):
         self.key = dense(split, kernel_init=XAVIER)
         self.value = dense(split, kernel_init=XAVIER)
         self.attention_output = dense(config.width, axis=(-2, -1), kernel_init=last)
-        self.attention_layer_norm = transformer.layer_norm(
-            None, config.layer_norm_epsilon
-        )
+        self.attention_layer_norm = transformer.layer_norm(None, config)
         self.intermediate = dense(self.inner, kernel_init=XAVIER)
         self.output = dense(config.width, kernel_init=last)
-        self.output_layer_norm = transformer.layer_norm(None, config.layer_norm_epsilon)
+        self.output_layer_norm = transformer.layer_norm(None, config)
         self.drop = nn.Dropout(self.dropout)
 
     def read(self, source_hidden: jax.Array) -> transformer.KeyValues:

@@ -20,12 +20,10 @@ class MLMHead(nn.Module):
         """Maps hidden [B, M, D] and table [V, E] to logits [B, M, V] float32."""
         config = self.config
         width = config.embedding_width or config.width
-        has_biases = config.has_biases
-        dense = transformer.dense(width, config, "dense", use_bias=has_biases)
+        dense = transformer.dense(width, config, "dense", use_bias=config.has_biases)
         hidden = activations.place(dense(hidden), activations.ROWS)
-        hidden = transformer.layer_norm(
-            "layer_norm", config.layer_norm_epsilon, use_bias=has_biases
-        )(jax.nn.gelu(hidden, approximate=False))
+        hidden = jax.nn.gelu(hidden, approximate=False)
+        hidden = transformer.layer_norm("layer_norm", config)(hidden)
         return _tied(self, hidden, table)
 
 

@@ -11,7 +11,7 @@ residuals, softmax and layer norms are float32. (Frozen matrices may be in
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -23,7 +23,6 @@ from nebula_jax import errors
 from nebula_jax.models import activations, mixed_precision, modern, stages
 from nebula_jax.models.activations import MODEL, ROWS, place
 
-LAYER_NORM_EPSILON = 1e-12  # BERT's
 INITIALIZER = nn.initializers.normal(stddev=0.02)  # BERT's, of embeddings
 BERT_WIDTH = 768
 
@@ -54,8 +53,8 @@ class Config:
     """Operands of matrix products: `float32` or `bfloat16`."""
     token_types: int = 0
     """Token types that have an embedding (BERT: 2). 0: none, as in ERNIE-M."""
-    layer_norm_epsilon: float = LAYER_NORM_EPSILON
-    """Added to the variance in every layer norm (XLM-R and ERNIE-M: 1e-5)."""
+    layer_norm_epsilon: float = 1e-12
+    """Added to the variance in every layer norm (BERT: 1e-12; XLM-R, ERNIE-M: 1e-5)."""
     position_offset: int = 0
     """Rows of the position table before the first position (XLM-R, ERNIE-M: 2)."""
     remat: bool = False
@@ -156,11 +155,14 @@ def _unpromoted(*arrays: jax.Array, dtype: Any) -> tuple[jax.Array, ...]:
 
 
 def layer_norm(
-    name: str | None, epsilon: float = LAYER_NORM_EPSILON, *, use_bias: bool = True
+    name: str | None, config: Config, *, use_bias: bool | None = None
 ) -> nn.LayerNorm:
-    """Makes a layer normalization in float32."""
+    """Makes a layer normalization in float32; None for a bias as the encoder's have."""
     return nn.LayerNorm(
-        epsilon=epsilon, dtype=jnp.float32, use_bias=use_bias, name=name
+        epsilon=config.layer_norm_epsilon,
+        dtype=jnp.float32,
+        use_bias=config.has_biases if use_bias is None else use_bias,
+        name=name,
     )
 
 
@@ -194,9 +196,7 @@ class Embeddings(nn.Module):
             self.token_type_embeddings = nn.Embed(
                 config.token_types, width, embedding_init=INITIALIZER
             )
-        self.layer_norm = layer_norm(
-            None, config.layer_norm_epsilon, use_bias=config.has_biases
-        )
+        self.layer_norm = layer_norm(None, config)
         self.dropout = nn.Dropout(config.dropout)
         if config.embedding_width:
             self.projection = dense(config.width, config, None)
@@ -379,14 +379,13 @@ class Block(nn.Module):
         )
         if cache is not None:
             attended, cache = attended
-        epsilon = config.layer_norm_epsilon
         hidden = hidden + drop(place(attended, ROWS))
-        hidden = layer_norm("attention_layer_norm", epsilon)(hidden)
+        hidden = layer_norm("attention_layer_norm", config)(hidden)
         inner = dense(config.feed_forward, config, "intermediate")(hidden)
         inner = jax.nn.gelu(place(inner, ROWS, None, MODEL), approximate=False)
         outer = dense(config.width, config, "output")(inner)
         hidden = hidden + drop(place(outer, ROWS))
-        hidden = layer_norm("output_layer_norm", epsilon)(hidden)
+        hidden = layer_norm("output_layer_norm", config)(hidden)
         return hidden if cache is None else (hidden, cache)
 
 
@@ -416,13 +415,13 @@ class PreNormBlock(nn.Module):
         linear = functools.partial(dense, config=config, use_bias=False)
         normed = hidden
         if self.layer > 0:  # embeddings are normalized already
-            normed = _bias_free_norm("attention_layer_norm", config)(hidden)
+            normed = layer_norm("attention_layer_norm", config)(hidden)
         attention = SelfAttention(
             config, config.body.reach(self.layer), name="attention"
         )
         attended = attention(normed, attention_mask, deterministic)
         hidden = hidden + drop(place(attended, ROWS))
-        normed = _bias_free_norm("feed_forward_layer_norm", config)(hidden)
+        normed = layer_norm("feed_forward_layer_norm", config)(hidden)
         inner, gate = (
             place(linear(config.feed_forward, name=name)(normed), ROWS, None, MODEL)
             for name in ("intermediate", "gate")
@@ -430,10 +429,6 @@ class PreNormBlock(nn.Module):
         inner = jax.nn.gelu(inner, approximate=False) * gate
         output = linear(config.width, name="output", kernel_init=_of_residual(config))
         return hidden + drop(place(output(inner), ROWS))
-
-
-def _bias_free_norm(name: str, config: Config) -> nn.LayerNorm:
-    return layer_norm(name, config.layer_norm_epsilon, use_bias=False)
 
 
 def _of_residual(config: Config) -> nn.initializers.Initializer | None:
@@ -502,7 +497,7 @@ class Encoder(nn.Module):
             if after_layer is not None:
                 hidden = after_layer(layer, hidden)
         if config.body is not None:
-            hidden = _bias_free_norm("final_layer_norm", config)(hidden)
+            hidden = layer_norm("final_layer_norm", config)(hidden)
         return hidden if cache is None else (hidden, tuple(successors))
 
     def _pipelined(
@@ -520,3 +515,26 @@ class Encoder(nn.Module):
         call = Block(config, parent=None).apply
         given = hidden, attention_mask, deterministic, rng
         return stages.apply(call, params, *given, config.pipeline, config.remat, mesh)
+
+
+def hidden_states(
+    config: Config,
+    params: Mapping[str, Any],
+    input_ids: jax.Array,
+    attention_mask: jax.Array,
+    after_layer: Callable[[int, jax.Array], jax.Array] | None = None,
+) -> jax.Array:
+    """Applies Embeddings and Encoder without dropout.
+
+    Args:
+      params: `embeddings` and `encoder`, parameters of these, perhaps among others.
+      input_ids: [B, L] int32.
+      attention_mask: bool, [B, L] or [B, L, L] (see `attend`).
+      after_layer: see `Encoder`.
+
+    Returns:
+      [B, L, D] float32.
+    """
+    embeddings, encoder = ({"params": params[n]} for n in ("embeddings", "encoder"))
+    hidden = Embeddings(config).apply(embeddings, input_ids, True)
+    return Encoder(config).apply(encoder, hidden, attention_mask, True, after_layer)

@@ -77,12 +77,7 @@ def sentence_vectors(config: m3.Config, params: Any, input_ids: jax.Array) -> ja
       input_ids: [B, L] int32, padded text.
     """
     shape, is_token = config.discriminator, input_ids != vocabularies.SPECIAL.pad
-    hidden = transformer.Embeddings(shape).apply(
-        {"params": params["embeddings"]}, input_ids, True
-    )
-    hidden = transformer.Encoder(shape).apply(
-        {"params": params["encoder"]}, hidden, is_token, True
-    )
+    hidden = transformer.hidden_states(shape, params, input_ids, is_token)
     weight = is_token.astype(jnp.float32)[..., None]
     total = jnp.sum(hidden.astype(jnp.float32) * weight, axis=1)
     return total / jnp.maximum(jnp.sum(weight, axis=1), 1)

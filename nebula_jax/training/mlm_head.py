@@ -56,13 +56,7 @@ def step(
     mask = targets.attention_mask
     if objective == "ar":
         mask = mask[:, None, :] & transformer.causal_mask(mask.shape[-1])
-    embeddings = transformer.Embeddings(config)
-    hidden = embeddings.apply(
-        {"params": encoder["embeddings"]}, targets.input_ids, True
-    )
-    hidden = transformer.Encoder(config).apply(
-        {"params": encoder["encoder"]}, hidden, mask, True
-    )
+    hidden = transformer.hidden_states(config, encoder, targets.input_ids, mask)
     hidden = mask_slots.gather_positions(hidden, targets.positions)
     table = encoder["embeddings"]["word_embeddings"]["embedding"]
     is_target = targets.positions < targets.input_ids.size

@@ -1,11 +1,8 @@
 """Existing encoders in and out: BERT, mBERT, XLM-R, ERNIE-M, ELECTRA, ModernBERT.
 
     model = pretrained.load(pathlib.Path("pretrained/e5-small"))
-    hidden = transformer.Embeddings(model.config).apply(
-        {"params": model.params["embeddings"]}, input_ids, True
-    )
-    hidden = transformer.Encoder(model.config).apply(
-        {"params": model.params["encoder"]}, hidden, attention_mask, True
+    hidden = transformer.hidden_states(
+        model.config, model.params, input_ids, attention_mask
     )
 
 A multilingual MiniLM and e5 are of the family `bert`, in spite of XLM-R's vocabulary:
