@@ -11,11 +11,11 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from nebula_jax import errors
 from nebula_jax.models.activations import FSDP, MODEL, ROWS
+from nebula_jax.training import partition
 
 BATCH = PartitionSpec(ROWS)  # the first axis
 REPLICATED = PartitionSpec()  # a copy on every device
@@ -105,8 +105,7 @@ def shardings(mesh: Mesh, rules: Rules, tree: Any) -> Any:
       errors.SettingsError: see `spec_of`.
     """
 
-    def sharding(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return NamedSharding(mesh, spec_of(rules, mesh, name, leaf.shape))
+    def sharding(path: str, leaf: Any) -> NamedSharding:
+        return NamedSharding(mesh, spec_of(rules, mesh, path, leaf.shape))
 
-    return jax.tree_util.tree_map_with_path(sharding, tree)
+    return partition.map_named(sharding, tree)

@@ -48,7 +48,7 @@ from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
-from nebula_jax.training import diloco
+from nebula_jax.training import diloco, partition
 
 NOTHING = jax.ShapeDtypeStruct((), "uint8")
 """Of a channel on which nothing is sent."""
@@ -353,7 +353,7 @@ def _digest(params: Any) -> str:
     """Returns a digest of all floating-point parameters, also those that are frozen."""
     found = {
         path: np.frombuffer(diloco.digest({"": ranks.everywhere(leaf)}), np.uint8)
-        for path, leaf in diloco.named(params)
+        for path, leaf in partition.named(params)
         if jnp.issubdtype(leaf.dtype, jnp.floating)
     }
     return diloco.digest(found).hex()[:16]

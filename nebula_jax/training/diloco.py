@@ -237,7 +237,7 @@ def places(
         fragment would have none.
     """
     sizes: dict[str, int] = {}
-    for path, leaf in named(params):
+    for path, leaf in partition.named(params):
         if path in sizes:
             raise errors.SettingsError(
                 f"params: two leaves have the path {path}; rename one"
@@ -274,14 +274,6 @@ def places(
     return {path: numbers[each] for path, each in found.items()}
 
 
-def named(tree: Any) -> list[tuple[str, Any]]:
-    """Returns the leaves of a tree with their paths."""
-    return [
-        (jax.tree_util.keystr(path, simple=True, separator="/"), leaf)
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    ]
-
-
 def _evenly(sizes: Mapping[str, int], fragments: int) -> Places:
     """Cuts leaves, in their order, into P parts of about the same size.
 
@@ -315,7 +307,7 @@ def split(params: Any, where: Places) -> list[Fragment]:
       where: of `places`; what is not in it is in no fragment.
     """
     parts: list[Fragment] = [{} for _ in range(1 + max(where.values()))]
-    for path, leaf in named(params):
+    for path, leaf in partition.named(params):
         if path in where:
             parts[where[path]][path] = leaf
     return parts
@@ -324,11 +316,10 @@ def split(params: Any, where: Places) -> list[Fragment]:
 def replace(params: Any, fragment: Fragment) -> Any:
     """Returns the parameters with those of a fragment in their places, and types."""
 
-    def new(path: tuple[Any, ...], leaf: Any) -> Any:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return fragment[name].astype(leaf.dtype) if name in fragment else leaf
+    def new(path: str, leaf: Any) -> Any:
+        return fragment[path].astype(leaf.dtype) if path in fragment else leaf
 
-    return jax.tree_util.tree_map_with_path(new, params)
+    return partition.map_named(new, params)
 
 
 def outer_gradient(anchor: Fragment, params: Fragment) -> Fragment:

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import optax
 from optax import contrib
 
+from nebula_jax.training import partition
+
 _LAYER = re.compile(r"(?:^|/)encoder/layer_(\d+)/")
 _EMBEDDINGS = re.compile(r"(?:^|/)embeddings/")
 _NO_DECAY = re.compile(r"(?:^|\W)(?:bias|scale)\W*$")
@@ -140,16 +142,15 @@ def clip(norm: float) -> optax.GradientTransformation:
 def _matrices(params: Any) -> Any:
     """Returns a tree of the dimensions of hidden matrices, None for the others."""
 
-    def dimensions(path: tuple[Any, ...], leaf: jax.Array) -> Any:
-        name = _name(path)
-        if not _MATRIX.search(name):
+    def dimensions(path: str, leaf: jax.Array) -> Any:
+        if not _MATRIX.search(path):
             return None
         # [D, H, K] and [H, K, D]; what is read is before what is written.
-        read = 2 if name.endswith("attention/output/kernel") else 1
+        read = 2 if path.endswith("attention/output/kernel") else 1
         axes = tuple(range(leaf.ndim))
         return contrib.MuonDimensionNumbers(axes[:read], axes[read:])
 
-    return jax.tree_util.tree_map_with_path(dimensions, params)
+    return partition.map_named(dimensions, params)
 
 
 def _has_decay(params: Any) -> Any:
@@ -157,14 +158,7 @@ def _has_decay(params: Any) -> Any:
 
     Not by rank: the biases of queries, keys and values are [H, K].
     """
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: not _NO_DECAY.search(_name(path)), params
-    )
-
-
-def _name(path: tuple[Any, ...]) -> str:
-    """Returns the path of a parameter as in `encoder/layer_0/output/kernel`."""
-    return jax.tree_util.keystr(path, simple=True, separator="/")
+    return partition.map_named(lambda path, _: not _NO_DECAY.search(path), params)
 
 
 def layer_factor(path: str, decay: float, layers: int) -> float:
@@ -196,9 +190,7 @@ def scale_by_layer(decay: float, layers: int) -> optax.GradientTransformation:
       layers: n of `layer_factor`.
     """
 
-    def scale(path: tuple[Any, ...], update: jax.Array) -> jax.Array:
-        return update * layer_factor(_name(path), decay, layers)
+    def scale(path: str, update: jax.Array) -> jax.Array:
+        return update * layer_factor(path, decay, layers)
 
-    return optax.stateless(
-        lambda updates, params: jax.tree_util.tree_map_with_path(scale, updates)
-    )
+    return optax.stateless(lambda updates, _: partition.map_named(scale, updates))

@@ -23,6 +23,23 @@ Keys, places in a list and names of fields are joined with `/`: `layers/0/kernel
 """
 
 
+def named(tree: Any) -> list[tuple[str, Any]]:
+    """Returns the leaves of a tree with their paths, as in IsTrained."""
+    found = jax.tree_util.tree_leaves_with_path(tree)
+    return [(_joined(path), leaf) for path, leaf in found]
+
+
+def map_named(fn: Callable[[str, Any], Any], tree: Any) -> Any:
+    """Returns a tree with fn(path, leaf) in the place of each leaf."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, leaf: fn(_joined(path), leaf), tree
+    )
+
+
+def _joined(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
 def train_all(path: str) -> bool:
     """Returns True: every parameter trains."""
     return True
@@ -69,11 +86,7 @@ def check(params: Params) -> None:
 
 def check_any_trains(frozen: Params) -> None:
     """Raises errors.SettingsError if parameters of which none trains could train."""
-    paths = [
-        jax.tree_util.keystr(path, simple=True, separator="/")
-        for path, leaf in jax.tree_util.tree_leaves_with_path(frozen)
-        if leaves.is_float(leaf)
-    ]
+    paths = [path for path, leaf in named(frozen) if leaves.is_float(leaf)]
     if paths:
         raise errors.SettingsError(
             "is_trained is True for no floating-point array of params; it is given"
@@ -104,8 +117,7 @@ def _split(tree: Any, is_trained: IsTrained, path: tuple) -> tuple[Any, Any]:
         tree, is_leaf=lambda node: node is not tree
     )
     if any(child is tree for _, child in below):
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        trains = leaves.is_float(tree) and is_trained(name)
+        trains = leaves.is_float(tree) and is_trained(_joined(path))
         return (tree, None) if trains else (None, tree)
     parts = [_split(child, is_trained, (*path, *key)) for key, child in below]
     if type(tree) is not dict:

@@ -259,8 +259,7 @@ def _with_priors(config: Config, updates: Any, before: Seen, after: Seen) -> Any
         odds = original_prior(after.replaced) - original_prior(before.replaced)
         more[_REPLACED] = odds[None]
 
-    def added(path: tuple[Any, ...], leaf: jax.Array) -> jax.Array:
-        name = jax.tree_util.keystr(path, simple=True, separator="/")
-        return leaf + more[name] if name in more else leaf
+    def added(path: str, leaf: jax.Array) -> jax.Array:
+        return leaf + more[path] if path in more else leaf
 
-    return jax.tree_util.tree_map_with_path(added, updates)
+    return partition.map_named(added, updates)
