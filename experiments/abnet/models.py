@@ -282,7 +282,7 @@ def make_task(
 def make_optimizer(agreed: config.Agreed) -> optax.GradientTransformation:
     """Returns Adam as in section 4.2, whose second β1 must be β2; ε 1e-8."""
     schedule = optimizers.inverse_square_root(agreed.learning_rate, agreed.warmup_steps)
-    return optimizers.adam(schedule, beta1=0.9, beta2=0.98, epsilon=1e-8)
+    return optimizers.adam(schedule, beta2=0.98, epsilon=1e-8)
 
 
 def params_of(

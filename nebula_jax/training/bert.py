@@ -74,10 +74,6 @@ class Config:
     """Peak."""
     warmup: float = 0.06
     """Share of the run in which the learning rate rises (24hBERT: 6 %)."""
-    beta1: float = 0.9
-    beta2: float = 0.98
-    """Adam's (24hBERT)."""
-    epsilon: float = 1e-6
     weight_decay: float = 0.01
     """Decoupled; none for biases and layer norms."""
     clip_norm: float = 1.0
@@ -94,9 +90,7 @@ class Config:
 
         make = functools.partial(
             optimizers.BY_NAME[self.optimizer],
-            beta1=self.beta1,
-            beta2=self.beta2,
-            epsilon=self.epsilon,
+            beta2=0.98,  # 24hBERT's
             weight_decay=self.weight_decay,
         )
         if self.start == warm_start.NONE:

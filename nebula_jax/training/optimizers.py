@@ -17,6 +17,7 @@ _LAYER = re.compile(r"(?:^|/)encoder/layer_(\d+)/")
 _EMBEDDINGS = re.compile(r"(?:^|/)embeddings/")
 _NO_DECAY = re.compile(r"(?:^|\W)(?:bias|scale)\W*$")
 _MATRIX = re.compile(r"(?:^|/)(?:encoder/layer_\d+/.*|adapter_\d+/(?:down|up)/)kernel$")
+_BETA1 = 0.9  # Adam's, of ELECTRA, 24hBERT and section 4.2
 _ADAM_RMS = 0.2  # of Adam's updates, which Muon's are scaled to (2502.16982)
 
 
@@ -74,7 +75,6 @@ def inverse_square_root(
 def adam(
     schedule: optax.Schedule,
     *,
-    beta1: float = 0.9,
     beta2: float = 0.999,
     epsilon: float = 1e-6,
     weight_decay: float = 0.0,
@@ -84,13 +84,13 @@ def adam(
 
     Args:
       schedule: learning rate of each step.
-      beta1, beta2, epsilon: Adam's; the defaults are ELECTRA's.
+      beta2, epsilon: Adam's; the defaults are ELECTRA's.
       weight_decay: of every parameter but those called `bias` or `scale`; 0 for none.
       clip_norm: largest global gradient norm; 0 for no clipping.
     """
     return optax.chain(
         clip(clip_norm),
-        optax.scale_by_adam(beta1, beta2, epsilon),
+        optax.scale_by_adam(_BETA1, beta2, epsilon),
         optax.add_decayed_weights(weight_decay, mask=_has_decay),
         optax.scale_by_learning_rate(schedule),
     )
@@ -99,9 +99,7 @@ def adam(
 def muon(
     schedule: optax.Schedule,
     *,
-    beta1: float = 0.9,
     beta2: float = 0.999,
-    epsilon: float = 1e-6,
     weight_decay: float = 0.0,
     clip_norm: float = 0.0,
 ) -> optax.GradientTransformation:
@@ -113,7 +111,7 @@ def muon(
 
     Args:
       schedule: learning rate of each step.
-      beta1, beta2, epsilon: of Adam; Muon's momentum is 0.95.
+      beta2: of Adam; Muon's momentum is 0.95.
       weight_decay: of the hidden matrices.
       clip_norm: largest global gradient norm; 0 for no clipping.
     """
@@ -121,9 +119,9 @@ def muon(
         clip(clip_norm),
         contrib.muon(
             schedule,
-            eps=epsilon,
+            eps=1e-6,
             weight_decay=weight_decay,
-            adam_b1=beta1,
+            adam_b1=_BETA1,
             adam_b2=beta2,
             muon_weight_dimension_numbers=_matrices,
             consistent_rms=_ADAM_RMS,
