@@ -327,15 +327,6 @@ def outer_gradient(anchor: Fragment, params: Fragment) -> Fragment:
     return {path: anchor[path] - params[path] for path in anchor}
 
 
-def weights_of(shares: Sequence[int]) -> list[float]:
-    """Returns the weights of clusters by their shares of a batch.
-
-    >>> weights_of([300, 100])
-    [0.75, 0.25]
-    """
-    return [each / sum(shares) for each in shares]
-
-
 def norm(delta: Mapping[str, Any]) -> float:
     """Returns the L2 norm of a delta, of arrays on the host."""
     squares = [np.sum(np.square(leaf, dtype=np.float64)) for leaf in delta.values()]

@@ -56,7 +56,7 @@ def test_an_outer_step_rounds_every_operation_by_itself():
     outer = diloco.begin(settings, {"w": jnp.asarray(anchor)})
     momentum, rate = np.float32(0.9), np.float32(-0.7)
     expected, trace = anchor, np.zeros_like(anchor)
-    weights = diloco.weights_of([5, 7, 11])
+    weights = [5 / 23, 7 / 23, 11 / 23]
     for number in range(3):
         outer = diloco.outer_step(
             settings,

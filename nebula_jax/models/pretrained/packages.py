@@ -192,11 +192,6 @@ def prepare(
     return target
 
 
-def is_path(name: str) -> bool:
-    """Returns whether a flag's value names a folder and not a model of MODELS."""
-    return name not in MODELS and ("/" in name or pathlib.Path(name).is_dir())
-
-
 def resolve_checkpoint(
     name: str, folder: pathlib.Path, log: Callable[[str], None] = lambda line: None
 ) -> pathlib.Path:
@@ -211,7 +206,7 @@ def resolve_checkpoint(
     """
     if name.startswith(hub.PREFIX):
         return hub.fetch(name)
-    if is_path(name):
+    if name not in MODELS and ("/" in name or pathlib.Path(name).is_dir()):
         return pathlib.Path(name)
     return prepare(name, folder, log)
 

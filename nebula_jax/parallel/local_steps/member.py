@@ -232,7 +232,8 @@ class Member:
         self, names: Sequence[str], deltas: Sequence[diloco.Fragment]
     ) -> list[float]:
         """Returns the weights of clusters that have sent, by their shares."""
-        weights = diloco.weights_of([self._shares[name] for name in names])
+        shares = [self._shares[name] for name in names]
+        weights = [each / sum(shares) for each in shares]
         if not self.config.is_robust:
             return weights
         norms = [diloco.norm(_on_host(delta)) for delta in deltas]
