@@ -96,11 +96,8 @@ def front(
     hidden = {"hidden": encoded.hidden, "mask": mask, "index": batch.example_ids}
     if encoded.length_logits is None:
         return hidden, jnp.zeros(())
-    loss, _ = losses.masked_cross_entropy(
-        encoded.length_logits,
-        batch.lengths,
-        jnp.ones(batch.lengths.shape, jnp.float32),
-    )
+    ones = jnp.ones(batch.lengths.shape, jnp.float32)
+    loss = losses.masked_cross_entropy(encoded.length_logits, batch.lengths, ones)
     return hidden, LENGTH_WEIGHT * loss / batch.tokens
 
 
@@ -145,7 +142,7 @@ def back(
         keys if task.has_dropout else None,
     )
     is_target = targets.positions < targets.input_ids.size
-    total, _ = losses.label_smoothed_cross_entropy(
+    total = losses.label_smoothed_cross_entropy(
         logits, targets.labels, is_target.astype(jnp.float32), task.smoothing
     )
     loss = total / batch.tokens

@@ -211,13 +211,13 @@ def loss_of(
             rng is None,
             rngs={} if rng is None else {"dropout": accumulate.key(rng, number)},
         )
-        entropy, _ = losses.masked_cross_entropy(logits, rows.originals, weights)
+        entropy = losses.masked_cross_entropy(logits, rows.originals, weights)
         of_label = jnp.take_along_axis(logits, rows.originals[..., None], axis=-1)[
             ..., 0
         ]
         # An argmax would be another pass over the logits, and a slow one.
         correct = jnp.sum((of_label >= jnp.max(logits, axis=-1)) * weights)
-        return accumulate.Outcome(losses.mean((entropy, weight)), correct, ())
+        return accumulate.Outcome(losses.mean(entropy, weight), correct, ())
 
     return part
 
@@ -265,7 +265,7 @@ def step(
     )
     metrics = {
         "loss": outcome.loss,
-        "accuracy": losses.mean((outcome.sums, weight)),
+        "accuracy": losses.mean(outcome.sums, weight),
         "tokens": jnp.sum(rows.input_ids != PAD),
         "masked": weight,
     }

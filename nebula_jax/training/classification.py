@@ -48,9 +48,9 @@ def step(
         key = accumulate.key(rng, number)
         found = classifier.logits(config, params, input_ids, key)
         weights = jnp.ones(labels.shape, jnp.float32)
-        entropy, _ = losses.masked_cross_entropy(found, labels, weights)
+        entropy = losses.masked_cross_entropy(found, labels, weights)
         correct = jnp.argmax(found, axis=-1) == labels
-        return accumulate.Outcome(losses.mean((entropy, weight)), (), correct)
+        return accumulate.Outcome(losses.mean(entropy, weight), (), correct)
 
     grads, outcome = accumulate.gradients(
         part, state.params, (input_ids, labels), micro_batches

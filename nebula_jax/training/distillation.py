@@ -184,6 +184,7 @@ def gradients(
     is_text = rows.input_ids != bert.PAD
     is_masked = rows.positions < rows.input_ids.shape[-1]
     counts = is_masked.astype(jnp.float32)
+    count = jnp.sum(counts)
     weights = jax.nn.softmax(scores)
 
     def loss(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -198,7 +199,7 @@ def gradients(
         own = losses.masked_cross_entropy(logits, rows.originals, counts)
         each = jnp.stack([imitation(logits, answered) for answered in answers])
         mixed = jnp.sum(jnp.einsum("t,tbm->bm", weights, each) * counts)
-        parts = losses.mean(own), losses.mean((mixed, own[1]))
+        parts = losses.mean(own, count), losses.mean(mixed, count)
         total = (1 - config.share) * parts[0] + config.share * parts[1]
         return total, {"loss": total, "mlm_loss": parts[0], "imitation": parts[1]}
 
@@ -210,7 +211,7 @@ def gradients(
     # teacher in explaining the pieces is above its weight.
     explained = counts / jnp.sum(joint, axis=0)
     shares = jnp.einsum("tbm,bm->t", joint, explained)
-    shares /= jnp.maximum(jnp.sum(counts), 1.0)
+    shares /= jnp.maximum(count, 1.0)
     scores += config.weight_rate * (shares - weights)
     metrics |= {f"weight_{t}": weights[t] for t in range(len(answers))}
     return grads, scores, metrics | {"tokens": jnp.sum(is_text)}

@@ -1,4 +1,4 @@
-"""Loss functions (eq. 6, 8, 10; section 4.2). Each returns a sum and a weight, never a
+"""Loss functions (eq. 6, 8, 10; section 4.2). Each returns a weighted sum, never a
 mean, so that micro-batches, replicas and clusters can be added before dividing.
 
 B batch, L length, V vocabulary, M masked positions.
@@ -11,7 +11,7 @@ import optax
 
 def masked_cross_entropy(
     logits: jax.Array, labels: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Computes -Σ_{i∈M} log p(x_i): eq. 6, and eq. 10 of the discriminator.
 
     Eq. 10 is printed without its minus sign and logarithm; COCO-LM, which it
@@ -23,15 +23,15 @@ def masked_cross_entropy(
       weights: [B, M] float32, 0 in empty slots.
 
     Returns:
-      Sum of the losses and sum of the weights, float32 scalars.
+      [] float32.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    return jnp.sum(losses * weights), jnp.sum(weights)
+    return jnp.sum(losses * weights)
 
 
 def replaced_token_detection(
     logits: jax.Array, is_original: jax.Array, weights: jax.Array
-) -> tuple[jax.Array, jax.Array]:
+) -> jax.Array:
     """Computes eq. 8, binary cross-entropy of D(x^corrupt, i) = p(token i is original).
 
     Args:
@@ -40,15 +40,15 @@ def replaced_token_detection(
       weights: [B, L] float32, 0 at padding.
 
     Returns:
-      Sum of the losses and sum of the weights, float32 scalars.
+      [] float32.
     """
     losses = optax.sigmoid_binary_cross_entropy(logits, is_original)
-    return jnp.sum(losses * weights), jnp.sum(weights)
+    return jnp.sum(losses * weights)
 
 
 def label_smoothed_cross_entropy(
-    logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float = 0.1
-) -> tuple[jax.Array, jax.Array]:
+    logits: jax.Array, labels: jax.Array, weights: jax.Array, smoothing: float
+) -> jax.Array:
     """Computes Σ (1-ε) (-log p(label)) + ε/V Σ_v -log p(v); ε = 0 is cross-entropy.
 
     Log-probabilities of all V are never in memory: log p(v) is a logit minus one
@@ -61,15 +61,14 @@ def label_smoothed_cross_entropy(
       smoothing: ε; 0.1 in section 4.2 (printed as 1).
 
     Returns:
-      Sum of the losses and sum of the weights, float32 scalars.
+      [] float32.
     """
     normalizer = jax.nn.logsumexp(logits, axis=-1)
     of_label = jnp.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
     smooth = (1 - smoothing) * of_label + smoothing * jnp.mean(logits, axis=-1)
-    return jnp.sum((normalizer - smooth) * weights), jnp.sum(weights)
+    return jnp.sum((normalizer - smooth) * weights)
 
 
-def mean(sum_and_weight: tuple[jax.Array, jax.Array]) -> jax.Array:
+def mean(total: jax.Array, weight: jax.Array) -> jax.Array:
     """Divides a sum by its weight; 0 if the weight is 0."""
-    total, weight = sum_and_weight
     return total / jnp.maximum(weight, 1.0)

@@ -228,7 +228,7 @@ def generator_loss_of(
             rngs={"dropout": accumulate.key(rngs.dropout, number)},
         )
         filled = (masked.positions < length).astype(jnp.float32)
-        entropy, _ = losses.masked_cross_entropy(logits, masked.originals, filled)
+        entropy = losses.masked_cross_entropy(logits, masked.originals, filled)
         # Nothing flows back through the sample.
         scores = jax.lax.stop_gradient(logits) / config.temperature
         sampled = sampling.categorical(accumulate.key(rngs.sample, number), scores)
@@ -238,7 +238,7 @@ def generator_loss_of(
             masked.originals,
         )
         wrong = jnp.sum((sampled != masked.originals) * filled)
-        return accumulate.Outcome(losses.mean((entropy, weight)), wrong, tokens)
+        return accumulate.Outcome(losses.mean(entropy, weight), wrong, tokens)
 
     return part
 
@@ -250,7 +250,7 @@ def generator_metrics(
     input_ids, _ = batch
     return {
         "loss": loss,
-        "sampled_mlm_accuracy": 1 - losses.mean((wrong, weight)),
+        "sampled_mlm_accuracy": 1 - losses.mean(wrong, weight),
         "tokens": jnp.sum(input_ids != vocabularies.SPECIAL.pad),
     }
 
@@ -343,13 +343,11 @@ def discriminator_parts(
             rngs={"dropout": accumulate.key(rng, number)},
         )
         real = inputs.attention_mask.astype(jnp.float32)
-        rtd, _ = losses.replaced_token_detection(rtd_logits, inputs.is_original, real)
-        clm, _ = losses.masked_cross_entropy(
-            clm_logits, tokens.originals, inputs.filled
-        )
+        rtd = losses.replaced_token_detection(rtd_logits, inputs.is_original, real)
+        clm = losses.masked_cross_entropy(clm_logits, tokens.originals, inputs.filled)
         parts = {
-            "rtd_loss": losses.mean((rtd, all_real)),
-            "clm_loss": losses.mean((clm, all_filled)),
+            "rtd_loss": losses.mean(rtd, all_real),
+            "clm_loss": losses.mean(clm, all_filled),
         }
         loss = config.rtd_weight * parts["rtd_loss"]
         loss = loss + config.clm_weight * parts["clm_loss"]
@@ -357,7 +355,7 @@ def discriminator_parts(
 
     replaced = jnp.sum(~inputs.is_original & inputs.attention_mask)
     metrics = {
-        "fake_token_rate": losses.mean((replaced, all_real)),
+        "fake_token_rate": losses.mean(replaced, all_real),
         "tokens": jnp.sum(inputs.attention_mask),
     }
     return part, (tokens, inputs), metrics

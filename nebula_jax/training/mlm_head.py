@@ -60,14 +60,14 @@ def step(
     hidden = mask_slots.gather_positions(hidden, targets.positions)
     table = encoder["embeddings"]["word_embeddings"]["embedding"]
     is_target = targets.positions < targets.input_ids.size
+    weights = is_target.astype(jnp.float32)
 
     def loss(head: Any) -> jax.Array:
         logits = heads.MLMHead(config).apply({"params": head}, hidden[None], table)[0]
-        return losses.mean(
-            losses.label_smoothed_cross_entropy(
-                logits, targets.labels, is_target.astype(jnp.float32), 0.0
-            )
+        entropy = losses.label_smoothed_cross_entropy(
+            logits, targets.labels, weights, smoothing=0.0
         )
+        return losses.mean(entropy, jnp.sum(weights))
 
     value, grads = jax.value_and_grad(loss)(state.params)
     return state.apply_gradients(grads, optimizer, {"loss": value})

@@ -15,9 +15,8 @@ def test_masked_cross_entropy_is_minus_log_probability_over_filled_slots():
     want = 0.0
     for row, slot in ((0, 0), (0, 1), (1, 0)):
         want -= np.log(p[row, slot, labels[row, slot]])
-    total, weight = losses.masked_cross_entropy(logits, labels, weights)
+    total = losses.masked_cross_entropy(logits, labels, weights)
     np.testing.assert_allclose(total, want, rtol=1e-5)
-    assert weight == 3
 
 
 def test_replaced_token_detection_is_eq_8():
@@ -26,9 +25,8 @@ def test_replaced_token_detection_is_eq_8():
     weights = np.asarray([[1, 1, 1, 0], [1, 1, 0, 0]], np.float32)
     d = 1 / (1 + np.exp(-logits))  # D(x^corrupt, i), that the token is original
     terms = np.where(is_original, np.log(d), np.log(1 - d))
-    total, weight = losses.replaced_token_detection(logits, is_original, weights)
+    total = losses.replaced_token_detection(logits, is_original, weights)
     np.testing.assert_allclose(total, -(terms * weights).sum(), rtol=1e-5)
-    assert weight == 5
 
 
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
@@ -41,12 +39,9 @@ def test_label_smoothing_spreads_a_share_over_the_vocabulary(smoothing):
     spread = np.full((5, 7), smoothing / 7)
     spread[np.arange(5), labels] += 1 - smoothing
     want = -(spread * log_p).sum(-1) @ weights
-    total, weight = losses.label_smoothed_cross_entropy(
-        logits, labels, weights, smoothing
-    )
+    total = losses.label_smoothed_cross_entropy(logits, labels, weights, smoothing)
     np.testing.assert_allclose(total, want, rtol=1e-5)
-    assert weight == 3
 
 
 def test_the_mean_of_nothing_is_zero():
-    assert losses.mean((np.float32(0), np.float32(0))) == 0
+    assert losses.mean(np.float32(0), np.float32(0)) == 0

@@ -260,11 +260,12 @@ def test_the_discriminators_loss_is_lambda_rtd_plus_gamma_clm(generator, discrim
     rtd, clm = apply(
         {"params": discriminator.params}, tokens.input_ids, ids != 0, positions
     )
-    want_rtd = losses.mean(
-        losses.replaced_token_detection(rtd, tokens.input_ids == ids, (ids != 0) * 1.0)
-    )
+    real = (ids != 0).astype(np.float32)
+    want_rtd = losses.replaced_token_detection(rtd, tokens.input_ids == ids, real)
+    want_rtd = losses.mean(want_rtd, real.sum())
     filled = (np.asarray(positions) < L).astype(np.float32)
-    want_clm = losses.mean(losses.masked_cross_entropy(clm, tokens.originals, filled))
+    want_clm = losses.masked_cross_entropy(clm, tokens.originals, filled)
+    want_clm = losses.mean(want_clm, filled.sum())
     np.testing.assert_allclose(metrics["rtd_loss"], want_rtd, rtol=1e-5)
     np.testing.assert_allclose(metrics["clm_loss"], want_clm, rtol=1e-5)
     np.testing.assert_allclose(loss, 7 * want_rtd + 3 * want_clm, rtol=1e-5)
