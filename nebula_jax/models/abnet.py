@@ -46,8 +46,6 @@ class Config:
     """Heads of the cross attention, ABNet's code for IWSLT."""
     dropout: float = 0.1
     """Dropout of decoder adapters, ABNet's code; encoder adapters have none."""
-    output_scale: float = 0.1
-    """Scale of the adapters' initial output; see `adapters`. ABNet's code: 1."""
     max_target_length: int = 64
     """Longest target row, [CLS] and [SEP] included, section 4.2."""
     bottleneck: int = 0
@@ -82,9 +80,7 @@ class Source(nn.Module):
         self.embeddings = transformer.Embeddings(config.source)
         self.encoder = transformer.Encoder(config.source)
         self.adapters = [
-            adapters.EncoderAdapter(
-                config.source, config.encoder_inner, config.output_scale
-            )
+            adapters.EncoderAdapter(config.source, config.encoder_inner)
             for _ in range(config.source.layers)
         ]
         if config.objective == "cmlm":
@@ -152,11 +148,7 @@ class Target(nn.Module):
         self.mlm_head = heads.MLMHead(config.target)
         self.adapters = [
             adapters.DecoderAdapter(
-                config.target,
-                config.decoder_inner,
-                config.heads,
-                config.dropout,
-                config.output_scale,
+                config.target, config.decoder_inner, config.heads, config.dropout
             )
             for _ in range(config.target.layers)
         ]

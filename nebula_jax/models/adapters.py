@@ -3,7 +3,7 @@
 The paper has "each sub-layer"; its equations and ABNet's code have one adapter
 after each whole layer, that is, after the layer norm of its feed-forward part.
 
-The output kernels of an adapter are initialized as Xavier times `output_scale`; ABNet's
+The output kernels of an adapter are initialized as Xavier times OUTPUT_SCALE; ABNet's
 code has 1. Outputs near zero let each frozen layer at first receive the input it was
 trained on; but with 0 the decoder would not read the source at all, and the first
 gradient sent to the source would be exactly zero. Our choice is 0.1. With it, and with
@@ -25,6 +25,8 @@ from flax import linen as nn
 from nebula_jax.models import transformer
 
 XAVIER = nn.initializers.xavier_uniform()
+OUTPUT_SCALE = 0.1
+"""Scale of the adapters' initial output."""
 
 
 def scaled_xavier(scale: float) -> nn.initializers.Initializer:
@@ -41,7 +43,7 @@ class EncoderAdapter(nn.Module):
     """PLM-S."""
     inner: int
     """R; 512 in section 4.2."""
-    output_scale: float
+    output_scale: float = OUTPUT_SCALE
 
     @nn.compact
     def __call__(self, hidden: jax.Array) -> jax.Array:
@@ -73,13 +75,12 @@ class DecoderAdapter(nn.Module):
     """H of the cross attention; ABNet's code has 4 for IWSLT."""
     dropout: float
     """On both sublayers' outputs; not on attention probabilities (ABNet's code)."""
-    output_scale: float
 
     def setup(self) -> None:
         config = self.config
         dense = functools.partial(transformer.dense, config=config, name=None)
         split = (self.heads, config.width // self.heads)
-        last = scaled_xavier(self.output_scale)
+        last = scaled_xavier(OUTPUT_SCALE)
         self.query = dense(split, kernel_init=XAVIER)
         self.key = dense(split, kernel_init=XAVIER)
         self.value = dense(split, kernel_init=XAVIER)

@@ -18,9 +18,7 @@ SOURCE_MASK = np.asarray([[1] * 5, [1] * 3 + [0] * 2], bool)
 
 
 def model(objective):
-    config = abnet.Config(
-        PLM, PLM, objective, 4, 4, heads=2, output_scale=2.0, max_target_length=9
-    )
+    config = abnet.Config(PLM, PLM, objective, 4, 4, heads=2, max_target_length=9)
     init = jax.jit(abnet_params.init_target, static_argnums=0)
     params = init(config, jax.random.key(0))
     params["mlm_head"]["bias"] = jnp.asarray([9, 0, 0, 0.5, 0, 0, 0.5, 1.0])

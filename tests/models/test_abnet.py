@@ -36,7 +36,6 @@ shape = functools.partial(
     TARGET,
     encoder_inner=8,
     decoder_inner=8,
-    output_scale=1.0,
     max_target_length=12,
 )
 CMLM, AR = shape(objective="cmlm"), shape(objective="ar")
@@ -86,7 +85,7 @@ def test_source_interleaves_frozen_layers_and_adapters(source_params):
         h = transformer.Embeddings(SOURCE).apply({"params": p["embeddings"]}, X, True)
         h = jnp.concatenate([jnp.tile(p["length_table"][0], (2, 1, 1)), h], axis=1)
         mask = np.concatenate([np.ones((2, 1), bool), X_MASK], axis=1)
-        adapter = adapters.EncoderAdapter(SOURCE, 8, 1.0)
+        adapter = adapters.EncoderAdapter(SOURCE, 8)
         for layer in range(2):
             frozen = {"params": p["encoder"][f"layer_{layer}"]}
             h = transformer.Block(SOURCE).apply(frozen, h, mask, True)
@@ -120,7 +119,7 @@ def test_target_interleaves_frozen_layers_and_adapters(target_params, hidden):
     @jax.jit
     def by_hand(p):
         h = transformer.Embeddings(TARGET).apply({"params": p["embeddings"]}, Y, True)
-        adapter = adapters.DecoderAdapter(TARGET, 8, 4, 0.1, 1.0)
+        adapter = adapters.DecoderAdapter(TARGET, 8, 4, 0.1)
         for layer in range(2):
             frozen = {"params": p["encoder"][f"layer_{layer}"]}
             h = transformer.Block(TARGET).apply(frozen, h, Y_MASK, True)
@@ -218,7 +217,7 @@ def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
         got = everywhere(CMLM, params, Y, Y_MASK, hidden, X_MASK)
         return np.abs(got - want).mean() / np.abs(want).mean()
 
-    silent = dict(target_params)  # as with output_scale=0
+    silent = dict(target_params)
     for layer in ("adapters_0", "adapters_1"):
         last = {"attention_output", "output"}
         silent[layer] = {

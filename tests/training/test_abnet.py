@@ -26,7 +26,7 @@ TARGET_IDS = rows(TARGET_LENGTHS, 16, 1)
 def task(objective, dropout=0.1):
     source = transformer.Config(60, 1, 16, 2, 32, 16, dropout)
     target = transformer.Config(60, 1, 24, 2, 48, 16, dropout)
-    shape = abnet.Config(source, target, objective, 8, 8, 2, dropout, 1.0, 16)
+    shape = abnet.Config(source, target, objective, 8, 8, 2, dropout, 16)
     return training.Task(shape, CONTROLS, CONTROLS, has_dropout=dropout > 0)
 
 
