@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 import pathlib
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,7 +17,8 @@ from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import names as state_names
 
 
-def shapes(config: transformer.Config) -> dict[str, tuple[int, ...]]:
+@functools.cache  # to trace the modules takes most of the time of a small checkpoint
+def shapes(config: transformer.Config) -> Mapping[str, tuple[int, ...]]:
     """Maps the path of every parameter that a config's model can have to its shape."""
     ids = jax.ShapeDtypeStruct((1, 1), jnp.int32)
     hidden = jax.ShapeDtypeStruct((1, 1, config.width), jnp.float32)
