@@ -1,12 +1,13 @@
 import functools
 
+import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
 from toy_language import PIECES, SPECIAL, text
 
 from nebula_jax.evaluation import abnet_translate
-from nebula_jax.models import abnet, abnet_params, transformer
+from nebula_jax.models import abnet, transformer
 from nebula_jax.training import abnet_targets
 
 # ABNet in nano size.
@@ -19,8 +20,8 @@ SOURCE_MASK = np.asarray([[1] * 5, [1] * 3 + [0] * 2], bool)
 
 def model(objective):
     config = abnet.Config(PLM, PLM, objective, 4, 4, heads=2, max_target_length=9)
-    init = jax.jit(abnet_params.init_target, static_argnums=0)
-    params = init(config, jax.random.key(0))
+    ids, hidden = np.zeros((1, 9), np.int32), np.zeros((1, 9, 8), np.float32)
+    params = drawn.params(abnet.Target(config), ids, ids == 0, hidden, ids == 0)
     params["mlm_head"]["bias"] = jnp.asarray([9, 0, 0, 0.5, 0, 0, 0.5, 1.0])
     random = np.random.RandomState(0)
     encoded = abnet.Encoded(

@@ -43,7 +43,7 @@ def masked_by_hand(length, iterations):
     return tuple(ids), sum(log_probs.values()) / ((5 + length - 1) / 6) ** 1.1
 
 
-@pytest.mark.parametrize("iterations", [1, 4, 10])
+@pytest.mark.parametrize("iterations", [1, 10])
 def test_mask_predict_is_abnets_loop(iterations):
     lengths = np.asarray([[3, 4, 7], [9, 8, 6], [5, 5, 5]], np.int32)
     search = functools.partial(

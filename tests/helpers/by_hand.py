@@ -3,10 +3,10 @@
 import numpy as np
 
 
-def normalise(x, params):
+def normalise(x, params, epsilon=1e-12):
     mean = x.mean(-1, keepdims=True)
     variance = ((x - mean) ** 2).mean(-1, keepdims=True)
-    return (x - mean) / np.sqrt(variance + 1e-12) * params["scale"] + params["bias"]
+    return (x - mean) / np.sqrt(variance + epsilon) * params["scale"] + params["bias"]
 
 
 def attention(x, memory, mask, params, output):

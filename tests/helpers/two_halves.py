@@ -9,6 +9,7 @@ import concurrent.futures
 import contextlib
 import functools
 
+import drawn
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -74,23 +75,11 @@ def whole_loss(params, micro_batches, keys, front=front):
     return total
 
 
-def init_of(module, *inputs, seed=0):
-    """Makes parameters with numpy: to compile a module's own `init` takes seconds."""
-    shapes = jax.eval_shape(module.init, jax.random.key(0), *inputs)["params"]
-    random = np.random.RandomState(seed)
-
-    def leaf(spec):
-        scale = spec.shape[-2] ** -0.5 if spec.ndim > 1 else 0.1
-        return jnp.asarray(scale * random.randn(*spec.shape), spec.dtype)
-
-    return jax.tree.map(leaf, shapes)
-
-
 @functools.cache
 def init():
     """Parameters of both halves."""
-    front = init_of(Front(), jnp.zeros((1, L, INPUTS)))
-    return front, init_of(Back(), jnp.zeros((1, L, D)), seed=1)
+    front = drawn.params(Front(), jnp.zeros((1, L, INPUTS)))
+    return front, drawn.params(Back(), jnp.zeros((1, L, D)), seed=1)
 
 
 def rngs():

@@ -1,11 +1,11 @@
 import dataclasses
 import functools
 
+import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import random_plm
 
 from nebula_jax.models import (
     abnet,
@@ -41,8 +41,6 @@ shape = functools.partial(
 CMLM, AR = shape(objective="cmlm"), shape(objective="ar")
 RANDOM = np.random.RandomState(0)
 # Jitted, as in use: operation by operation they take a test ten times as long.
-init_source = jax.jit(abnet_params.init_source, static_argnums=0)
-init_target = jax.jit(abnet_params.init_target, static_argnums=0)
 encode = jax.jit(abnet.encode, static_argnums=0)
 
 
@@ -59,12 +57,13 @@ Y_MASK = np.asarray([[1] * 6, [1] * 5 + [0]], bool)
 
 @pytest.fixture(scope="module")
 def source_params():
-    return init_source(CMLM, jax.random.key(0))
+    return drawn.params(abnet.Source(CMLM), X, X_MASK)
 
 
 @pytest.fixture(scope="module")
 def target_params():
-    return init_target(CMLM, jax.random.key(1))
+    inputs = Y, Y_MASK, np.zeros((2, 7, 24), np.float32), X_MASK
+    return drawn.params(abnet.Target(CMLM), *inputs, seed=1)
 
 
 @pytest.fixture(scope="module")
@@ -97,20 +96,15 @@ def test_source_interleaves_frozen_layers_and_adapters(source_params):
     assert hidden.shape == (2, 7, 24)
     np.testing.assert_allclose(encoded.hidden, hidden, atol=1e-5)
     np.testing.assert_allclose(encoded.length_logits[:, 1:], logits[:, 1:], atol=1e-5)
-
-
-def test_no_sentence_has_length_zero(source_params):
-    logits = encode(CMLM, source_params, X, X_MASK).length_logits
-    assert logits.shape == (2, 13)
-    assert np.isneginf(logits[:, 0]).all()
-    assert np.isfinite(logits[:, 1:]).all()
+    assert np.isneginf(encoded.length_logits[:, 0]).all()  # no sentence is empty
 
 
 def test_an_autoregressive_source_has_no_length_head(source_params):
-    shapes = jax.eval_shape(lambda: init_source(AR, jax.random.key(0)))
+    shapes = jax.eval_shape(lambda: abnet_params.init_source(AR, jax.random.key(0)))
     assert shapes.keys() == source_params.keys() - {"length_table"}
     params = {name: source_params[name] for name in shapes}
-    assert encode(AR, params, X, X_MASK).length_logits is None
+    encoded = jax.eval_shape(functools.partial(abnet.encode, AR), params, X, X_MASK)
+    assert encoded.length_logits is None
 
 
 def test_target_interleaves_frozen_layers_and_adapters(target_params, hidden):
@@ -134,34 +128,15 @@ def test_target_interleaves_frozen_layers_and_adapters(target_params, hidden):
     np.testing.assert_allclose(got, by_hand(target_params), atol=1e-5)
 
 
-@pytest.mark.parametrize("config", [CMLM, AR])
-def test_more_padding_gives_the_same_logits(config, target_params, hidden):
-    want = everywhere(config, target_params, Y, Y_MASK, hidden, X_MASK)
+def test_more_padding_gives_the_same_logits(target_params, hidden):
+    want = everywhere(CMLM, target_params, Y, Y_MASK, hidden, X_MASK)
     padded = (pad(Y), pad(Y_MASK), pad(hidden, fill=9.0), pad(X_MASK))
-    got = everywhere(config, target_params, *padded)
+    got = everywhere(CMLM, target_params, *padded)
     np.testing.assert_allclose(got[:, :6][Y_MASK], want[Y_MASK], atol=1e-5)
 
 
-def test_a_causal_target_sees_no_later_token_and_a_masked_one_all(
-    target_params, hidden
-):
-    changed = Y.copy()
-    changed[:, 3] = 7
-
-    def moved(config):
-        def logits(ids):
-            rows = (ids, np.ones_like(Y_MASK), hidden, X_MASK)
-            return everywhere(config, target_params, *rows)
-
-        return np.abs(logits(Y) - logits(changed)).max(axis=(0, 2))
-
-    assert (moved(AR)[:3] == 0).all()
-    assert (moved(AR)[3:] > 0).all()
-    assert (moved(CMLM) > 0).all()
-
-
 def test_cached_decoding_equals_uncached(target_params, hidden):
-    """Token by token, frozen BERT layers used causally, two hypotheses a sentence."""
+    """Token by token, two hypotheses a sentence: so no token sees a later one."""
     target = abnet.Target(AR)
     variables = {"params": target_params}
     ids = RANDOM.randint(5, 30, (4, 6)).astype(np.int32)
@@ -184,7 +159,7 @@ def test_cached_decoding_equals_uncached(target_params, hidden):
 
 def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
     for params, config in ((source_params, SOURCE), (target_params, TARGET)):
-        model = random_plm.params(config)
+        model = drawn.masked_language_model(config)
         filled = abnet_params.with_pretrained(CMLM, params, model)
         assert filled["embeddings"] is model["embeddings"]
         assert filled["encoder"] is model["encoder"]
@@ -194,7 +169,7 @@ def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
 
 
 def test_a_checkpoint_without_a_head_leaves_the_head_random(target_params):
-    model = random_plm.params(TARGET)
+    model = drawn.masked_language_model(TARGET)
     headless = {part: model[part] for part in ("embeddings", "encoder")}
     filled = abnet_params.with_pretrained(CMLM, target_params, headless)
     assert filled["mlm_head"] is target_params["mlm_head"]
@@ -207,7 +182,7 @@ def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
     # Frozen layer norms with a scale that is not 1, as in BERT.
     model = jax.tree_util.tree_map_with_path(
         lambda path, leaf: leaf * 0.5 if path[-1].key == "scale" else leaf,
-        random_plm.params(TARGET),
+        drawn.masked_language_model(TARGET),
     )
     positions = np.tile(np.arange(6, dtype=np.int32), (2, 1))
     apply = jax.jit(electra.Generator(TARGET).apply)
@@ -276,23 +251,18 @@ def approximated(hidden, start):
     return (hidden - start.mean) @ start.down @ start.up + start.mean
 
 
-@pytest.mark.parametrize("rank", [5, 24])
 def test_a_bottleneck_begins_as_the_translator_with_the_approximation(
-    source_params, target_params, rank
+    source_params, target_params
 ):
-    """At the rank of PLM-S's width it changes nothing."""
-    config = dataclasses.replace(CMLM, bottleneck=rank)
+    config = dataclasses.replace(CMLM, bottleneck=5)
     hidden = np.asarray(encode(CMLM, source_params, X, X_MASK).hidden)
-    start = bottleneck.start(bottleneck.moments(hidden, X_MASK), rank)
+    start = bottleneck.start(bottleneck.moments(hidden, X_MASK), 5)
     want = everywhere(
         CMLM, target_params, Y, Y_MASK, approximated(hidden, start), X_MASK
     )
-    if rank == 24:
-        whole = everywhere(CMLM, target_params, Y, Y_MASK, hidden, X_MASK)
-        np.testing.assert_allclose(want, whole, atol=1e-4)
     narrow = abnet_params.narrowed_source(source_params, start)
     sent = encode(config, narrow, X, X_MASK)
-    assert sent.hidden.shape == (2, 7, rank)
+    assert sent.hidden.shape == (2, 7, 5)
     np.testing.assert_array_equal(
         sent.length_logits, encode(CMLM, source_params, X, X_MASK).length_logits
     )

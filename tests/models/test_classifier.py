@@ -1,4 +1,5 @@
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -17,17 +18,15 @@ SEP = 3
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("classifier") / "model"
-    return tiny_nli.write_model(folder, has_pooler=True)
+    return tiny_nli.write_model(folder, has_pooler=True, layers=1)
 
 
-def init(config, model):
-    return jax.jit(lambda: classifier.init(config, jax.random.key(0), model))()
-
-
+@functools.cache
 def made(folder, **fields):
     model, words = pretrained.load(folder), tokenizers.load(folder)
     config = classifier.config(model, words, **fields)
-    return config, init(config, model)
+    # The head alone is drawn: operation by operation that is compiled once for all.
+    return config, classifier.init(config, jax.random.key(0), model)
 
 
 logits_of = jax.jit(classifier.logits, static_argnums=0)
@@ -41,9 +40,8 @@ def test_the_second_sentence_is_what_follows_the_first_separator():
     )
 
 
-@pytest.mark.parametrize("pooling", classifier.POOLINGS)
-def test_padding_changes_nothing(folder, pooling):
-    config, params = made(folder, pooling=pooling)
+def test_padding_changes_nothing(folder):
+    config, params = made(folder, pooling="mean")
     logits = logits_of(config, params, IDS)
     assert logits.shape == (2, 3)
     longer = np.pad(IDS, ((0, 0), (0, 5)))
@@ -77,7 +75,7 @@ def test_token_types_matter_to_bert_and_not_to_xlm_r(folder):
 
 def test_xlm_rs_pieces_have_no_segments_whatever_the_model(tmp_path):
     """e5 and multilingual MiniLM are BERTs with two token types, and use one."""
-    folder = tiny_nli.write_model(tmp_path / "model", has_pooler=True)
+    folder = tiny_nli.write_model(tmp_path / "model", layers=1)
     pieces = (folder / "vocab.txt").read_text().splitlines()
     pieces[:5] = ["<pad>", "<unk>", "<s>", "</s>", "<mask>"]
     (folder / "vocab.txt").write_text("\n".join(pieces) + "\n")
@@ -89,22 +87,21 @@ def test_the_pretrained_pooler_is_where_it_was(folder):
     _, params = made(folder)
     trees.assert_same(params["classifier"]["dense"], model.params["pooler"]["dense"])
     assert params.keys() == {"embeddings", "encoder", "classifier"}
-    without = tiny_nli.write_model(folder.parent / "without")
+    without = tiny_nli.write_model(folder.parent / "without", layers=1)
     new = made(without)[1]["classifier"]
     assert new["dense"]["kernel"].shape == (16, 16)
     assert new["output"]["kernel"].shape == (16, 3)
 
 
-@pytest.mark.parametrize("name", oracle.MODELS)
-def test_every_family_can_be_a_classifier(name, tmp_path):
-    """Of each golden checkpoint, whatever its parts; gradients reach all of them."""
+@pytest.mark.parametrize("name", ["electra_generator", "modernbert"])
+def test_a_gradient_reaches_all_parts_of_a_classifier(name, tmp_path):
+    """Of the two families that have more than BERT: a projection, another body."""
     model = pretrained.load(oracle.write(tmp_path / name, name))
     config = classifier.Config(
         model.config,
         tokenizers.SpecialTokens(0, 1, 2, SEP, 4, size=60),
         has_segments=model.config.token_types > 1,
     )
-    # The head alone is drawn: operation by operation that is compiled once for all.
     params = classifier.init(config, jax.random.key(0), model)
     spread = jax.grad(lambda own: classifier.logits(config, own, IDS).std())
     grads = jax.jit(spread)(params)

@@ -3,6 +3,7 @@
 import functools
 import logging
 
+import drawn
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -274,7 +275,7 @@ MODELS = {
 def test_weights_are_not_kept_from_forward_to_backward(name):
     model = MODELS[name]
     x = np.random.RandomState(0).randn(3, L, 36).astype(np.float32)
-    params = two_halves.init_of(model, x)
+    params = drawn.params(model, x)
 
     def fn(params, x, rng):
         return model.apply({"params": params}, x)

