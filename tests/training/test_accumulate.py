@@ -20,7 +20,7 @@ def loss(params, rows, number):
     return accumulate.Outcome(part, {"count": len(errors)}, {"x": rows["x"] * 2})
 
 
-@pytest.mark.parametrize("micro_batches", [1, 2, 3, 6])
+@pytest.mark.parametrize("micro_batches", [1, 3])
 def test_gradients_and_outcomes_are_those_of_the_batch(micro_batches):
     def whole(params):
         return loss(params, BATCH, None).loss

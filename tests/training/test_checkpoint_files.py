@@ -213,7 +213,7 @@ def test_the_same_step_may_be_damaged_twice(folder):
     assert names(folder) == ["00000010", "00000020", *aside]
 
 
-@pytest.mark.parametrize("damage", DAMAGES)
+@pytest.mark.parametrize("damage", ["flipped", "no_manifest", "half"])
 def test_checkpoints_of_which_none_can_be_used_are_an_error(folder, damage):
     """The run does not begin at step 0, and touches nothing."""
     save(opened(folder), 10, 20)
@@ -227,14 +227,13 @@ def test_checkpoints_of_which_none_can_be_used_are_an_error(folder, damage):
     assert sorted(folder.rglob("*")) == before
 
 
-@pytest.mark.parametrize("position", range(0, 500, 7))
-def test_no_bit_of_a_manifest_flips_unnoticed(position):
+def test_no_bit_of_a_manifest_flips_unnoticed():
     about = ABOUT | {"position": {"epoch": 3, "row": 17}}
     data = encode(20, about, {"a": "0" * 64, "b": "1" * 64})
     found = checkpoint_files.decode_manifest(data, 20)
-    for bit in range(8):
+    for bit in range(0, 8 * len(data), 7):
         flipped = bytearray(data)
-        flipped[position % len(data)] ^= 1 << bit
+        flipped[bit // 8] ^= 1 << bit % 8
         try:
             other = checkpoint_files.decode_manifest(bytes(flipped), 20)
         except ValueError:

@@ -24,11 +24,10 @@ predict = jax.jit(classification.predict, static_argnums=0)
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
-    folder = tiny_nli.write_model(tmp_path_factory.mktemp("nli") / "model")
+    folder = tiny_nli.write_model(tmp_path_factory.mktemp("nli") / "model", layers=1)
     model, words = pretrained.load(folder), tokenizers.load(folder)
     config = classifier.config(model, words, dropout=0.0)
-    init = jax.jit(lambda: classifier.init(config, jax.random.key(0), model))
-    return config, init()
+    return config, classifier.init(config, jax.random.key(0), model)
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])

@@ -43,7 +43,7 @@ def whole_gradient(params, micro_batches, keys, front=two_halves.front):
     return jax.grad(two_halves.whole_loss)(params, micro_batches, keys, front)
 
 
-@pytest.mark.parametrize("count", [1, 4, 8])
+@pytest.mark.parametrize("count", [1, 2])
 def test_micro_batches_add_up_to_the_whole_models_gradient(count):
     params, micro_batches, keys = data(count)
     grads, own, metrics = run_of().step(params, micro_batches, keys())
@@ -142,11 +142,10 @@ def test_an_h_without_activations_is_named():
 
 PACKED = "pack_tokens(capacities=3)|int8(row)"
 ERRORS = {  # codec of h, codec of the gradient: relative error of h, of the gradient
-    ("fp16", "svd(0.9)|fp16"): (1e-3, 0.5),
+    ("fp16|zstd", "svd(0.9)|fp16"): (1e-3, 0.5),
     (PACKED, PACKED): (0.01, 0.01),
     ("from_step(2, fp16)", "from_step(2, fp16)"): (1e-3, 1e-3),
-    ("identity", "error_feedback(int4(row)|fp16)"): (1e-6, 0.3),
-    ("error_feedback(int8(row))", "identity|zstd"): (0.02, 1e-6),
+    ("error_feedback(int8(row))", "error_feedback(int4(row)|fp16)"): (0.02, 0.3),
 }
 
 
@@ -221,10 +220,9 @@ def compiled(caplog, function):
     ]
 
 
-@pytest.mark.parametrize("named", ["fp16", "pack_tokens(capacities=5)|fp16"])
-def test_the_model_is_compiled_once_however_many_shapes_cross(named, caplog):
-    codec_ = codecs.from_string(named)
-    params, run = two_halves.init(), run_of(codec_, codec_)
+def test_the_model_is_compiled_once_however_many_shapes_cross(caplog):
+    pack = codecs.from_string("pack_tokens(capacities=5)|fp16")
+    params, run = two_halves.init(), run_of(pack, pack)
 
     def steps():
         for seed in range(6):
@@ -233,8 +231,7 @@ def test_the_model_is_compiled_once_however_many_shapes_cross(named, caplog):
 
     assert compiled(caplog, steps) == [1, 1, 1]
     assert compiled(caplog, steps) == [0, 0, 0]
-    options = {hidden.option for hidden, _ in run.crossed}
-    assert len(options) > (2 if isinstance(codec_, selector.Selector) else 0)
+    assert len({hidden.option for hidden, _ in run.crossed}) > 2
 
 
 class Deep(nn.Module):
@@ -264,7 +261,6 @@ class Stack(nn.Module):
 
 
 MODELS = {
-    "plain": Deep(nn.Dense),
     "recomputed": Deep(nn.remat(nn.Dense)),
     "jitted": Deep(nn.jit(nn.Dense)),
     "scanned": Stack(),

@@ -1,9 +1,11 @@
 """A student's loss and its teachers' weights, against what the formulas say."""
 
+import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import trees
 
 from nebula_jax.models import transformer
 from nebula_jax.training import bert, distillation, masking
@@ -55,14 +57,14 @@ def test_what_was_not_named_is_as_likely_as_any_other():
     np.testing.assert_allclose(jnp.sum(jnp.stack(found), axis=0), 1.0, rtol=1e-5)
 
 
-def config(**given):
-    shape = transformer.Config(V, 1, 8, 2, 16, 8, dropout=0.0)
-    return distillation.Config(bert.Config(shape, steps=4), **given)
+SHAPE = transformer.Config(V, 1, 8, 2, 16, 8, dropout=0.0)
+MODEL = bert.Config(SHAPE, steps=4)
+CONFIG = distillation.Config(MODEL, share=0.0, weight_rate=0.5)
 
 
 def batch():
     ids = jax.random.randint(jax.random.key(3), (B, 8), 5, V)
-    return distillation.masked(config().model, jax.random.key(0), 1, ids)
+    return distillation.masked(MODEL, jax.random.key(0), 1, ids)
 
 
 def test_learned_weights_are_those_that_make_the_text_most_likely():
@@ -71,9 +73,7 @@ def test_learned_weights_are_those_that_make_the_text_most_likely():
     The one who knows the text, but not all of it, gets most of the weight; who is sure
     of one piece is as easy to imitate, and gets little.
     """
-    made = config(weight_rate=0.5)
-    params = bert.init(made.model, 0)[0].params
-    rows, _ = batch()
+    student, (rows, _) = drawn.masked_language_model(SHAPE), batch()
     shape = (*rows.originals.shape, V)
     right = jax.nn.one_hot(rows.originals, V) * 3
     right = right.at[0].set(jax.random.normal(jax.random.key(5), shape[1:]) * 3)
@@ -81,16 +81,14 @@ def test_learned_weights_are_those_that_make_the_text_most_likely():
     scores = jnp.zeros(2)
     for _ in range(200):
         _, scores, metrics = distillation.gradients(
-            made, params, scores, rows, answers, jax.random.key(0)
+            CONFIG, student, scores, rows, answers, jax.random.key(0)
         )
     each = [distillation.likelihood(one, rows.originals, V) for one in answers]
-    is_masked = rows.positions < 8
-    shares = np.linspace(0.001, 0.999, 999)
-    found = [
-        float(jnp.sum(jnp.log(w * each[0] + (1 - w) * each[1]) * is_masked))
-        for w in shares
-    ]
-    best = shares[np.argmax(found)]
+    one, other, is_masked = jax.device_get((*each, rows.positions < 8))
+    one, other = one[is_masked], other[is_masked]
+    shares = np.linspace(0.001, 0.999, 999)[:, None]
+    found = np.log(shares * one + (1 - shares) * other).sum(axis=1)
+    best = shares[np.argmax(found), 0]
     assert 0.5 < best < 1
     assert float(metrics["weight_0"]) == pytest.approx(best, abs=0.01)
 
@@ -98,17 +96,14 @@ def test_learned_weights_are_those_that_make_the_text_most_likely():
 def test_without_a_share_of_the_teachers_it_is_masked_language_modeling():
     rows, asked = batch()
     np.testing.assert_array_equal(asked.is_masked.sum(-1), (rows.positions < 8).sum(-1))
-    slots = masking.capacity(0.15, 8)
-    made = config(share=0.0)
-    state, _ = bert.init(made.model, 0)
-    answered = distillation.answer(made.model.encoder, slots, 4, state.params, asked)
+    slots, student = masking.capacity(0.15, 8), drawn.masked_language_model(SHAPE)
+    answered = distillation.answer(SHAPE, slots, 4, student, asked)
     grads, scores, metrics = distillation.gradients(
-        made, state.params, jnp.zeros(1), rows, [answered], jax.random.key(0)
+        CONFIG, student, jnp.zeros(2), rows, [answered] * 2, jax.random.key(0)
     )
-    part = bert.loss_of(made.model, None, (rows.positions < 8).sum() * 1.0, {})
-    loss, wanted = jax.value_and_grad(lambda p: part(p, rows, None).loss)(state.params)
-    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-6)
-    jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6), grads, wanted
-    )
-    assert scores.tolist() == [0.0]
+    part = bert.loss_of(MODEL, None, (rows.positions < 8).sum() * 1.0, {})
+    oracle = jax.jit(jax.value_and_grad(lambda own: part(own, rows, None).loss))
+    loss, wanted = oracle(student)
+    assert float(metrics["loss"]) == pytest.approx(float(loss), rel=1e-5)
+    trees.assert_close(grads, wanted, atol=1e-5)
+    np.testing.assert_allclose(scores, 0, atol=1e-6)  # of teachers that are alike

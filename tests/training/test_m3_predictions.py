@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 
+import drawn
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 
-from nebula_jax.models import transformer
+from nebula_jax.models import electra, transformer
 from nebula_jax.training import m3, m3_predictions
 
 V, L, B = 97, 12, 4
@@ -20,8 +21,9 @@ CONFIG = m3.Config(SHAPE, SHAPE, steps=20, rtd_weight=7.0, clm_weight=3.0)
 
 
 @pytest.fixture(scope="module")
-def discriminator():
-    return jax.jit(functools.partial(m3.init_discriminator, CONFIG))(0)
+def params():
+    ids = np.zeros((1, L), np.int32)
+    return drawn.params(electra.Discriminator(SHAPE), ids, ids == 0, ids[:, :2])
 
 
 mask = jax.jit(m3.mask, static_argnums=0)
@@ -36,11 +38,10 @@ def tokens(seed):
     return m3.Tokens(sampled, marks, masked.originals)
 
 
-def test_gradients_are_those_of_each_term_by_itself(discriminator):
+def test_gradients_are_those_of_each_term_by_itself(params):
     batch = tokens(0)
-    found = jax.jit(functools.partial(m3_predictions.gradient_norms, CONFIG))(
-        discriminator.params, [batch]
-    )
+    norms = jax.jit(functools.partial(m3_predictions.gradient_norms, CONFIG))
+    found = norms(params, [batch])
     assert len(found) == 4
 
     def loss(params, rtd, clm):
@@ -49,7 +50,7 @@ def test_gradients_are_those_of_each_term_by_itself(discriminator):
 
     gradient = jax.jit(jax.grad(loss))
     for term, *weights in (("rtd", 7.0, 0.0), ("clm", 0.0, 3.0)):
-        grads = gradient(discriminator.params, *weights)
+        grads = gradient(params, *weights)
         heads = [grads[name] for name in ("rtd_head", "clm_head")]
         rest = [grads[name] for name in ("embeddings", "encoder")]
         expected = optax.tree.norm(heads), optax.tree.norm(rest)
@@ -58,26 +59,16 @@ def test_gradients_are_those_of_each_term_by_itself(discriminator):
         np.testing.assert_allclose([found[name] for name in names], expected, rtol=1e-5)
 
 
-def test_a_sentence_is_the_mean_of_its_tokens_and_of_no_padding(discriminator):
+def test_a_sentence_is_the_mean_of_its_tokens_and_of_no_padding(params):
     embed = jax.jit(functools.partial(m3_predictions.sentence_vectors, CONFIG))
     ids = np.asarray(tokens(1).input_ids)
     one = np.where(np.arange(L) < 5, ids, 0)
-    found = embed(discriminator.params, one)
+    found = embed(params, one)
     assert found.shape == (B, 32)
     other = np.where(np.arange(L) < 6, ids, 0)
-    assert not np.allclose(found, embed(discriminator.params, other))
-    params = discriminator.params
-
-    @jax.jit
-    def alone(short):
-        hidden = transformer.Embeddings(SHAPE).apply(
-            {"params": params["embeddings"]}, short, True
-        )
-        hidden = transformer.Encoder(SHAPE).apply(
-            {"params": params["encoder"]}, hidden, short > 0, True
-        )
-        return hidden[0].mean(0)
-
+    assert not np.allclose(found, embed(params, other))
+    alone = jax.jit(functools.partial(transformer.hidden_states, SHAPE))
     for row in range(B):  # by itself, without a token of padding
-        want = alone(one[row : row + 1, :5])
+        ids = one[row : row + 1, :5]
+        want = alone(params, ids, ids > 0)[0].mean(0)
         np.testing.assert_allclose(found[row], want, atol=1e-5)

@@ -9,7 +9,7 @@ from nebula_jax.training import masking
 V = 1000
 
 
-def text(rows=64, length=128, seed=0):
+def text(rows=600, length=128, seed=0):
     random = np.random.RandomState(seed)
     ids = random.randint(vocabularies.NUM_SPECIAL, V, (rows, length)).astype(np.int32)
     ids[:, 0] = vocabularies.SPECIAL.cls
@@ -20,9 +20,7 @@ def text(rows=64, length=128, seed=0):
     return ids
 
 
-mask_tokens = jax.jit(
-    masking.mask_tokens, static_argnames=("rate", "policy", "vocab_size")
-)
+mask_tokens = jax.jit(masking.mask_tokens, static_argnames=("rate", "vocab_size"))
 
 
 def mask(ids, rate=0.15, policy="electra", seed=0):
@@ -62,7 +60,7 @@ def test_as_much_text_is_masked_as_the_rate_says_and_nothing_else_changes():
     [("mask", 1.0, 0.0), ("electra", 0.85, 0.15), ("bert", 0.8, 0.1)],
 )
 def test_policies_write_what_they_say(policy, mask_share, kept_share):
-    ids = text(rows=600)
+    ids = text()
     masked = mask(ids, policy=policy)
     marks = np.asarray(mask_slots.mark(masked.positions, 128))
     written, before = masked.input_ids[marks], ids[marks]
@@ -76,7 +74,7 @@ def test_policies_write_what_they_say(policy, mask_share, kept_share):
 
 
 def test_both_sides_of_a_pair_are_masked_alike():
-    ids = text(rows=600)
+    ids = text()
     ids[:, 1:] = np.where(ids[:, 1:] == vocabularies.SPECIAL.pad, 7, ids[:, 1:])
     ids[:, 60:62] = vocabularies.SPECIAL.sep
     marks = np.asarray(mask_slots.mark(mask(ids).positions, 128))
@@ -108,12 +106,3 @@ def test_a_row_is_masked_alike_in_whatever_batch_it_stands():
     alone = jax.device_get(mask_tokens(key, ids[5:6], **named))
     want = jax.tree.map(lambda leaf: leaf[5:6], whole)
     jax.tree.map(np.testing.assert_array_equal, alone, want)
-
-
-def test_any_number_of_a_targets_pieces_is_masked_and_never_its_ends():
-    special = vocabularies.SPECIAL
-    row = [special.cls, 7, 8, 9, special.sep, special.pad]
-    keys = jax.random.split(jax.random.key(0), 64)
-    _, chosen = masking.mask_random_count(keys, np.asarray([row] * 64), special)
-    assert set(np.asarray(chosen).sum(-1).tolist()) == {1, 2, 3}
-    assert not np.asarray(chosen)[:, [0, 4, 5]].any()

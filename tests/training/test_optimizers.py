@@ -174,7 +174,8 @@ FORMS = {
 def test_weight_decay_spares_biases_and_layer_norms_of_every_model(model, form):
     """Those of queries, keys and values too, which are [H, K]."""
     shapes = FORMS[form](jax.eval_shape(TREES[model]))
-    params = jax.tree.map(lambda leaf: np.ones(leaf.shape, np.float32), shapes)
+    # As many axes as theirs; of one size, which is soon compiled.
+    params = jax.tree.map(lambda leaf: np.ones([1] * leaf.ndim, np.float32), shapes)
     zero = jax.tree.map(np.zeros_like, params)
     optimizer = optimizers.adam(lambda step: 0.1, weight_decay=0.5)
     updates, _ = optimizer.update(zero, optimizer.init(params), params)

@@ -29,7 +29,7 @@ def test_frequencies_are_those_of_softmax(size, dtype):
     assert chi_square < size - 1 + 5 * np.sqrt(2 * size)
 
 
-@pytest.mark.parametrize("size", [50, 100_003])
+@pytest.mark.parametrize("size", [50, 10_007])
 def test_what_is_impossible_is_never_drawn(size):
     is_possible = np.arange(size) % 7 == 3
     logits = np.random.RandomState(2).randn(size).astype(np.float32)

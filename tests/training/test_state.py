@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,6 +11,7 @@ from nebula_jax.training import state as train_state
 GOOD = {"kernel": [[1.0, -2.0]], "bias": [0.5]}
 
 
+@functools.cache
 def begun(rate=0.1, **settings):
     """A state at step 0, and a jitted function that takes a step."""
     optimizer = optimizers.adam(lambda step: jnp.float32(rate), **settings)

@@ -114,8 +114,9 @@ def test_heads_train_alone_and_the_encoder_then_begins_as_at_step_0():
 def stepped(optimizer, params, steps):
     """Parameters after steps of an optimizer whose gradient is all ones."""
     opt_state, ones = optimizer.init(params), jax.tree.map(jnp.ones_like, params)
+    update = jax.jit(optimizer.update)
     for _ in range(steps):
-        updates, opt_state = optimizer.update(ones, opt_state, params)
+        updates, opt_state = update(ones, opt_state, params)
         params = optax.apply_updates(params, updates)
     return params
 
@@ -141,23 +142,22 @@ def test_what_does_not_train_does_not_count_for_the_norm():
     grads = jax.tree.map(jnp.ones_like, params)
     grads["encoder"] = jax.tree.map(lambda leaf: leaf * 1e6, grads["encoder"])
     state = optimizer.init(params)
-    updates, _ = optimizer.update(grads, state, params, step=jnp.int32(1), seen=seen())
+    update = jax.jit(optimizer.update)
+    updates, _ = update(grads, state, params, step=jnp.int32(1), seen=seen())
     heads = {name: updates[name] for name in ("clm_head", "rtd_head")}
     assert optax.tree.norm(heads) == pytest.approx(1.0)
     assert optax.tree.norm(updates["encoder"]) == 0
 
 
 def test_lower_layers_learn_more_slowly_and_frozen_embeddings_never():
-    states = taken(warm_start.Config(layer_decay=0.5, head_learning_rate=1.0), 3)
+    config = warm_start.Config(
+        layer_decay=0.5, head_learning_rate=1.0, freeze_embeddings=True
+    )
+    states = taken(config, 3)
     moved = [np.abs(layer(states[-1], i) - layer(states[0], i)).mean() for i in (0, 1)]
     assert 0.4 < moved[0] / moved[1] < 0.6  # decay of weights differs a little
-    assert not np.array_equal(table(states[-1]), table(states[0]))
-
-    config = warm_start.Config(freeze_embeddings=True)
-    frozen = taken(config, 3)
-    np.testing.assert_array_equal(table(frozen[-1]), table(frozen[0]))
-    assert not np.array_equal(layer(frozen[-1], 0), layer(frozen[0], 0))
-    names = jax.tree_util.tree_leaves_with_path(frozen[0].opt_state)
+    np.testing.assert_array_equal(table(states[-1]), table(states[0]))
+    names = jax.tree_util.tree_leaves_with_path(states[0].opt_state)
     assert not any("embeddings" in jax.tree_util.keystr(path) for path, _ in names)
     gradient = jax.grad(
         lambda params: jnp.sum(
