@@ -80,21 +80,18 @@ def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, 
     Raises:
       CheckpointError: if the checkpoint has another structure.
     """
-    return _read(folder, step, like), checkpoint_files.about(folder, step)
+    return read(folder, step, like), checkpoint_files.about(folder, step)
 
 
-def read(folder: pathlib.Path, step: int) -> Any:
-    """Reads the state of a verified checkpoint as nested dicts of arrays on the host.
+def read(folder: pathlib.Path, step: int, like: Any = None) -> Any:
+    """Reads the state of a verified checkpoint.
 
-    For a reader that needs parts of it and has no state to compare it with.
+    Without `like`, as nested dicts of arrays on the host: for a reader that needs parts
+    of it and has no state to compare it with.
 
     Raises:
-      CheckpointError: if it cannot be read.
+      CheckpointError: if it cannot be read, or has another structure.
     """
-    return _read(folder, step, None)
-
-
-def _read(folder: pathlib.Path, step: int, like: Any) -> Any:
     path = folder / f"{step:08d}" / STATE
     try:
         with _checkpointer() as checkpointer:
