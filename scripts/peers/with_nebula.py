@@ -20,7 +20,7 @@ VARIANTS = {
     "streaming e3m0": {
         "codec": "e3m0(256)",
         "fragments": 2,
-        "delay": 5,
+        "delay": 4,
         "mixing": 0.5,
     },
 }
