@@ -38,30 +38,44 @@ def arguments_of(words):
     return rest
 
 
+def program(folder, name, text):
+    """A script that stands for a program."""
+    path = folder / name
+    path.write_text(f"#!/usr/bin/env bash\n{text}\n")
+    path.chmod(0o755)
+
+
+def submit(path, folder):
+    """Runs a job as Slurm does, with a folder's programs before the system's."""
+    environment = {"PATH": f"{folder}:/usr/bin:/bin"}
+    return subprocess.run(
+        ["bash", path], env=environment, cwd=SCRIPTS.parent, timeout=20
+    )
+
+
 @pytest.mark.parametrize("path", SBATCH, ids=lambda path: path.name)
 def test_a_slurm_script_is_legal_and_so_are_its_flags(path, tmp_path):
-    subprocess.run(["bash", "-n", path], check=True)
     text = path.read_text()
     options = re.findall(r"^#SBATCH --([a-z-]+)(=\S+)?", text, re.MULTILINE)
     assert {"job-name", "nodes", "ntasks-per-node", "signal"} <= {
         name for name, _ in options
     }
-    # What is run is what a `srun` in the path is given.
-    fake = tmp_path / "srun"
     printed = tmp_path / "printed"
-    fake.write_text(
-        f'#!/usr/bin/env bash\nprintf "%s\\n" "$@" > {printed}\n'
-        f'printf "%s" "$NEBULA_CLUSTER_KEY" >> {tmp_path}/keys\n'
-    )
-    fake.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    subprocess.run(["bash", path], check=True, env=environment, timeout=20)
-    run = configured.run(config, *arguments_of(printed.read_text().splitlines()))
+    keep = f'printf "%s\\n" "$@" > {printed}\n'
+    keep += f'printf "%s" "$NEBULA_CLUSTER_KEY" >> {tmp_path}/keys'
+    program(tmp_path, "srun", keep)
+
+    def run_of(job):
+        """What a job gives to `srun`, as a run."""
+        assert submit(job, tmp_path).returncode == 0
+        return configured.run(config, *arguments_of(printed.read_text().splitlines()))
+
+    for _ in range(2):
+        run = run_of(path)
     assert run.local.cluster.partition(":")[0] == path.stem
     assert run.local.processes().coordinator == "auto"
     assert run.local.federation
     assert run.local.peer.startswith("lab-")
-    subprocess.run(["bash", path], check=True, env=environment, timeout=20)
     keys = (tmp_path / "keys").read_text()
     assert re.fullmatch("[0-9a-f]{128}", keys)  # two, of which each run makes its own
     assert keys[:64] != keys[64:]
@@ -69,8 +83,7 @@ def test_a_slurm_script_is_legal_and_so_are_its_flags(path, tmp_path):
     text, count = DIRECT.subn("", text)
     assert count == 1
     direct.write_text(text)
-    subprocess.run(["bash", direct], check=True, env=environment, timeout=20)
-    run = configured.run(config, *arguments_of(printed.read_text().splitlines()))
+    run = run_of(direct)
     assert not run.local.federation
     assert run.local.tls == f"credentials/{names.label(run.local.cluster)}"
 
@@ -82,43 +95,28 @@ def test_a_slurm_script_is_legal_and_so_are_its_flags(path, tmp_path):
 def test_a_slurm_script_starts_again_what_died_and_not_what_refused(
     tmp_path, statuses, starts, last
 ):
-    fake, count = tmp_path / "srun", tmp_path / "count"
+    count = tmp_path / "count"
     count.write_text("")
-    fake.write_text(
-        "#!/usr/bin/env bash\n"
-        f"echo >> {count}\n"
-        f"statuses=({' '.join(map(str, statuses))})\n"
-        f"exit ${{statuses[$(wc -l < {count}) - 1]}}\n"
-    )
-    fake.chmod(0o755)
-    sleep = tmp_path / "sleep"
-    sleep.write_text("#!/usr/bin/env bash\n")
-    sleep.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", SBATCH[0]], env=environment, timeout=20)
-    assert done.returncode == last
+    begun = f"echo >> {count}\nstatuses=({' '.join(map(str, statuses))})"
+    program(tmp_path, "srun", f"{begun}\nexit ${{statuses[$(wc -l < {count}) - 1]}}")
+    program(tmp_path, "sleep", "")
+    assert submit(SBATCH[0], tmp_path).returncode == last
     assert len(count.read_text()) == starts
 
 
-@pytest.mark.parametrize("path", SBATCH, ids=lambda path: path.name)
 @pytest.mark.parametrize("during", ["srun", "sleep"])
-def test_a_slurm_script_that_is_to_stop_starts_nothing_again(path, during, tmp_path):
+def test_a_slurm_script_that_is_to_stop_starts_nothing_again(during, tmp_path):
     """Not after a step that ends because the others stop too, nor after the sleep."""
     stop = {"srun": "", "sleep": "", during: "kill -TERM $PPID"}
     if during == "srun":  # until the signal is passed on
         stop["srun"] = "trap 'exit 4' TERM\nkill -TERM $PPID\nwhile :; do :; done"
     for name, then in stop.items():
-        fake, count = tmp_path / name, tmp_path / f"{name}-count"
+        count = tmp_path / f"{name}-count"
         count.write_text("")
         # A second one would end well.
-        fake.write_text(
-            f"#!/usr/bin/env bash\necho >> {count}\n"
-            f"[[ $(wc -l < {count}) == 1 ]] || exit 0\n{then}\nexit 4\n"
-        )
-        fake.chmod(0o755)
-    environment = {"PATH": f"{tmp_path}:/usr/bin:/bin"}
-    done = subprocess.run(["bash", path], env=environment, timeout=20)
-    assert done.returncode == 4
+        once = f"echo >> {count}\n[[ $(wc -l < {count}) == 1 ]] || exit 0"
+        program(tmp_path, name, f"{once}\n{then}\nexit 4")
+    assert submit(SBATCH[0], tmp_path).returncode == 4
     assert len((tmp_path / "srun-count").read_text()) == 1
 
 
