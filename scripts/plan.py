@@ -44,8 +44,6 @@ flags.DEFINE_list(
     "Sustained TFLOP/s of one device: one number, or one for each side as in"
     " --cluster_devices. If empty, measured on this machine, for a few seconds.",
 )
-NAMES = ("cluster_devices", "device_tflops", "wan", "out")
-
 BALANCED = 0.05  # what twice the speed of one part saves, if others are as busy
 
 
@@ -58,8 +56,6 @@ class Settings:
     """Devices of a generator, and of the discriminator."""
     tflops: tuple[float, float] | None
     """TFLOP/s of a device of each side; None to measure."""
-    wan: str
-    """As given."""
 
 
 def from_flags() -> Settings:
@@ -70,13 +66,11 @@ def from_flags() -> Settings:
     """
     for name, value in m3_config.DEFAULTS.items():
         flags.FLAGS.set_default(name, value)
-    given = {name: flags.FLAGS[name].value for name in NAMES}
-    tflops = given["device_tflops"]
+    tflops = flags.FLAGS["device_tflops"].value
     return Settings(
         run=m3_config.from_flags(),
-        devices=_two("cluster_devices", given["cluster_devices"], int),
+        devices=_two("cluster_devices", flags.FLAGS["cluster_devices"].value, int),
         tflops=_two("device_tflops", tflops, float) if tflops else None,
-        wan=given["wan"],
     )
 
 
@@ -122,6 +116,7 @@ def check(given: Settings) -> None:
             cluster="all", coordinator="", devices_per_cluster=0, data=""
         )
     )
+    wan.from_string(local.wan)  # an error at what cannot be read
     for number in given.devices:
         layout = devices.Layout(number, local.fsdp, local.model_parallel)
         devices.check(layout, agreed.batch_size, agreed.micro_batches)
@@ -149,7 +144,7 @@ def plan(given: Settings) -> dict[str, Any]:
     seconds = planner.seconds(run)
     sides = zip(parts, flops, speeds, given.devices, strict=True)
     return {
-        "wan": given.wan,
+        "wan": local.wan,
         "is_measured": not given.tflops,
         "parts": [
             {
@@ -198,7 +193,7 @@ def _pace(
     return planner.M3(
         generator,
         discriminator,
-        wan.from_string(given.wan),
+        wan.from_string(given.run.local.wan),
         traced.message_bytes(given.run),
         window=given.run.agreed.window,
         fan_out=given.run.agreed.fan_out,
@@ -271,4 +266,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(main, names=[*NAMES, *m3_config.FLAGS])
+    shared_flags.run(main, names=["out", *m3_config.FLAGS])

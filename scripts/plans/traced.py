@@ -72,7 +72,10 @@ def parts(run: m3_config.Run) -> tuple[Part, Part]:
             generator.params,
             kept=(generator, [generator.params] * (added_up + held)),
             loss=functools.partial(m3.generator_loss, config),
-            inputs=lambda rows: (key, ids(config, rows)),
+            inputs=lambda rows: (
+                key,
+                jax.ShapeDtypeStruct((rows, config.generator.max_length), jnp.int32),
+            ),
             rows=agreed.batch_size,
         ),
         Part(
@@ -127,11 +130,6 @@ def _shape(local: m3_config.Local) -> transformer.Config:
     there = hot_start.folder(local)
     about = checkpoint_folder.read_config(there)
     return config_json.read(about, there / checkpoint_folder.CONFIG)[1]
-
-
-def ids(config: m3.Config, rows: int) -> jax.ShapeDtypeStruct:
-    """Returns the spec of a generator's batch."""
-    return jax.ShapeDtypeStruct((rows, config.generator.max_length), jnp.int32)
 
 
 def message_bytes(run: m3_config.Run) -> int:

@@ -38,20 +38,29 @@ def given(*arguments):
 # What is counted.
 
 
-@pytest.mark.parametrize("side", [0, 1])
-def test_flops_are_those_of_the_matrix_products_and_little_more(side):
+@pytest.fixture(scope="module")
+def run():
+    return given(*SMALL, SPEED, "--dropout=0").run
+
+
+@pytest.fixture(scope="module")
+def parts(run):
+    return traced.parts(run)
+
+
+def test_flops_are_those_of_the_matrix_products_and_little_more(run, parts):
     """Two products forward for each weight and row, and twice as many backward."""
-    run = given(*SMALL, SPEED, "--dropout=0").run
-    part, length = traced.parts(run)[side], run.agreed.max_length
-    encoder = traced.count(part.params["encoder"])
-    products = 6 * part.rows * length * encoder  # without attention and heads
-    found = part.flops(part.rows)
-    assert products < found < 3 * products
-    assert found == pytest.approx(part.flops(2 * part.rows) / 2, rel=0.1)
+    for part in parts:
+        encoder = traced.count(part.params["encoder"])
+        # Without attention and heads.
+        products = 6 * part.rows * run.agreed.max_length * encoder
+        found = part.flops(part.rows)
+        assert products < found < 3 * products
+        assert found == pytest.approx(part.flops(2 * part.rows) / 2, rel=0.1)
 
 
-def test_devices_share_what_the_rules_split():
-    for part in traced.parts(given(*SMALL, SPEED).run):
+def test_devices_share_what_the_rules_split(parts):
+    for part in parts:
         whole = traced.bytes_on_device(part.kept, 1)
         assert traced.bytes_on_device(part.kept, 8) == whole
         assert traced.bytes_on_device(part.kept, 2, fsdp=2) < 0.6 * whole
@@ -59,13 +68,11 @@ def test_devices_share_what_the_rules_split():
         assert split < 0.4 * whole
 
 
-def test_a_generator_holds_its_gradients_from_micro_batch_to_micro_batch():
+def test_a_generator_holds_its_gradients_from_micro_batch_to_micro_batch(parts):
     """Those of --fan_out, beside what --micro_batches adds up."""
 
-    def states_of(fan_out, micro_batches):
+    def states_of(parts):
         """Of both sides, in units of the gradients."""
-        flagged = f"--fan_out={fan_out}", f"--micro_batches={micro_batches}"
-        parts = traced.parts(given(*SMALL, SPEED, *flagged).run)
         return np.asarray(
             [
                 traced.bytes_on_device(part.kept, 1) / codec_lib.nbytes(part.params)
@@ -73,13 +80,16 @@ def test_a_generator_holds_its_gradients_from_micro_batch_to_micro_batch():
             ]
         )
 
-    plain = states_of(1, 1)
-    assert states_of(2, 1) - plain == pytest.approx([1, 0])
-    assert states_of(2, 2) - plain == pytest.approx([2, 1])
+    def more(fan_out, micro_batches):
+        flagged = f"--fan_out={fan_out}", f"--micro_batches={micro_batches}"
+        run = given(*SMALL, SPEED, *flagged).run
+        return states_of(traced.parts(run)) - states_of(parts)
+
+    assert more(2, 1) == pytest.approx([1, 0])
+    assert more(2, 2) == pytest.approx([2, 1])
 
 
-def test_the_bytes_are_those_of_a_frame():
-    run = given(*SMALL, SPEED).run
+def test_the_bytes_are_those_of_a_frame(run):
     spec = m3.tokens_spec(traced.model(run), run.agreed.batch_size)
     tokens = jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), spec)
     payload, _ = codecs.pack_ids(run.local.vocab_size).encode(tokens, ())
@@ -89,10 +99,10 @@ def test_the_bytes_are_those_of_a_frame():
 
 
 @pytest.mark.slow
-def test_the_gradients_that_are_timed_run(monkeypatch):
+def test_the_gradients_that_are_timed_run(monkeypatch, parts):
     monkeypatch.setattr(traced, "TIMED_STEPS", 1)
     monkeypatch.setattr(traced, "MOST_FLOP", 1e6)
-    for part in traced.parts(given(*SMALL, SPEED).run):
+    for part in parts:
         assert traced.measure(part) > 0
 
 
