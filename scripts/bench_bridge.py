@@ -17,7 +17,6 @@ Messages end in the receiver's memory.
 """
 
 import collections
-import contextlib
 import functools
 import json
 import os
@@ -25,7 +24,7 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from absl import flags
@@ -83,7 +82,9 @@ def run_rounds(rounds: int) -> Records:
     """Takes the measures of every transport, round by round, turn by turn."""
     names = list(TRANSPORTS)
     records: Records = {name: collections.defaultdict(list) for name in names}
-    with credentials() as folder:
+    with tempfile.TemporaryDirectory(prefix="bench") as temporary:
+        folder = pathlib.Path(temporary)
+        certificates.issue_for_run(folder, OWNERS.values())
         for number in range(rounds):
             process.message(f"round {number + 1} of {rounds}")
             for name in names:
@@ -96,14 +97,6 @@ def run_rounds(rounds: int) -> Records:
                     records[name][what].append(sent[what])
             names.reverse()  # so that none is always the first
     return records
-
-
-@contextlib.contextmanager
-def credentials() -> Iterator[pathlib.Path]:
-    """Yields a folder with the credentials of both ends."""
-    with tempfile.TemporaryDirectory(prefix="bench") as folder:
-        certificates.issue_for_run(pathlib.Path(folder), OWNERS.values())
-        yield pathlib.Path(folder)
 
 
 def _throughput(

@@ -28,12 +28,10 @@ DEFAULTS = {"rounds": 11}
 """Shared flags that have another default in this benchmark."""
 SHAPE = (128, 64, 768)  # [B, L, D] of the tensor
 
-ELEMENTWISE = (
+CODECS = (
     *("fp16", "bf16"),
     *(f"int{bits}({scale})" for bits in (8, 4) for scale in ("tensor", "row", 64)),
     "e3m0",
-)
-OTHERS = (
     "hadamard",
     "hadamard|int4(64)",
     "private(1.0)",
@@ -140,32 +138,28 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
         "copy": functools.partial(jax.jit(jnp.copy), h),
         "np.copyto": lambda: np.copyto(target, source),
     }
-    rows = []
-    for strings in (ELEMENTWISE, OTHERS):
-        subjects = {name: Subject(name, h) for name in strings}
-        encoding = harness.time_runs(
-            copies | {name: each.encode for name, each in subjects.items()}, rounds
-        )
-        decoding = harness.time_runs(
-            {name: each.decode for name, each in subjects.items()}, rounds
-        )
-        for name, subject in subjects.items():
-            rows.append(
-                {
-                    "codec": name,
-                    "elementwise": strings is ELEMENTWISE,
-                    "encode_ms": 1e3 * statistics.median(encoding[name]),
-                    "encode_over_copy": harness.ratio(encoding[name], encoding["copy"]),
-                    "decode_ms": 1e3 * statistics.median(decoding[name]),
-                    "ratio": subject.bytes_ratio(),
-                    "error_gaussian": subject.error(h),
-                    "error_decaying": subject.error(spread),
-                }
-            )
-        if strings is ELEMENTWISE:
-            copy_ms = {name: 1e3 * statistics.median(encoding[name]) for name in copies}
-        del subjects
-    return {"copy_ms": copy_ms, "codecs": rows}
+    subjects = {name: Subject(name, h) for name in CODECS}
+    encoding = harness.time_runs(
+        copies | {name: each.encode for name, each in subjects.items()}, rounds
+    )
+    decoding = harness.time_runs(
+        {name: each.decode for name, each in subjects.items()}, rounds
+    )
+    return {
+        "copy_ms": {name: 1e3 * statistics.median(encoding[name]) for name in copies},
+        "codecs": [
+            {
+                "codec": name,
+                "encode_ms": 1e3 * statistics.median(encoding[name]),
+                "encode_over_copy": harness.ratio(encoding[name], encoding["copy"]),
+                "decode_ms": 1e3 * statistics.median(decoding[name]),
+                "ratio": subject.bytes_ratio(),
+                "error_gaussian": subject.error(h),
+                "error_decaying": subject.error(spread),
+            }
+            for name, subject in subjects.items()
+        ],
+    }
 
 
 def main() -> int:

@@ -25,8 +25,6 @@ from nebula_jax.runtime.records import report
 from scripts.bench import harness
 from scripts.bench.report import table_of
 
-DEFAULTS = {"rounds": 5}
-"""Shared flags that have another default in this benchmark."""
 flags.DEFINE_bool("tiny", False, "A tiny model and few rounds: to try the parts.")
 flags.DEFINE_float("seconds", 540.0, "For all parts together.", lower_bound=10)
 flags.DEFINE_string("commit", "", "Commit to record, for a copy of the files alone.")
@@ -193,6 +191,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    shared_flags.run(
-        main, DEFAULTS, names=["out", "rounds", "tiny", "seconds", "commit"]
-    )
+    shared_flags.run(main, names=["out", "rounds"])

@@ -106,8 +106,8 @@ def _answer(end: transports.End, sends: bool) -> None:
         end.send(np.zeros(SMALL, np.uint8))
 
 
-def main(request: dict[str, Any]) -> None:
-    """Connects to the other end, measures, and prints the figures."""
+def main(request: dict[str, Any]) -> dict[str, Any]:
+    """Connects to the other end, measures, and returns the figures."""
     credentials = request["credentials"]
     settings = transports.Settings(
         request["side"],
@@ -123,8 +123,8 @@ def main(request: dict[str, Any]) -> None:
         }
         for name, one_core in ROUND_TRIPS.items():
             found[name] = round_trips(end, sends, request["round_trips"], one_core)
-    print(json.dumps({"side": settings.side, "found": found}), flush=True)
+    return {"side": settings.side, "found": found}
 
 
 if __name__ == "__main__":
-    main(json.loads(sys.argv[1]))
+    print(json.dumps(main(json.loads(sys.argv[1]))), flush=True)
