@@ -25,7 +25,6 @@ from nebula_jax.runtime.records import report
 from scripts.tables import config, sweep, xnli_rows
 from scripts.tables import runs as table_runs
 
-SEEDS = 3  # by default
 BERT, M3 = "experiments.pretrain_bert", "experiments.pretrain_m3"
 TINY = "tiny"
 LAYERS = {"six": 6, "twelve": 12, TINY: 2}
@@ -181,7 +180,6 @@ def _pretraining_figures(summary: Mapping[str, Any]) -> dict[str, Any]:
     return found | {
         "steps": ends[-1]["step"],
         "gap": [gaps[0], gaps[-1]],
-        "generators": summary["generators"],
         **{
             figure: [m3_report.mean_of(each, figure) for each in ends]
             for figure in m3_report.FIGURES
@@ -326,8 +324,6 @@ SWEEP = sweep.Sweep(
     markdown,
     figures=xnli_rows.figures,
     scales=list(LAYERS),
-    seeds=SEEDS,
-    smallest=TINY,
 )
 
 if __name__ == "__main__":

@@ -135,8 +135,6 @@ SWEEP = sweep.Sweep(
     markdown,
     figures=abnet_runs.figures,
     scales=list(abnet_runs.CUTS),
-    seeds=abnet_runs.SEEDS,
-    smallest=abnet_runs.QUICK,
 )
 
 if __name__ == "__main__":

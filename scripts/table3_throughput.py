@@ -193,7 +193,6 @@ SWEEP = sweep.Sweep(
     figures=figures_of,
     execute=execute,
     draw=pictures.table3,
-    seeds=3,
     needs_text=False,
 )
 

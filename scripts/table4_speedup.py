@@ -194,7 +194,13 @@ def markdown(record: Mapping[str, Any]) -> str:
 
 
 SWEEP = sweep.Sweep(
-    "table4", record, markdown, figures=figures, execute=execute, needs_text=False
+    "table4",
+    record,
+    markdown,
+    figures=figures,
+    execute=execute,
+    seeds=1,
+    needs_text=False,
 )
 
 if __name__ == "__main__":

@@ -25,8 +25,7 @@ from scripts.plans import traced
 from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
-QUICK = "quick"
-STEPS = {"": 200, QUICK: 10}
+STEPS = {"": 200, "quick": 10}
 """Scale -> steps of a run."""
 SETTINGS = (
     *("--generators=en es|de tr", "--generator_layers=4", "--batch_size=4"),
@@ -153,8 +152,6 @@ SWEEP = sweep.Sweep(
     markdown,
     figures=figures,
     scales=list(STEPS),
-    seeds=3,
-    smallest=QUICK,
 )
 
 if __name__ == "__main__":

@@ -24,9 +24,7 @@ from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
 BERT, XNLI = "experiments.pretrain_bert", "experiments.finetune_xnli"
-SEEDS = 3
 BATCH = 192  # rows of a step, of all clusters together
-QUICK = "quick"
 LINE = "60mbit,15ms"
 EVERY = 10  # steps of each record of the run over a line
 
@@ -46,7 +44,7 @@ class Size(NamedTuple):
         return self.pairs // 64
 
 
-SIZES = {"": Size(), QUICK: Size(steps=60, timed=120, pairs=1280)}
+SIZES = {"": Size(), "quick": Size(steps=60, timed=120, pairs=1280)}
 """Scale -> numbers."""
 
 
@@ -152,7 +150,6 @@ def adapters_of(result: Mapping[str, Any]) -> dict[str, float]:
         "parameters": rounds["parameters"],
         "bytes_a_step": bytes_["sent"] / summary["flags"]["clusters"] / steps,
         "fewer": bytes_["fewer"],
-        "seconds": summary["seconds"],
     }
 
 
@@ -259,10 +256,9 @@ def difference(
     if key == REFERENCE:
         return None
     pairs = [loss / losses[REFERENCE][seed] - 1 for seed, loss in losses[key].items()]
-    spread = statistics.stdev(pairs) if len(pairs) > 1 else 0.0
     return {
         "mean": statistics.mean(pairs),
-        "standard_error": spread / len(pairs) ** 0.5,
+        "standard_error": sweep.standard_error(pairs) if len(pairs) > 1 else 0.0,
         "seeds": len(pairs),
     }
 
@@ -324,8 +320,6 @@ SWEEP = sweep.Sweep(
     markdown,
     figures=figures,
     scales=list(SIZES),
-    seeds=SEEDS,
-    smallest=QUICK,
 )
 
 if __name__ == "__main__":

@@ -23,8 +23,7 @@ from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
 BERT, DISTILL = "experiments.pretrain_bert", "experiments.distill"
-QUICK = "quick"
-STEPS = {"": (600, 300), QUICK: (40, 20)}
+STEPS = {"": (600, 300), "quick": (40, 20)}
 """Scale -> steps of a teacher, and of a student."""
 GROUPS = ("en de", "fr es")
 """Languages of each teacher; the student reads all."""
@@ -184,8 +183,6 @@ SWEEP = sweep.Sweep(
     markdown,
     figures=figures,
     scales=list(STEPS),
-    seeds=3,
-    smallest=QUICK,
 )
 
 if __name__ == "__main__":

@@ -96,7 +96,7 @@ def baseline(rows: attacked_model.Rows, sides: attacked_model.Sides) -> dict[str
 
     Returns:
       most_frequent, unigram: of `leakage.chance`. seen: share of the attacked tokens
-      whose piece the attacker's own text has. tokens, own_tokens: how many there are.
+      whose piece the attacker's own text has. own_tokens: how many that has.
     """
     _, labels = _text(rows, sides.attacked)
     _, own = _text(rows, sides.own)
@@ -105,7 +105,6 @@ def baseline(rows: attacked_model.Rows, sides: attacked_model.Sides) -> dict[str
         "most_frequent": most_frequent._asdict(),
         "unigram": unigram,
         "seen": float(np.isin(labels, own).mean()),
-        "tokens": len(labels),
         "own_tokens": len(own),
     }
 

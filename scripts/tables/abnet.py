@@ -3,7 +3,7 @@
 import itertools
 import pathlib
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from experiments.abnet import evaluation
@@ -13,7 +13,6 @@ from scripts.tables import config
 from scripts.tables import runs as table_runs
 
 MODULE = "experiments.train_abnet"
-SEEDS = 3  # by default
 QUICK = "quick"
 CUTS: dict[str, tuple[str, ...]] = {
     "tiny": (),
@@ -36,29 +35,8 @@ def base_of(table: config.Table) -> tuple[dict[str, str], tuple[str, ...]]:
     return settings, (*table.arguments(flagfile), *cuts)
 
 
-def short_run(
-    name: str,
-    arguments: Sequence[str],
-    line: str,
-    base: Sequence[str],
-) -> table_runs.Run:
-    """Describes a run of two clusters that measures time and bytes over a line.
-
-    Args:
-      name: of the run and its files.
-      arguments: its own, after those of all.
-      line: for --wan.
-      base: arguments of all runs.
-    """
-    where = "--cluster=all", f"--wan={line}", "--seed=0"
-    short = "--log_every=1", "--bleu_sentences=1", "--held_out_pairs=0"
-    steps = f"--steps={SHORT_STEPS}"
-    given = (*base, *where, *short, steps, *arguments)
-    return table_runs.Run(name, MODULE, given)
-
-
 def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
-    """Returns a `short_run`'s median seconds and mean bytes of its last steps."""
+    """Returns the median seconds and mean bytes of a short run's last steps."""
     last = result["records"][-TIMED_STEPS - 1 :]
     times = [record["time"] for record in last]
     steps = last[-1]["step"] - last[0]["step"]

@@ -80,17 +80,16 @@ def from_flags(
     scales: Sequence[str] = (),
     seeds: int = 1,
     needs_text: bool = True,
-    smallest: str = "",
 ) -> Table:
     """Returns the flags as values; for `main`.
 
     Args:
       name: of the table, without its scale.
-      scales: that it has; the first is its default.
+      scales: that it has; the first is its default. The last of several shows in
+        minutes how the table is made: it has one seed by default, and its record in
+        --workdir, since it measures nothing.
       seeds: their default number.
       needs_text: whether its runs need --data_dir.
-      smallest: the scale that shows in minutes how the table is made: of one seed by
-        default, and with its record in --workdir, since it measures nothing.
 
     Raises:
       errors.SettingsError: at what cannot work.
@@ -99,7 +98,7 @@ def from_flags(
     size = scale(given["scale"], scales) if scales else ""
     name = f"{name}_{size}" if size else name
     workdir = pathlib.Path(given["workdir"] or f"runs/{name}")
-    is_smallest = bool(smallest) and size == smallest
+    is_smallest = len(scales) > 1 and size == scales[-1]
     records = workdir if is_smallest else RESULTS
     return Table(
         name=name,

@@ -40,31 +40,14 @@ class Point(NamedTuple):
 
 
 def table3(record: Mapping[str, Any], out: pathlib.Path) -> None:
-    """Draws Fig. 8 beside the record: NAME_fig8.png."""
-    figure8(record["moved"], out.with_name(f"{out.stem}_fig8.png"))
-
-
-def table5(record: Mapping[str, Any], out: pathlib.Path) -> None:
-    """Draws Fig. 9 beside the record, and Fig. 10 where it has that."""
-    figure9(record["rows"], out.with_name(f"{out.stem}_fig9.png"))
-    if record["starts"]:
-        figure10(record, out.with_name(f"{out.stem}_fig10.png"))
-
-
-def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:
-    """Draws Fig. 8: the losses of a run that moved, and those of one that did not.
-
-    Args:
-      record: `curve` and `never_moved`, records of steps with their `cluster`.
-      path: of the PNG.
-    """
-    whole = "in one process to the end"
-    parts = {whole: record["never_moved"]}
+    """Draws Fig. 8, the losses of a run that moved, beside the record."""
+    moved, whole = record["moved"], "in one process to the end"
+    parts = {whole: moved["never_moved"]}
     for cluster, label in (
         ("whole", "begun in one process"),
         ("discriminator", "gone on over two clusters"),
     ):
-        parts[label] = [each for each in record["curve"] if each["cluster"] == cluster]
+        parts[label] = [each for each in moved["curve"] if each["cluster"] == cluster]
     panels = [
         plots.Panel(
             title,
@@ -80,7 +63,14 @@ def figure8(record: Mapping[str, Any], path: pathlib.Path) -> None:
             ("clm_loss", "CLM loss (eq. 10)"),
         )
     ]
-    plots.draw(panels, path)
+    plots.draw(panels, out.with_name(f"{out.stem}_fig8.png"))
+
+
+def table5(record: Mapping[str, Any], out: pathlib.Path) -> None:
+    """Draws Fig. 9 beside the record, and Fig. 10 where it has that."""
+    figure9(record["rows"], out.with_name(f"{out.stem}_fig9.png"))
+    if record["starts"]:
+        figure10(record, out.with_name(f"{out.stem}_fig10.png"))
 
 
 def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:

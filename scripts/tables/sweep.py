@@ -95,17 +95,14 @@ class Sweep(NamedTuple):
     draw: Callable[[Record, pathlib.Path], None] | None = None
     """Draws the record's pictures beside its file."""
     scales: Sequence[str] = ()
-    seeds: int = 1
+    """See `config.from_flags`."""
+    seeds: int = 3
     """By default."""
     needs_text: bool = True
-    smallest: str = ""
-    """A scale of minutes; see `config.from_flags`."""
 
     def run(self) -> int:
         """Makes the table as the flags have it; writes, draws and prints it."""
-        table = config.from_flags(
-            self.name, self.scales, self.seeds, self.needs_text, self.smallest
-        )
+        table = config.from_flags(self.name, self.scales, self.seeds, self.needs_text)
         with run_folder.lock(table.workdir):
             runs = table_runs.Runs(
                 table.workdir, self.figures, self.execute, results=table.results

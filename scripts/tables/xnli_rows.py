@@ -61,7 +61,6 @@ def means(summaries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
             name: float(np.std(each, ddof=1)) if len(each) > 1 else 0.0
             for name, each in values.items()
         },
-        "averages": [each["test"]["average"] for each in summaries],
         "warnings": sorted(lines),
         "pairs": sum(summaries[0]["text"]["labels"]["train"]["en"].values()),
         "rows": min(summaries[0]["test"]["rows"].values()),

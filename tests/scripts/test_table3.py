@@ -50,5 +50,5 @@ def test_parameters_that_differ_are_said_to_and_curves_are_drawn(tmp_path):
     assert "| two clusters | 250, 250 | 0.80 | 0.85 |" in text
     assert "**no**" in text
     assert "are **not** those of the run that never moved" in text
-    pictures.figure8(record["moved"], tmp_path / "fig8.png")
-    assert (tmp_path / "fig8.png").read_bytes().startswith(b"\x89PNG")
+    pictures.table3(record, tmp_path / "t.json")
+    assert (tmp_path / "t_fig8.png").read_bytes().startswith(b"\x89PNG")

@@ -81,7 +81,7 @@ def test_adapters_are_shown_by_their_bytes(record):
     summary = {
         "clusters": [{"rounds": {"parameters": 1_000_000}, "last_step": 60}] * 2,
         "bytes": {"sent": 1_200_000, "fewer": 400.0},
-        **{"flags": {"clusters": 2}, "seconds": 3.0},
+        "flags": {"clusters": 2},
     }
     found = table_local_steps.adapters_of({"summary": summary})
     assert found["bytes_a_step"] == 10_000

@@ -65,11 +65,11 @@ def test_a_table_is_named_after_its_scale():
 def test_the_smallest_scale_has_a_seed_and_leaves_no_record_of_the_repository():
     flags.FLAGS(["test"])
     with flagsaver.flagsaver(data_dir="text", scale="quick", seeds=""):
-        made = config.from_flags("a", ["", "quick"], seeds=3, smallest="quick")
+        made = config.from_flags("a", ["", "quick"], seeds=3)
         assert made.seeds == ("0",)
         assert made.out == pathlib.Path("runs/a_quick/a_quick.json")
         with flagsaver.flagsaver(scale=""):
-            made = config.from_flags("a", ["", "quick"], seeds=3, smallest="quick")
+            made = config.from_flags("a", ["", "quick"], seeds=3)
             assert (made.name, len(made.seeds)) == ("a", 3)
             assert made.out == config.FOLDER / "results" / "a.json"
         with (
@@ -79,18 +79,9 @@ def test_the_smallest_scale_has_a_seed_and_leaves_no_record_of_the_repository():
             config.from_flags("a", ["", "quick"])
 
 
-@pytest.mark.parametrize(
-    "made",
-    [
-        table1_xnli.SWEEP,
-        table2_bleu.SWEEP,
-        table5_compression.SWEEP,
-        table_local_steps.SWEEP,
-    ],
-)
-def test_a_table_of_hours_has_a_scale_of_minutes(made):
-    assert made.smallest in made.scales
-    assert made.smallest != made.scales[0]
+def test_a_table_of_hours_has_a_scale_of_minutes():
+    for table in (table1_xnli, table2_bleu, table5_compression, table_local_steps):
+        assert len(table.SWEEP.scales) > 1
 
 
 def test_quick_settings_stand_in_the_place_of_the_flagfiles():

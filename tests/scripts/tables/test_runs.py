@@ -138,6 +138,13 @@ def test_kept_figures_of_another_run_are_refused_with_what_differs(tmp_path):
         runs.found(run(given, "--seed=0", "--data_dir=../text"))
 
 
+def test_a_failed_run_reports_the_last_lines_of_its_log(tmp_path):
+    runs = table_runs.Runs(tmp_path, table_runs.summary_of)
+    words = r"(?s)ended with status 1; .*No module named nebula_jax\.no_such_module"
+    with pytest.raises(errors.NebulaError, match=words):
+        runs.result(table_runs.Run("x", "nebula_jax.no_such_module", ()))
+
+
 def test_a_flagfile_is_read_as_settings(tmp_path):
     path = tmp_path / "a.flags"
     path.write_text("# one\n--steps=3\n\n--truncate\n--forward_codec=a=b\n")
