@@ -28,54 +28,32 @@ flags.disclaim_key_flags()  # a flag is of the module that calls `define`
 Values = TypeVar("Values")
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@dataclasses.dataclass(frozen=True)
 class Setting:
     """A description of a flag."""
 
     default: Any
+    """Of the flag; None if the flag need not be given."""
     help: str
+    """Sentences that begin with the unit, or with the kind of value."""
     group: str
     """A key of `command_line.GROUPS`."""
-    lower: float
-    upper: float | None
-    choices: tuple[str, ...]
-    source: str
+    lower: float = 0
+    """Bound of a number, which may be the bound; so is `upper`."""
+    upper: float | None = None
+    choices: Sequence[str] = ()
+    """The values of an enumeration."""
+    source: str = ""
     """Section of the paper, or another work, that the default is from."""
 
 
-def setting(
-    default: Any,
-    help: str,
-    *,
-    group: str,
-    lower: float = 0,
-    upper: float | None = None,
-    choices: Sequence[str] = (),
-    source: str = "",
-) -> Any:
-    """Returns a field of a dataclass that is a flag.
+def setting(default: Any, help: str, **about: Any) -> Any:
+    """Returns a field of a dataclass that is a flag, described by a `Setting`.
 
     The field has no default as an argument of the class: experiments may replace the
-    flag's (see `command_line.run`).
-
-    Args:
-      default: of the flag; None if the flag need not be given.
-      help: sentences that begin with the unit, or with the kind of value.
-      group: a key of `command_line.GROUPS`.
-      lower, upper: bounds of a number, which may be the bounds.
-      choices: the values of an enumeration.
-      source: of the default: a section of the paper, or another work.
+    flag's (see `entry.run`).
     """
-    made = Setting(
-        default=default,
-        help=help,
-        group=group,
-        lower=lower,
-        upper=upper,
-        choices=tuple(choices),
-        source=source,
-    )
-    return dataclasses.field(metadata={"setting": made})
+    return dataclasses.field(metadata={"setting": Setting(default, help, **about)})
 
 
 to_begin_with = functools.partial(setting, group="first")
