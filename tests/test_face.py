@@ -5,7 +5,6 @@ import importlib
 import inspect
 import re
 
-import children
 import jax.numpy as jnp
 import optax
 import pdoc
@@ -44,12 +43,6 @@ def test_the_examples_run():
 def test_a_name_that_is_not_public_is_named():
     with pytest.raises(AttributeError, match="no public name 'bridge'"):
         nebula.bridge  # noqa: B018
-
-
-def test_importing_it_imports_no_jax():
-    code = "import sys, nebula_jax; print('jax' in sys.modules)"
-    found = children.python("-c", code)
-    assert found.stdout == "False\n"
 
 
 @pytest.mark.filterwarnings("error::UserWarning:pdoc")

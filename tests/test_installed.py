@@ -41,27 +41,19 @@ def namesakes(tmp_path):
 
 
 def test_nebula_runs_our_module_where_the_user_has_folders_of_the_same_names(namesakes):
-    done = nebula(namesakes, "scripts.issue_certificates", "--out=tls", "--clusters=a")
-    assert done.returncode == 0, done.stderr
-    assert (namesakes / "tls" / "a").is_dir()
-
-
-def test_a_process_that_nebula_starts_finds_ours_too(namesakes):
+    """So does a process that it starts; without a module it is a federation's."""
+    done = nebula(namesakes, "--help")
+    assert "switch" in done.stdout, done.stderr
+    assert "experiments.pretrain_m3" in done.stdout
     program = (
         "import subprocess, sys; from nebula_jax import __main__ as command;"
         " command._search_ours_first(); sys.exit(subprocess.call([sys.executable, '-m',"
         " 'scripts.issue_certificates', '--out=tls', '--clusters=a']))"
     )
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    code = [sys.executable, "-c", program]
-    assert subprocess.run(code, cwd=namesakes, env=environment).returncode == 0
+    done = children.python("-c", program, cwd=namesakes, env=environment)
+    assert done.returncode == 0, done.stderr
     assert (namesakes / "tls" / "a").is_dir()
-
-
-def test_nebula_has_the_commands_of_a_federation_and_says_so(tmp_path):
-    done = nebula(tmp_path, "--help")
-    assert "switch" in done.stdout
-    assert "experiments.pretrain_m3" in done.stdout
 
 
 def test_a_module_that_is_not_there_is_named_with_those_that_are(monkeypatch, capsys):

@@ -18,17 +18,10 @@ MODULES = sorted(
 )
 
 
-def own_flags():
-    """Every flag of every command."""
+@pytest.fixture(autouse=True, scope="module")
+def every_command_has_its_flags():
     for module in MODULES:
         importlib.import_module(module)
-    return [
-        flags.FLAGS[name]
-        for name in flags.FLAGS
-        if flags.FLAGS.find_module_defining_flag(name).startswith(
-            ("exp", "scr", "nebula")
-        )
-    ]
 
 
 def failing(error):
@@ -40,17 +33,27 @@ def failing(error):
     return main
 
 
-@pytest.mark.parametrize("value", ["nan", "inf", "-inf", "1e999"])
-def test_no_number_that_is_not_finite(value):
-    own = own_flags()
-    found = [each.name for each in own if isinstance(each.parser, flags.FloatParser)]
+def refusal(main, *given):
+    """What a command says, given these flags, that ends by a bad setting."""
+    with flagsaver.flagsaver():
+        command_line.parse(["test", *given])
+        with pytest.raises(errors.SettingsError) as refused:
+            command_line.with_flags(main)
+    return str(refused.value)
+
+
+def test_no_number_that_is_not_finite():
+    every = [flags.FLAGS[name] for name in flags.FLAGS]
+    found = [each.name for each in every if isinstance(each.parser, flags.FloatParser)]
     assert {"learning_rate", "epochs", "label_smoothing"} <= set(found)
-    for name in found:
+    tried = [(name, "nan") for name in found]
+    tried += [("learning_rate", value) for value in ("inf", "-inf", "1e999")]
+    for name, value in tried:
         with flagsaver.flagsaver(), pytest.raises(flags.Error, match=name):
             command_line.parse(["test", f"--{name}={value}"])
 
 
-@pytest.mark.parametrize("value", ["a\nb", "a\n--steps=3", "a\rb", "\x1b[2J", "\udcff"])
+@pytest.mark.parametrize("value", ["a\n--steps=3", "a\rb", "\x1b[2J", "\udcff"])
 def test_no_argument_that_would_be_no_line_of_a_flagfile(value):
     with flagsaver.flagsaver(), pytest.raises(flags.Error, match="control characters"):
         command_line.parse(["test", f"--workdir={value}"])
@@ -82,11 +85,7 @@ def test_whole_numbers():
     ],
 )
 def test_errors_of_the_library_name_flags_in_commands(raised, shown):
-    own_flags()  # defines them all
-
-    with pytest.raises(errors.SettingsError) as refused:
-        command_line.with_flags(failing(errors.SettingsError(raised)))
-    assert str(refused.value) == shown
+    assert refusal(failing(errors.SettingsError(raised))) == shown
 
 
 @pytest.mark.parametrize(
@@ -99,12 +98,8 @@ def test_errors_of_the_library_name_flags_in_commands(raised, shown):
     ],
 )
 def test_a_path_that_is_not_there_is_a_bad_setting_and_named_by_its_flag(raised, shown):
-    own_flags()
-    with flagsaver.flagsaver():
-        command_line.parse(["test", "--workdir=/nowhere"])
-        with pytest.raises(errors.SettingsError) as refused:
-            command_line.with_flags(failing(raised))
-    assert str(refused.value) == f"--workdir=/nowhere: {shown}"
+    said = refusal(failing(raised), "--workdir=/nowhere")
+    assert said == f"--workdir=/nowhere: {shown}"
 
 
 @pytest.mark.parametrize(
@@ -117,22 +112,14 @@ def test_a_path_that_is_not_there_is_a_bad_setting_and_named_by_its_flag(raised,
     ],
 )
 def test_a_path_needs_no_slash_to_be_known_as_one(flag, value, raised):
-    own_flags()
-    with flagsaver.flagsaver():
-        command_line.parse(["test", f"--{flag}={value}"])
-        with pytest.raises(errors.SettingsError) as refused:
-            command_line.with_flags(failing(errors.NebulaError(raised)))
-    assert str(refused.value) == f"--{flag}={value}: {raised}"
+    said = refusal(failing(errors.NebulaError(raised)), f"--{flag}={value}")
+    assert said == f"--{flag}={value}: {raised}"
 
 
 def test_a_codec_that_cannot_be_read_is_named_by_its_flag():
-    own_flags()
-    with flagsaver.flagsaver():
-        command_line.parse(["test", "--delta_codec=int9|fp16"])
-        with pytest.raises(errors.SettingsError) as refused:
-            command_line.with_flags(lambda: codecs.from_string("int9|fp16"))
-    said = str(refused.value).splitlines()
-    assert said == [
+    codec = "int9|fp16"
+    said = refusal(lambda: codecs.from_string(codec), f"--delta_codec={codec}")
+    assert said.splitlines() == [
         "--delta_codec: unknown codec int9; did you mean int8?",
         "  int9|fp16",
         "  ^",
@@ -149,7 +136,6 @@ def test_a_codec_that_cannot_be_read_is_named_by_its_flag():
     ],
 )
 def test_an_error_of_no_flag_stays_as_it_is(raised):
-    own_flags()
     text = str(raised)
     with flagsaver.flagsaver():
         command_line.parse(["test", "--workdir=/nowhere", "--cluster=source"])
@@ -161,7 +147,6 @@ def test_an_error_of_no_flag_stays_as_it_is(raised):
 
 def test_what_lacks_memory_names_the_flags_that_take_less(monkeypatch):
     """Of this command alone, with their values."""
-    own_flags()
     text = "RESOURCE_EXHAUSTED: Out of memory allocating 4096000000000 bytes."
 
     def main():
@@ -183,27 +168,20 @@ def test_what_lacks_memory_names_the_flags_that_take_less(monkeypatch):
     )
 
 
-def test_a_flagfile_of_the_package_is_found_by_its_name_from_anywhere(
+def test_a_flagfile_is_found_by_its_name_ones_own_before_the_package_s(
     tmp_path, monkeypatch
 ):
-    own_flags()
-    monkeypatch.chdir(tmp_path)
-    with flagsaver.flagsaver():
-        command_line.parse(["test", "--flagfile=m3_quickstart.flags"])
-        assert flags.FLAGS.vocab_size == 4000
-    with flagsaver.flagsaver():
-        path = "experiments/flags/m3_quickstart.flags"
-        command_line.parse(["test", "--flagfile", path])
-        assert flags.FLAGS.vocab_size == 4000
+    def vocab_size_of(*given):
+        with flagsaver.flagsaver():
+            command_line.parse(["test", *given])
+            return flags.FLAGS.vocab_size
 
-
-def test_a_flagfile_of_ones_own_goes_before_the_package_s(tmp_path, monkeypatch):
-    own_flags()
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "m3_quickstart.flags").write_text("--vocab_size=77\n")
-    with flagsaver.flagsaver():
-        command_line.parse(["test", "--flagfile=m3_quickstart.flags"])
-        assert flags.FLAGS.vocab_size == 77
+    name = "m3_quickstart.flags"
+    assert vocab_size_of(f"--flagfile={name}") == 4000
+    assert vocab_size_of("--flagfile", f"experiments/flags/{name}") == 4000
+    (tmp_path / name).write_text("--vocab_size=77\n")
+    assert vocab_size_of(f"--flagfile={name}") == 77
 
 
 @pytest.mark.parametrize("value", ["", "nowhere.flags", "/tmp"])

@@ -1,5 +1,8 @@
 """What `nebula.main` refuses: flags, names and roles of a script, in one line each."""
 
+import contextlib
+import sys
+
 import children
 import pytest
 from absl import flags
@@ -10,6 +13,7 @@ from nebula_jax.commands import fields, roles
 from nebula_jax.runtime.records import run_folder
 
 SCRIPT = """
+import sys
 from absl import flags
 import nebula_jax as nebula
 
@@ -28,6 +32,8 @@ if __name__ == "__main__":
             nebula.main(roles, **more)
         except SystemExit as end:
             print(end.code)
+    sys.argv.append("--help")
+    nebula.main(TWO)
 """
 LINES = [
     "error: defaults={'stepz': 3}: ",
@@ -38,19 +44,16 @@ LINES = [
 ]
 
 
-def ended(tmp_path, *flags):
-    """Runs the script; returns what it has printed, and its errors."""
+def test_what_a_script_gives_wrongly_is_one_line_and_help_names_its_clusters(tmp_path):
     path = tmp_path / "script.py"
     path.write_text(SCRIPT)
-    found = children.python(path, *flags, cwd=tmp_path)
-    return found.stdout, found.stderr.splitlines()
-
-
-def test_what_a_script_gives_wrongly_is_one_line(tmp_path):
-    statuses, lines = ended(tmp_path)
-    assert statuses == "2\n" * len(LINES)
-    for found, words in zip(lines, LINES, strict=True):
-        assert found.startswith(words)
+    found = children.python(path, cwd=tmp_path)
+    for line, words in zip(found.stderr.splitlines(), LINES, strict=True):
+        assert line.startswith(words)
+    *statuses, shown = found.stdout.split("\n", len(LINES))
+    assert statuses == ["2"] * len(LINES)
+    assert "front, back; or all" in " ".join(shown.split())
+    assert "whole" not in shown
 
 
 PROGRAM = """
@@ -74,25 +77,39 @@ def test_a_command_as_pip_installs_one_starts_all_clusters(tmp_path):
     (tmp_path / "program.py").write_text(PROGRAM)
     found = children.python(path, "--workdir=run", "--width=5", cwd=tmp_path)
     assert " has width 5" in found.stdout, found.stderr
-    found = children.python("-c", f"{PROGRAM}\nmain()", cwd=tmp_path)
-    assert "error: --cluster=all starts the script's file" in found.stderr
 
 
-@pytest.mark.parametrize(("cluster", "folder"), [("all", "run"), ("a", "run/a")])
-def test_a_folder_is_of_one_command_at_a_time(tmp_path, cluster, folder):
-    path = tmp_path / "program.py"
-    path.write_text(f"{PROGRAM}\nmain()")
-    flags = f"--cluster={cluster}", "--workdir=run"
-    with run_folder.lock(tmp_path / folder):
-        found = children.python(path, *flags, cwd=tmp_path)
-    assert found.returncode == 1
-    assert f"error: another process works in {folder}; wait" in found.stderr
+def test_a_program_without_a_file_cannot_start_its_clusters(monkeypatch):
+    monkeypatch.setattr(sys.modules["__main__"], "__spec__", None)
+    monkeypatch.setattr(sys, "argv", ["-c"])
+    with pytest.raises(errors.SettingsError, match="starts the script's file again"):
+        roles._program()
 
 
-def test_the_folder_of_a_cluster_is_its_first_processs(tmp_path, monkeypatch):
+@contextlib.contextmanager
+def another_works_in(folder):
+    """What is done in the block finds another process in the folder, and says so."""
+    words = f"another process works in {folder}; wait"
+    with run_folder.lock(folder), pytest.raises(errors.NebulaError, match=words):
+        yield
+
+
+@pytest.fixture
+def given(tmp_path):
+    """The flags of the process of `a`."""
     flags.FLAGS(["test"])
     with flagsaver.flagsaver(workdir=str(tmp_path), cluster="a", tls="off"):
-        given = fields.read(roles.Flags)
+        yield fields.read(roles.Flags)
+
+
+def test_a_folder_is_of_one_command_at_a_time(tmp_path, given):
+    with flagsaver.flagsaver(cluster="all"), another_works_in(tmp_path):
+        roles._main({"a": print, "b": print}, frozenset())
+    with another_works_in(tmp_path / "a"):
+        roles._train(print, given, ["a", "b"], {})
+
+
+def test_the_folder_of_a_cluster_is_its_first_processs(tmp_path, monkeypatch, given):
     monkeypatch.setattr(roles.ranks, "is_root", lambda: False)
     trained = []
     with (
@@ -101,9 +118,3 @@ def test_the_folder_of_a_cluster_is_its_first_processs(tmp_path, monkeypatch):
     ):
         roles._train(trained.append, given, ["a", "b"], {})
     assert trained
-
-
-def test_help_names_the_scripts_own_clusters(tmp_path):
-    output, _ = ended(tmp_path, "--help")
-    assert "front, back; or all" in " ".join(output.split())
-    assert "whole" not in output
