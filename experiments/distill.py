@@ -37,11 +37,12 @@ import nebula_jax as nebula
 from experiments import configuration
 from experiments.pretraining import hot_start
 from experiments.pretraining import text as text_lib
-from nebula_jax import errors
+from nebula_jax import errors, files
 from nebula_jax.commands import fields
 from nebula_jax.communication import codecs, ranks
 from nebula_jax.data import language_mixture, resumable_batches, text_folder
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
+from nebula_jax.face import checks
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.models.pretrained import packages, trimming
 from nebula_jax.runtime.life import process
@@ -349,7 +350,11 @@ def train_student(run: nebula.Run) -> None:
 
 
 def train_teacher(run: nebula.Run) -> None:
-    """Answers the student's questions to the end."""
+    """Answers the student's questions to the end.
+
+    Raises:
+      checkpoint.CheckpointError: if another teacher answered before a stop.
+    """
     settings, place, vocabulary = from_flags(run)
     count, names = len(run.clusters) - 1, settings.teachers
     if len(names) not in (1, count):
@@ -360,6 +365,9 @@ def train_teacher(run: nebula.Run) -> None:
     shape, params = teacher(
         names[run.index] if len(names) > 1 else names[0], settings, place, vocabulary
     )
+    # A run that resumes has the teachers that it began with, wherever they lie now.
+    digest = files.digest_of([shape, checks.digest(params)])
+    run.saved.add_fingerprints({run.cluster: digest})
     question, answer = channels(settings, vocabulary.size, run.codec)
     answered = functools.partial(
         distillation.answer, shape, settings.slots, settings.top_k, params

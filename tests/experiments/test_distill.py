@@ -23,7 +23,7 @@ from nebula_jax.commands import fields
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.training import bert, distillation, masking, metrics
+from nebula_jax.training import bert, checkpoint, distillation, masking, metrics
 from scripts.tables import config
 
 STEPS, LENGTH, ROWS, TOP = 24, 16, 4, 5
@@ -154,6 +154,14 @@ def test_clusters_train_the_student_of_one_process_bit_for_bit(runs):
     assert losses[-1] < losses[0]
     left = pretrained.load(folder / "student" / "encoder")
     assert "mlm_head" in left.params
+
+    others = ",".join(f"{each}/encoder" for each in reversed(runs.teachers))
+    said = "holds a run with teacher:0="
+    with (
+        as_flags(runs, teachers=others),
+        pytest.raises(checkpoint.CheckpointError, match=said),
+    ):
+        train("teacher:0")
 
 
 @pytest.mark.slow

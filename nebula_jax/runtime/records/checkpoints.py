@@ -113,7 +113,7 @@ class Checkpoints:
         self._keep = to_keep(self._window, self._every)
 
     def add_fingerprints(self, fingerprints: Mapping[str, str]) -> None:
-        """Adds the peer's fingerprints; see `check_same_run`."""
+        """Adds what is known later, as of the peer; see `check_same_run`."""
         self._fingerprints |= fingerprints
         if self._saved:
             check_same_run(
