@@ -18,13 +18,14 @@ from absl.testing import flagsaver
 import nebula_jax as nebula
 from experiments import configuration, distill
 from experiments.pretraining import hot_start
+from experiments.students import channels, config, student, teacher
 from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.data import language_mixture
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
 from nebula_jax.training import bert, checkpoint, distillation, masking, metrics
-from scripts.tables import config
+from scripts.tables import config as tables_config
 
 STEPS, LENGTH, ROWS, TOP = 24, 16, 4, 5
 CLUSTERS = ("student", "teacher-0", "teacher-1")
@@ -72,7 +73,7 @@ def runs(tmp_path_factory):
 def given(runs, **more):
     """Settings and place, as the command has them."""
     with as_flags(runs, **more):
-        return fields.read(distill.Settings), fields.read(configuration.Place)
+        return fields.read(config.Settings), fields.read(configuration.Place)
 
 
 @contextlib.contextmanager
@@ -89,12 +90,12 @@ def reference(runs):
     """Trains the student in this process; its state, and its teachers' scores."""
     settings, place = given(runs)
     vocabulary = runs.vocabulary
-    batches, _ = distill.text_of(settings, place, vocabulary)
+    batches, _ = student.text_of(settings, place, vocabulary)
     made = settings.student(vocabulary.size)
     codec = nebula.codecs.fp16()
     slots = masking.capacity(settings.mask_rate, LENGTH)
     teachers = [
-        distill.teacher(name, settings, place, vocabulary) for name in settings.teachers
+        teacher.read(name, settings, place, vocabulary) for name in settings.teachers
     ]
     begun, _ = bert.init(made.model, settings.seed)
     rng = jax.random.wrap_key_data(begun.rng)
@@ -204,13 +205,13 @@ def test_teachers_have_every_piece_of_the_vocabulary_and_a_head(runs, tmp_path):
     vocabularies.train(lines, 60, tmp_path / "other.model")
     other = vocabularies.load(tmp_path / "other.model")
     with pytest.raises(errors.SettingsError, match=r"its tokenizer lacks .* pieces of"):
-        distill.teacher(settings.teachers[0], settings, place, other)
+        teacher.read(settings.teachers[0], settings, place, other)
     shape = transformer.Config(runs.vocabulary.size, 1, 16, 2, 32, LENGTH)
     params = dict(bert.init(bert.Config(shape, steps=1), 0)[0].params)
     del params["mlm_head"]
     hot_start.write_own(tmp_path, shape, runs.vocabulary, params, "A test's.")
     with pytest.raises(errors.SettingsError, match="no head that predicts masked"):
-        distill.teacher(f"{tmp_path}/encoder", settings, place, runs.vocabulary)
+        teacher.read(f"{tmp_path}/encoder", settings, place, runs.vocabulary)
 
 
 def test_pieces_of_a_teacher_may_be_in_another_order(runs):
@@ -221,7 +222,7 @@ def test_pieces_of_a_teacher_may_be_in_another_order(runs):
         piece=lambda number: runs.vocabulary.piece(int(order[number]))
     )
     found, wanted = (
-        distill.teacher(settings.teachers[0], settings, place, each)[1]["mlm_head"]
+        teacher.read(settings.teachers[0], settings, place, each)[1]["mlm_head"]
         for each in (mixed, runs.vocabulary)
     )
     np.testing.assert_array_equal(found["bias"], wanted["bias"][order])
@@ -245,26 +246,28 @@ def test_weights_are_positive_numbers_one_for_each_teacher(runs, weights):
 def test_a_codec_that_does_not_fit_is_an_error_in_words(runs, codec, words):
     settings, _ = given(runs)
     with pytest.raises(errors.SettingsError, match=words):
-        distill.channels(settings, 120, codec)
+        channels.specs(settings, 120, codec)
 
 
 def test_an_answer_has_log_probabilities():
     pieces = np.zeros((1, 1, 2), np.int32)
     good = distillation.Answer(pieces, np.asarray([[[-1.0, -np.inf]]], np.float32))
-    distill.check_answer(good)
+    channels.check_answer(good)
     bad = good._replace(log_probs=np.asarray([[[-1.0, np.nan]]], np.float32))
     with pytest.raises(ValueError, match="NaN"):
-        distill.check_answer(bad)
+        channels.check_answer(bad)
 
 
 def test_languages_are_checked(runs):
     settings, place = given(runs, languages="en en")
     with pytest.raises(errors.NebulaError, match="'en' comes twice"):
-        distill.text_of(settings, place, runs.vocabulary)
+        student.text_of(settings, place, runs.vocabulary)
 
 
 def test_its_flagfile_is_a_student_that_learns_weights(runs):
-    settings, _ = given(runs, flagfile=config.FOLDER / "flags" / "distill_tiny.flags")
+    settings, _ = given(
+        runs, flagfile=tables_config.FOLDER / "flags" / "distill_tiny.flags"
+    )
     made = settings.student(4000)
-    assert (made.weight_rate, made.share) == (distill.WEIGHT_RATE, 0.5)
+    assert (made.weight_rate, made.share) == (config.WEIGHT_RATE, 0.5)
     assert made.model.encoder.dtype == "bfloat16"
