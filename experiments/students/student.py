@@ -1,5 +1,9 @@
 """A student's text, the figures of its evaluations, and the encoder that it leaves.
 
+grain and tensorflow_datasets are imported here, though a teacher needs neither: while
+they are imported, they change how all threads import, which JAX does not survive if a
+teacher is a thread beside, as in a notebook.
+
 B rows, L length.
 """
 
@@ -7,6 +11,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import grain  # noqa: F401
 import jax
 import numpy as np
 
@@ -15,7 +20,12 @@ from experiments import configuration
 from experiments.pretraining import hot_start
 from experiments.pretraining import text as text_lib
 from experiments.students import config
-from nebula_jax.data import language_mixture, resumable_batches, text_folder
+from nebula_jax.data import (
+    language_mixture,
+    packed_text,  # noqa: F401
+    resumable_batches,
+    text_folder,
+)
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.runtime.life import process
 from nebula_jax.training import bert, distillation
