@@ -134,3 +134,31 @@ def test_a_module_of_equinox_is_split_as_the_guide_says():
     assert jax.tree.structure(saved) == jax.tree.structure(first)
     with pytest.raises(nebula.errors.SettingsError, match=r"as eqx\.partition"):
         nebula.state(models[0], OPTIMIZER)
+
+
+def test_held_out_data_cross_on_a_channel_of_their_own():
+    def front(params, x, rng):
+        return x @ params["w"]
+
+    def back(params, h, nothing, rng):
+        return jnp.mean((h @ params["w"]) ** 2)
+
+    begin = {"w": jnp.ones((5, 4))}
+    h = nebula.cut.spec(front, begin, X[0])
+
+    def front_role(end):
+        half = nebula.cut.front(front)
+        line = half.open(end, h)
+        held_out = end.sender("held out", h, nebula.codecs.identity())
+        half.step(begin, list(X), None, 1, line)
+        held_out.send(1, front(begin, X[0], None))
+
+    def back_role(end):
+        half = nebula.cut.back(back)
+        line = half.open(end, h)
+        held_out = end.receiver("held out", h, nebula.codecs.identity())
+        half.step({"w": jnp.ones((4, 1))}, [None, None], None, 1, line)
+        return held_out.recv(1)
+
+    _, received = both(front_role, back_role)
+    np.testing.assert_allclose(received, X[0] @ np.ones((5, 4)), rtol=1e-5)

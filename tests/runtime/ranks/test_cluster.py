@@ -24,6 +24,14 @@ SOON = 30.0  # seconds, until the others have ended; JAX waits for an hour
 MANY = 10_000  # steps
 
 
+@pytest.mark.slow
+def test_processes_take_the_roots_steps_and_end_together(tmp_path):
+    started = ranked.Started(tmp_path, {}, {}, {}, steps=5)
+    assert started.ends() == [0, 0, 0]
+    for number in range(3):
+        assert started.printed(number) == [f"step {step}" for step in range(1, 6)]
+
+
 def assert_ended(started, survivors, words, begin):
     """The processes that were left have ended soon, and said why."""
     statuses = started.ends()
@@ -109,6 +117,15 @@ def assert_stops(started, victim):
 
 
 needs_ipv6 = pytest.mark.skipif(not ports.has_ipv6(), reason="this host has no IPv6")
+
+
+@pytest.mark.slow  # its parts are below and in test_rendezvous.py
+@needs_ipv6
+def test_processes_meet_at_an_ipv6_address(tmp_path):
+    where = f"[::1]:{ports.free_port()}"
+    started = ranked.Started(tmp_path, {}, {}, coordinator=where, steps=2)
+    assert started.ends() == [0, 0], started.message(1)
+    assert started.printed(1) == ["step 1", "step 2"]
 
 
 @needs_ipv6
