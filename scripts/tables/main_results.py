@@ -99,6 +99,29 @@ def _bridge(record: Record) -> Figures:
     return f"{share:.2f} of the throughput", cost, None
 
 
+def _beside_peers(model: str, ours: str) -> Callable[[Record], Figures]:
+    """Returns what renders the seconds of other frameworks' rounds over ours."""
+
+    def figures(record: Record) -> Figures:
+        wanted = model, "60 Mbit/s"
+        rows = {
+            row["arm"]: row
+            for row in record["rows"]
+            if (row["model"], row["line"]) == wanted and "round" in row
+        }
+        own = rows[ours]
+        others = [row for arm, row in rows.items() if not arm.startswith("Nebula")]
+        times = [
+            f"{row['round'] / own['round']:.1f} {row['arm'].rpartition(' ')[0]}"
+            for row in sorted(others, key=lambda row: row["round"])
+        ]
+        fewer = [row["bytes"] / own["bytes"] for row in others]
+        span = " to ".join(dict.fromkeys(f"{f(fewer):.0f}" for f in (min, max)))
+        return ", ".join(times), f"{span} times fewer bytes", None
+
+    return figures
+
+
 _MLM = "masked language modeling went on"
 _CLS = "M3, [CLS] pooling", "masked language modeling, [CLS] pooling"
 ROWS = (
@@ -135,6 +158,16 @@ ROWS = (
         _codec(NARROW, _fewer),
     ),
     ("local_steps", "BERT in two clusters beside an all-reduce a step", _local_steps),
+    (
+        "bench_peers",
+        "a round of local steps at 60 Mbit/s, 22 M parameters: others' seconds / ours",
+        _beside_peers("22 M", "Nebula mesh e3m0"),
+    ),
+    (
+        "bench_peers",
+        "a step of a model cut in two at 60 Mbit/s: others' seconds / ours",
+        _beside_peers("the cut", "Nebula int4"),
+    ),
     ("bench_bridge", "the bridge beside bare TLS sockets, 25 MB tensors", _bridge),
 )
 """Record -> the subject of a row, and what renders its figures."""
