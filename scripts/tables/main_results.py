@@ -160,12 +160,12 @@ ROWS = (
     ("local_steps", "BERT in two clusters beside an all-reduce a step", _local_steps),
     (
         "bench_peers",
-        "a round of local steps at 60 Mbit/s, 22 M parameters: others' seconds / ours",
+        "local steps, 22 M parameters, 60 Mbit/s: others' seconds / ours of 4 bits",
         _beside_peers("22 M", "Nebula mesh e3m0"),
     ),
     (
         "bench_peers",
-        "a step of a model cut in two at 60 Mbit/s: others' seconds / ours",
+        "a model cut in two, 60 Mbit/s: others' seconds / ours of 4 bits",
         _beside_peers("the cut", "Nebula int4"),
     ),
     ("bench_bridge", "the bridge beside bare TLS sockets, 25 MB tensors", _bridge),
