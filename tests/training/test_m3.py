@@ -189,7 +189,8 @@ def test_micro_batches_take_the_step_of_the_batch():
         # Moments: at the first step the rate is 0, and no parameter moves.
         moments = state.opt_state, other.opt_state
         states.append((moments, losses, masked))
-    trees.assert_close(*states, atol=1e-5)
+    # A loss of 40 nats has steps of 4e-6 in float32, and the order of the sum differs.
+    trees.assert_close(*states, rtol=1e-6, atol=1e-5)
 
 
 def test_corruption_is_eq_7(generator):
