@@ -6,6 +6,7 @@ state.params, state.step
 """
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -15,7 +16,8 @@ from flax import struct
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.training import partition
+from nebula_jax.training import finite, partition
+from nebula_jax.training import state as train_state
 
 
 @struct.dataclass
@@ -37,10 +39,9 @@ class State:
     is_trained: partition.IsTrained = struct.field(pytree_node=False)
 
     def apply(self, grads: Any) -> "State":
-        """Takes one optimization step.
+        """Takes one optimization step, in place: use the state that it returns alone.
 
-        A step of which anything is not finite leaves parameters and optimizer as they
-        were, so that a state which is finite stays so.
+        If the gradient is not finite, parameters and optimizer stay as they were.
 
         Args:
           grads: like the parameters that train; as a half of `nebula.cut` returns them.
@@ -49,7 +50,19 @@ class State:
         Raises:
           errors.SettingsError: at a gradient of other parameters.
         """
-        return _apply(self, grads)
+        trained, frozen = partition.split(self.params, self.is_trained)
+        if jax.tree.structure(grads) != jax.tree.structure(trained):  # type: ignore[operator]
+            grads = partition.split(grads, self.is_trained)[0]  # of the whole tree
+        after, opt_state, is_finite = _taken(
+            self.optimizer, trained, self.opt_state, grads
+        )
+        return dataclasses.replace(
+            self,
+            params=partition.merge(after, frozen),
+            opt_state=opt_state,
+            step=self.step + 1,
+            is_finite=is_finite,
+        )
 
     @property
     def trained(self) -> Any:
@@ -84,9 +97,11 @@ def state(
     trained, frozen = partition.split(params, is_trained)
     if not jax.tree.leaves(trained):
         partition.check_any_trains(frozen)
+    # Copies, since `apply` uses up what it is given.
+    trained, opt_state = jax.tree.map(jnp.copy, (trained, optimizer.init(trained)))
     return State(
-        params,
-        optimizer.init(trained),
+        partition.merge(trained, frozen),
+        opt_state,
         jnp.zeros((), jnp.int32),
         jnp.ones((), bool),
         optimizer,
@@ -98,12 +113,10 @@ def _shapes(tree: Any) -> Any:
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, "float32"), tree)
 
 
-@jax.jit
-def _apply(state: State, grads: Any) -> State:
-    trained, frozen = partition.split(state.params, state.is_trained)
-    is_whole = jax.tree.structure(grads) != jax.tree.structure(trained)  # type: ignore[operator]
-    if is_whole:
-        grads = partition.split(grads, state.is_trained)[0]
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
+def _taken(
+    optimizer: optax.GradientTransformation, trained: Any, opt_state: Any, grads: Any
+) -> tuple[Any, Any, jax.Array]:
     differs = codec_lib.difference(_shapes(trained), _shapes(grads))
     if differs is not None:
         raise errors.SettingsError(
@@ -111,19 +124,11 @@ def _apply(state: State, grads: Any) -> State:
             f" gradient has {differs[1]}: give it that of state.params, with the"
             " is_trained that the half has too"
         )
-    updates, opt_state = state.optimizer.update(grads, state.opt_state, trained)
-    new = optax.apply_updates(trained, updates)
-    norms = jnp.stack([optax.tree.norm(grads), optax.tree.norm(new)])
-    is_finite = jnp.all(jnp.isfinite(norms))
-    new, opt_state = jax.tree.map(
-        lambda after, before: jnp.where(is_finite, after, before),
-        (new, opt_state),
-        (trained, state.opt_state),
-    )
-    return dataclasses.replace(
-        state,
-        params=partition.merge(new, frozen),
-        opt_state=opt_state,
-        step=state.step + 1,
-        is_finite=is_finite,
-    )
+
+    def update(params: Any, opt_state: Any) -> tuple[Any, Any]:
+        updates, opt_state = optimizer.update(grads, opt_state, params)
+        return optax.apply_updates(params, updates), opt_state
+
+    is_finite = finite.all_finite(grads, finite.SQUARE)
+    after, opt_state = train_state.update_if(is_finite, update, trained, opt_state)
+    return after, opt_state, is_finite & finite.all_finite(after, finite.SQUARE)

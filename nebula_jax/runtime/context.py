@@ -102,7 +102,7 @@ class Context:
         self.step = 0
         """The last step that was begun."""
         self._ends: list[Callable[[], object | None]] = []
-        self._settle: Callable[[], None] | None = None
+        self._check: Callable[[Any], None] | None = None
 
     def open_checkpoints(
         self,
@@ -130,17 +130,17 @@ class Context:
             settings.window,
             fingerprints=fingerprints,
             work=self.work,
-            before_save=self._settle_steps,
+            before_save=self._check_state,
             after_save=connect.recorder(settings.connection, name).saved,
             before_restore=lambda step: self.phases.enter(
                 "restoring" if step else "initializing"
             ),
         )
 
-    def _settle_steps(self) -> None:
+    def _check_state(self, state: Any) -> None:
         """Waits for the steps under way: a state that is not finite is not saved."""
-        if self._settle is not None:
-            self._settle()
+        if self._check is not None:
+            self._check(state)
 
     def connected(
         self,
@@ -200,7 +200,7 @@ class Context:
             delay=sum(each.delay for each in wan.from_string(settings.connection.wan)),
             trackers=self._trackers,
         )
-        self._settle = self.record.settle
+        self._check = self.record.check
 
     def _trackers(self) -> trackers.Trackers:
         settings = self.settings

@@ -13,13 +13,14 @@ parted into P fragments, of which each has a round every H inner steps:
 Parameters are any pytree of arrays: `places` gives each its fragment, by its path.
 Anchors and deltas are float32, whatever narrower type the parameters have.
 
-Functions here are pure, and those of the anchor are to be called without `jit`: then
-each operation rounds by itself, and clusters of different devices have the same bits.
+Functions here are pure. In an outer step each operation rounds by itself, so that
+clusters of different devices have the same bits.
 
 R clusters, P fragments.
 """
 
 import dataclasses
+import functools
 import hashlib
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -31,7 +32,7 @@ import numpy as np
 import optax
 
 from nebula_jax import errors
-from nebula_jax.training import partition
+from nebula_jax.training import finite, partition
 
 ENOUGH_STEPS = 24
 """Inner steps of a round from which on Nesterov's momentum does no harm."""
@@ -362,6 +363,8 @@ def outer_step(
 ) -> Outer:
     """Takes DiLoCo's outer step; every cluster comes to the same bits.
 
+    Not for another function's `jit`, whose compiler would fuse what is kept apart here.
+
     Args:
       outer: of the fragment, before.
       deltas: R, what every cluster has sent, decoded, in the order of the clusters.
@@ -369,32 +372,64 @@ def outer_step(
       is_first: True in the first round of the fragment. Nesterov's first step would be
         1 + momentum times a plain one; this one is plain.
     """
-    gradient = _average(deltas, weights)
-    updates, optimizer = config.optimizer.update(gradient, outer.optimizer)
-    if is_first and config.outer_momentum:
-        plain = np.float32(1 / (1 + config.outer_momentum))
-        updates = jax.tree.map(lambda update: update * plain, updates)
-    anchor = optax.apply_updates(outer.anchor, updates)
-    return jax.tree.map(_without_denormals, Outer(anchor, optimizer))
+    first = 1 / (1 + config.outer_momentum) if is_first else 1.0
+    shares = tuple(np.float32(weight) for weight in weights)
+    return _outer_step(config, outer, deltas, shares, np.float32(first), np.uint32(0))
 
 
-def _average(deltas: Sequence[Fragment], weights: Sequence[float]) -> Fragment:
-    """Returns the weighted mean of what the clusters have sent, in their order."""
-    shares = [np.float32(weight) for weight in weights]
+@functools.partial(jax.jit, static_argnums=0)
+def _outer_step(
+    config: Config,
+    outer: Outer,
+    deltas: Sequence[Fragment],
+    shares: Sequence[jax.Array],
+    first: jax.Array,
+    zero: jax.Array,
+) -> Outer:
+    """Takes the step in one pass over each array.
+
+    Args:
+      shares: R, [] float32, the weights.
+      first: [] float32, a factor of the update.
+      zero: [] uint32, 0, which the compiler must not know.
+    """
+
+    def product(one: Any, other: Any) -> jax.Array:
+        """Multiplies and rounds: through a change of its bits no sum is fused to it."""
+        found = jnp.asarray(one * other)
+        bits = jnp.dtype(f"uint{8 * found.dtype.itemsize}")
+        changed = jax.lax.bitcast_convert_type(found, bits) ^ zero.astype(bits)
+        return jax.lax.bitcast_convert_type(changed, found.dtype)
+
+    def with_momentum(gradient: jax.Array, velocity: jax.Array) -> jax.Array:
+        return gradient + product(velocity, np.float32(config.outer_momentum))
 
     def mean(*parts: jax.Array) -> jax.Array:
-        total = parts[0] * shares[0]
+        total = product(parts[0], shares[0])
         for part, share in zip(parts[1:], shares[1:], strict=True):
-            total = total + part * share
+            total += product(part, share)
         return total
 
-    return jax.tree.map(mean, *deltas)
+    def moved(anchor: jax.Array, gradient: jax.Array) -> jax.Array:
+        update = product(gradient, np.float32(-config.learning_rate))
+        return anchor + product(update, first)
+
+    gradient, optimizer = jax.tree.map(mean, *deltas), outer.optimizer
+    if config.outer_momentum:
+        velocity = optax.tree.get(optimizer, "trace")
+        velocity = jax.tree.map(with_momentum, gradient, velocity)
+        optimizer = optax.tree.set(optimizer, trace=velocity)
+        gradient = jax.tree.map(with_momentum, gradient, velocity)
+    anchor = jax.tree.map(moved, outer.anchor, gradient)
+    return jax.tree.map(_without_denormals, Outer(anchor, optimizer))
 
 
 def is_finite(outer: Outer) -> bool:
     """Returns True if the anchor and the outer optimizer's state are finite."""
-    found = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(outer)]
-    return all(map(bool, found))
+    return bool(_all_finite(outer))
+
+
+_all_finite = jax.jit(finite.all_finite)
 
 
 def largest(delta: Fragment) -> float:

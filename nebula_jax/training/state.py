@@ -1,13 +1,15 @@
 """The state of a model in training: parameters, optimizer, step and randomness."""
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
+
+from nebula_jax.training import finite
 
 
 @struct.dataclass
@@ -60,10 +62,11 @@ class TrainState:
         metrics: Mapping[str, jax.Array],
         **seen: Any,
     ) -> tuple["TrainState", dict[str, jax.Array]]:
-        """Takes one optimization step, unless something of it is not finite.
+        """Takes one optimization step, unless its loss or gradient is not finite.
 
         Such a step leaves parameters and optimizer as they are, as if it had not been;
-        only the step number goes on. So a state that is finite stays so.
+        only the step number goes on. A rate with which parameters overflow spoils them:
+        a state that is donated is updated in place, and cannot be taken back.
 
         Args:
           grads: like the parameters.
@@ -73,25 +76,43 @@ class TrainState:
 
         Returns:
           The next state, and the metrics with `is_finite`, [] bool: False if the loss,
-          the norm of the gradient, or that of the next parameters was not.
+          the gradient, or a next parameter was not, or has a square that is not.
         """
-        updates, opt_state = optax.with_extra_args_support(optimizer).update(
-            grads, self.opt_state, self.params, step=self.step, **seen
-        )
-        params = optax.apply_updates(self.params, updates)
-        sizes = [optax.tree.norm(grads), optax.tree.norm(params)]
-        if "loss" in metrics:  # a part of a cut model may have none
-            sizes.append(metrics["loss"])
-        is_finite = jnp.all(jnp.isfinite(jnp.stack(sizes)))
-        params, opt_state = jax.tree.map(
-            lambda new, old: jnp.where(is_finite, new, old),
-            (params, opt_state),
-            (self.params, self.opt_state),
-        )
+        # A part of a cut model may have no loss.
+        is_finite = jnp.isfinite(metrics["loss"]) if "loss" in metrics else True
+        is_finite &= finite.all_finite(grads, finite.SQUARE)
+
+        def update(params: Any, opt_state: optax.OptState) -> tuple[Any, Any]:
+            updates, opt_state = optax.with_extra_args_support(optimizer).update(
+                grads, opt_state, params, step=self.step, **seen
+            )
+            return optax.apply_updates(params, updates), opt_state
+
+        params, opt_state = update_if(is_finite, update, self.params, self.opt_state)
+        is_finite &= finite.all_finite(params, finite.SQUARE)
         state = dataclasses.replace(
             self, step=self.step + 1, params=params, opt_state=opt_state
         )
         return state, {**metrics, "is_finite": is_finite}
+
+
+def update_if(
+    is_finite: jax.Array, update: Callable[..., tuple[Any, Any]], *before: Any
+) -> tuple[Any, Any]:
+    """Returns update(*before), or what was before.
+
+    A condition, and no choice between two results: only so XLA updates in place what
+    the caller donates, which takes a fifth of the time.
+
+    Args:
+      is_finite: [] bool.
+      update: (params, opt_state) -> the next ones.
+      before: params, opt_state.
+    """
+    # An optimizer may widen its state in the first step.
+    types = jax.tree.map(lambda leaf: leaf.dtype, jax.eval_shape(update, *before))
+    before = jax.tree.map(jax.lax.convert_element_type, before, types)
+    return jax.lax.cond(is_finite, update, lambda *kept: kept, *before)
 
 
 def create(

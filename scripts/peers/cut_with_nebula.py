@@ -71,9 +71,9 @@ def part(task: task_lib.Task, run: nebula.Run) -> None:
                 state.params, batch, run.key, step, line, identity=np.int32(step)
             )
             state = state.apply(grads)
-            run.done(step, (state, line))
             losses += [float(each) for each in metrics.values()]  # of the target
             log.round(step)
+            run.done(step, (state, line))
     log.end(translator.loss(losses))
 
 

@@ -53,14 +53,15 @@ def replica(task: task_lib.Task, run: nebula.Run) -> None:
         )
         state, rounds = run.restore(state, rounds)
         for step, mine in run.batches(task.rows):
+            jax.block_until_ready(state.params)  # so that the last update is not in it
             with log.computing():
                 grads = jax.block_until_ready(grads_of(state.params, mine))
             state = state.apply(grads)
             state = state.replace(params=rounds.after(step, state.params))
-            run.done(step, (state, rounds))
             if step % task.inner_steps == 0:
                 jax.block_until_ready(state.params)
                 log.round(step // task.inner_steps)
+            run.done(step, (state, rounds))
     held_out = np.array_split(task.held_out(), 8)
     parts = [float(loss_of(state.params, part)) for part in held_out]
     log.end(float(np.mean(parts)))

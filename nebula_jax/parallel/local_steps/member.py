@@ -28,7 +28,7 @@ from nebula_jax.communication import ranks
 from nebula_jax.communication.selector import Selected
 from nebula_jax.parallel.local_steps import messages
 from nebula_jax.parallel.local_steps import settings as settings_lib
-from nebula_jax.training import diloco
+from nebula_jax.training import diloco, finite
 
 
 class RoundError(errors.NebulaError):
@@ -385,10 +385,7 @@ def _decoder(
 ) -> Any:
     def decode(payload: Any) -> tuple[Any, jax.Array]:
         message, _ = codec.decode(payload, codec.init(of_spec.unflatten(spec)))
-        is_finite = jnp.asarray(True)
-        for leaf in jax.tree.leaves(message["delta"]):
-            is_finite &= jnp.all(jnp.isfinite(leaf))
-        return message, is_finite
+        return message, finite.all_finite(message["delta"])
 
     return jax.jit(decode, out_shardings=(of_place.unflatten(place), None))
 

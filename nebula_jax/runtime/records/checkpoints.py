@@ -28,7 +28,7 @@ INIT_FROM = "--init_from"
 """Name of the setting that has the step of another run that this one began with."""
 
 
-def _nothing() -> None:
+def _nothing(*_: Any) -> None:
     """Returns no data position; or finds nothing against saving."""
 
 
@@ -51,7 +51,7 @@ class Checkpoints:
         window: int = 0,
         fingerprints: Mapping[str, str] | None = None,
         work: activity.Work | None = None,
-        before_save: Callable[[], None] = _nothing,
+        before_save: Callable[[Any], None] = _nothing,
         after_save: Callable[[int, str], None] | None = None,
         before_restore: Callable[[int], None] = lambda step: None,
     ) -> None:
@@ -63,8 +63,8 @@ class Checkpoints:
           window: steps that one cluster may be ahead of another.
           fingerprints: see `check_same_run`.
           work: of this process, which reports to the peers that it saves.
-          before_save: called before a state is saved; raises an error if the state must
-            not be saved.
+          before_save: called with a state before it is saved; raises an error if it
+            must not be.
           after_save: called in the root with the step and the digest of its manifest,
             once a state is on the disk.
           before_restore: called with the step before its state is read or made.
@@ -229,7 +229,7 @@ class Checkpoints:
 
     def save(self, step: int, state: Any, position: Any = None) -> None:
         """Saves the state after `step` with the data position."""
-        self._before_save()
+        self._before_save(state)
         about = {
             "version": nebula_jax.__version__,
             "cluster": self._cluster,

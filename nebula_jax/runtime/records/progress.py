@@ -17,7 +17,7 @@ from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.runtime.life import phases as phases_lib
 from nebula_jax.runtime.life import process, restarts, screen
 from nebula_jax.runtime.records import report, run_folder, traces
-from nebula_jax.training import metrics
+from nebula_jax.training import finite, metrics
 
 FIRST_STEP = "until step 1"
 """The part of a traced run's time in which it compiles."""
@@ -89,6 +89,7 @@ class Skips:
         self._cluster, self._allowed, self._record = cluster, allowed, record
         self.count = count
         """Steps that were skipped so far."""
+        self._is_last_skipped = False
 
     def take(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Takes the outcome of a step; waits for it. It was skipped unless `is_finite`.
@@ -96,7 +97,8 @@ class Skips:
         Raises:
           NonfiniteError: if more steps were skipped than are allowed.
         """
-        if metrics.get("is_finite", True):
+        self._is_last_skipped = not metrics.get("is_finite", True)
+        if not self._is_last_skipped:
             return
         loss = float(metrics.get("loss", 0.0))
         what = f"{self._cluster}: the loss of step {step} is {loss}"
@@ -114,6 +116,18 @@ class Skips:
         self.count += 1
         self._record(step, self.count)
         process.message(f"{what}: skipped, {self.count} of {self._allowed}")
+
+    def check(self, state: Any) -> None:
+        """Checks that the last step, if it was skipped, has left a finite state.
+
+        Raises:
+          NonfiniteError: if a parameter is not finite after a gradient that was.
+        """
+        if self._is_last_skipped and not finite.all_finite(state, finite.SQUARE):
+            raise NonfiniteError(
+                f"{self._cluster}: a step has made parameters that are not finite, so"
+                " they are not saved; is the learning rate too high?"
+            )
 
 
 class Progress:
@@ -215,6 +229,11 @@ class Progress:
         """
         while self._unsettled:
             self._skips.take(*self._unsettled.pop(0))
+
+    def check(self, state: Any) -> None:
+        """Settles, and checks that the state may be saved; raises NonfiniteError."""
+        self.settle()
+        self._skips.check(state)
 
     def _report(self, step: int) -> None:
         self.settle()

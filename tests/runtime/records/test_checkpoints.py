@@ -279,7 +279,7 @@ def test_nothing_is_saved_that_must_not_be(tmp_path):
     saved = opened(tmp_path, every=1)
     saved.after(1, {"a": jnp.ones(3)})
 
-    def refuse():
+    def refuse(state):
         raise progress.NonfiniteError("step 2")
 
     saved = opened(tmp_path, every=1, before_save=refuse)
