@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 
 ANY = 2.0**-32
-"""A scale with which all finite values pass: so small that no sum of a row overflows."""
+"""A scale with which all finite values pass: no sum of a row overflows by it."""
 SQUARE = 2.0**64
 """A scale with which values pass whose squares, as moments of Adam's, are finite."""
 
