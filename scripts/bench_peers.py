@@ -62,6 +62,7 @@ Arm = trials.Arm
 LOCAL_STEPS = {
     "Nebula mesh float32": Arm("with_nebula", variant="mesh float32"),
     "Nebula hub float32": Arm("with_nebula", variant="hub float32"),
+    "Nebula hub quorum": Arm("with_nebula", variant="hub quorum", is_for_kills=True),
     "Nebula mesh e3m0": Arm("with_nebula", variant="mesh e3m0"),
     "Nebula streaming e3m0": Arm("with_nebula", variant="streaming e3m0"),
     "torchft DiLoCo": Arm("with_torchft", "torch", "torchft", has_server=True),
@@ -226,8 +227,9 @@ def _chosen() -> Iterator[tuple[str, str, str]]:
         flags.FLAGS[name].value for name in ("only", "sizes", "lines")
     )
     for size, line in itertools.product(sizes or SIZES, lines or LINES):
-        for arm in arms_of(size):
-            if arm in (only or [arm]):
+        for arm, about in arms_of(size).items():
+            is_told = not about.is_for_kills or (size, line) == KILLED
+            if is_told and arm in (only or [arm]):
                 yield size, line, arm
 
 

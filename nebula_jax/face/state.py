@@ -28,7 +28,8 @@ class State:
     opt_state: optax's, of the parameters that train.
     step: [] int32, steps taken.
     is_finite: [] bool, False if the last step was left out because a gradient was not
-      finite; `Run.done` then ends the run, or counts it (allow_nonfinite).
+      finite, or has made parameters that are not; `Run.done` then ends the run, or
+      counts it (allow_nonfinite).
     """
 
     params: Any
@@ -129,6 +130,6 @@ def _taken(
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    is_finite = finite.all_finite(grads, finite.SQUARE)
+    is_finite = finite.all_finite(grads, squares=True)
     after, opt_state = train_state.update_if(is_finite, update, trained, opt_state)
-    return after, opt_state, is_finite & finite.all_finite(after, finite.SQUARE)
+    return after, opt_state, is_finite & finite.all_finite(after, squares=True)

@@ -416,10 +416,10 @@ def _outer_step(
 
     gradient, optimizer = jax.tree.map(mean, *deltas), outer.optimizer
     if config.outer_momentum:
-        velocity = optax.tree.get(optimizer, "trace")
-        velocity = jax.tree.map(with_momentum, gradient, velocity)
-        optimizer = optax.tree.set(optimizer, trace=velocity)
+        nesterov, *rest = optimizer
+        velocity = jax.tree.map(with_momentum, gradient, nesterov.trace)
         gradient = jax.tree.map(with_momentum, gradient, velocity)
+        optimizer = nesterov._replace(trace=velocity), *rest
     anchor = jax.tree.map(moved, outer.anchor, gradient)
     return jax.tree.map(_without_denormals, Outer(anchor, optimizer))
 

@@ -9,33 +9,33 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-ANY = 2.0**-32
-"""A scale with which all finite values pass: no sum of a row overflows by it."""
-SQUARE = 2.0**64
-"""A scale with which values pass whose squares, as moments of Adam's, are finite."""
+SMALL = 2.0**-32  # a factor by which no sum of a row overflows
 
 
-def all_finite(tree: Any, scale: float = ANY) -> jax.Array:
+def all_finite(tree: Any, squares: bool = False) -> jax.Array:
     """Returns True, [] bool, if all floats of a tree are finite.
 
     >>> bool(all_finite({"w": jnp.array([1e30, -1e30])}))
     True
-    >>> bool(all_finite({"w": jnp.array([1e30, -1e30])}, SQUARE))
+    >>> bool(all_finite({"w": jnp.array([1e30, -1e30])}, squares=True))
     False
 
     Args:
       tree: of arrays; those of integers pass.
-      scale: a factor with which they have to be finite, and the sums of their rows.
+      squares: True if their squares in their own types, as moments of Adam's, have to
+        be finite too. About: sums of rows are tested.
     """
     floats = [
         jnp.atleast_1d(leaf)
         for leaf in jax.tree.leaves(tree)
         if jnp.issubdtype(jnp.asarray(leaf).dtype, jnp.floating)
     ]
-    return jnp.all(jnp.stack([jnp.array(True), *(_rows(x, scale) for x in floats)]))
+    return jnp.all(jnp.stack([jnp.array(True), *(_rows(x, squares) for x in floats)]))
 
 
-def _rows(leaf: jax.Array, scale: float) -> jax.Array:
-    leaf = leaf.astype(jnp.promote_types(leaf.dtype, jnp.float32))
-    factor = jnp.full(leaf.shape[-1:], scale, leaf.dtype)
-    return jnp.all(jnp.isfinite(jnp.tensordot(leaf, factor, 1)))
+def _rows(leaf: jax.Array, squares: bool) -> jax.Array:
+    dtype = leaf.dtype if leaf.dtype.itemsize > 4 else jnp.dtype(jnp.float32)
+    # Times so much, a value is infinite if its square is in the leaf's own type.
+    up = jnp.finfo(dtype).maxexp - jnp.finfo(leaf.dtype).maxexp // 2
+    factor = jnp.full(leaf.shape[-1:], 2.0**up if squares else SMALL, dtype)
+    return jnp.all(jnp.isfinite(jnp.tensordot(leaf.astype(dtype), factor, 1)))

@@ -39,6 +39,8 @@ class Arm(NamedTuple):
     """True if the server says when a round has ended."""
     goes_on: bool = True
     """True if a job goes on after the death of a worker."""
+    is_for_kills: bool = False
+    """True if it differs from another arm by what follows a death alone."""
 
 
 class Trial:

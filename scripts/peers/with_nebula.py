@@ -16,6 +16,13 @@ OUTER = {"learning_rate": 0.7, "momentum": 0.9, "mixing": 0.0}
 VARIANTS = {
     "mesh float32": {"codec": "identity"},
     "hub float32": {"codec": "identity", "hub": "replica:0"},
+    # All are in a round that come, and whoever is away holds up none.
+    "hub quorum": {
+        "codec": "identity",
+        "hub": "replica:0",
+        "quorum": 1,
+        "grace": 30.0,
+    },
     "mesh e3m0": {"codec": "e3m0(256)"},
     "streaming e3m0": {
         "codec": "e3m0(256)",
@@ -47,7 +54,8 @@ def replica(task: task_lib.Task, run: nebula.Run) -> None:
     grads_of = jax.jit(jax.grad(loss_of))
     params = {name: jnp.asarray(value) for name, value in task.parameters().items()}
     state = nebula.state(params, optax.adamw(task.rate, weight_decay=1e-4))
-    with run.meet(hub=settings.pop("hub", "")) as peers:
+    hub, may_return = settings.pop("hub", ""), "quorum" in settings
+    with run.meet(hub=hub, may_return=may_return) as peers:
         rounds = nebula.local_steps(
             run, peers, state.params, inner_steps=task.inner_steps, **settings
         )

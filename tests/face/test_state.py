@@ -1,4 +1,4 @@
-"""A state takes the steps that optax takes by itself, and stays finite."""
+"""A state takes the steps that optax takes by itself, if gradients are finite."""
 
 import jax
 import jax.numpy as jnp

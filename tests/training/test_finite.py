@@ -24,8 +24,15 @@ def test_a_square_that_is_infinite_tells_too():
     tree = {"w": np.float32([3e19, -3e19])}
     assert finite.all_finite(tree)
     assert not jnp.isfinite(jnp.square(tree["w"])).all()
-    assert not finite.all_finite(tree, finite.SQUARE)
-    assert finite.all_finite({"w": np.float32([1e18, -1e18])}, finite.SQUARE)
+    assert not finite.all_finite(tree, squares=True)
+    assert finite.all_finite({"w": np.float32([1e18, -1e18])}, squares=True)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float8_e4m3fn"])
+def test_squares_are_those_of_the_type(dtype):
+    largest = float(jnp.finfo(dtype).max) ** 0.5
+    assert finite.all_finite(jnp.full(1, largest / 4, dtype), squares=True)
+    assert not finite.all_finite(jnp.full(1, largest * 4, dtype), squares=True)
 
 
 def test_the_largest_values_are_finite():

@@ -52,6 +52,19 @@ def test_a_step_that_is_not_finite_is_as_if_it_had_not_been(grads, loss, clip_no
     jax.tree.map(np.testing.assert_array_equal, got.replace(step=want.step), want)
 
 
+def test_a_gpu_takes_the_same_steps(monkeypatch):
+    """By a choice, where a condition would have its host wait."""
+    (state, step), bad = begun(), {"kernel": [[np.nan, 0.0]], "bias": [0.0]}
+    want = step(step(state, GOOD, 2.0)[0], bad, 2.0)
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    begun.cache_clear()
+    state, step = begun()
+    got = step(step(state, GOOD, 2.0)[0], bad, 2.0)
+    begun.cache_clear()
+    jax.tree.map(np.testing.assert_array_equal, got, want)
+    assert not got[1]["is_finite"]
+
+
 @pytest.mark.parametrize(("size", "is_finite"), [(1.0, True), (np.nan, False)])
 def test_a_part_without_a_loss_of_its_own_records_none(size, is_finite):
     state, _ = begun()

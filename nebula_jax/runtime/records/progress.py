@@ -17,7 +17,7 @@ from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.runtime.life import phases as phases_lib
 from nebula_jax.runtime.life import process, restarts, screen
 from nebula_jax.runtime.records import report, run_folder, traces
-from nebula_jax.training import finite, metrics
+from nebula_jax.training import finite, metrics, partition
 
 FIRST_STEP = "until step 1"
 """The part of a traced run's time in which it compiles."""
@@ -72,7 +72,8 @@ class Skips:
     """The steps of one cluster whose loss or gradient was not finite: skipped, counted.
 
     A training step finds out by itself, in its program, and then leaves its state as it
-    was (`TrainState.apply_gradients`); here a cluster decides if the run goes on.
+    was (`TrainState.apply_gradients`); here a cluster decides if the run goes on. So
+    count steps with which parameters overflowed, but those are spoilt: see `check`.
     """
 
     def __init__(
@@ -118,12 +119,20 @@ class Skips:
         process.message(f"{what}: skipped, {self.count} of {self._allowed}")
 
     def check(self, state: Any) -> None:
-        """Checks that the last step, if it was skipped, has left a finite state.
+        """Checks that the last step has left finite parameters, if it was not finite.
+
+        Args:
+          state: what is to be saved; parameters are what is below a `params`.
 
         Raises:
-          NonfiniteError: if a parameter is not finite after a gradient that was.
+          NonfiniteError: if a step with a finite gradient has spoilt them.
         """
-        if self._is_last_skipped and not finite.all_finite(state, finite.SQUARE):
+        if not self._is_last_skipped:
+            return
+        params = [
+            leaf for path, leaf in partition.named(state) if "params" in path.split("/")
+        ]
+        if not finite.all_finite(params, squares=True):
             raise NonfiniteError(
                 f"{self._cluster}: a step has made parameters that are not finite, so"
                 " they are not saved; is the learning rate too high?"

@@ -228,10 +228,10 @@ def outcome(loss, is_finite=False):
 
 def test_parameters_that_a_step_has_spoilt_are_not_saved():
     skips = progress.Skips("g:0", allowed=2)
-    state = {"w": np.float32([1.0, np.nan]), "at": np.int32(1)}
-    skips.check(state)  # a number of the state that no step has made
+    state = {"model": {"params": {"w": np.float32([1.0, np.nan])}, "at": np.int32(1)}}
+    skips.check(state)  # no step has made it
     skips.take(1, outcome(2.5))
-    skips.check({"w": np.ones(2, np.float32)})
+    skips.check({"params": {"w": np.ones(2, np.float32)}, "best": np.float32(np.inf)})
     with pytest.raises(progress.NonfiniteError, match="a step has made parameters"):
         skips.check(state)
 
