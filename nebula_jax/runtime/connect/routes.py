@@ -76,7 +76,8 @@ class Settings:
         if self.federation:
             if self.peer and not site_folder.is_lab(self.peer):
                 raise errors.SettingsError(
-                    f"peer={self.peer}: with federation it is the name of a lab"
+                    f"peer={self.peer}: with federation it is the name of a lab; for"
+                    " clusters at several labs, give the job its labs in policy.json"
                 )
             if entries.may_be_secret(self.job):  # which is not shown again
                 raise errors.SettingsError(

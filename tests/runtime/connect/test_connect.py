@@ -36,6 +36,7 @@ from nebula_jax.security.tls import certificates, credentials
         ({"peer": "nowhere"}, "peer=nowhere: expected HOST:PORT"),
         ({"peer": "h:1,nowhere"}, "peer=nowhere: expected HOST:PORT"),
         ({"federation": "f", "job": "a/b"}, "job=a/b: expected up to 64 letters"),
+        ({"federation": "f", "peer": "lab-s,lab-u"}, "give the job its labs in policy"),
         (
             {"federation": "f", "job": f"nebula1.{'a' * 16}"},
             "job: the name reads like an invitation",
