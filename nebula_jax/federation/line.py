@@ -97,6 +97,7 @@ class Stream:
         loop = asyncio.get_running_loop()
         self._answer: asyncio.Future[errors.NebulaError | None] = loop.create_future()
         self._credit = WINDOW_BYTES  # bytes that may still be sent
+        self._left_here = 0  # bytes that have left, and are not credited yet
         self._may_send = asyncio.Event()
         self._may_send.set()
         self._taken = 0  # bytes passed on, not yet credited to the other side
@@ -158,8 +159,17 @@ class Stream:
             raise json_lines.Malformed(f"stream {self.number} overran its window")
         self._received.put_nowait(data)
 
+    def _leave(self, count: int) -> None:
+        self._left_here += count
+
     def _give(self, count: int) -> None:
-        self._credit = min(self._credit + count, WINDOW_BYTES)
+        # Else a peer that reads nothing could have this switch queue without end.
+        if count > self._left_here:
+            raise json_lines.Malformed(
+                f"stream {self.number} was given more than it sent"
+            )
+        self._left_here -= count
+        self._credit += count
         if self._credit > 0:
             self._may_send.set()
 
@@ -358,6 +368,9 @@ class Line:
                 self._first_bytes -= len(message)
             elif (turn := self._shares.next()) is not None:
                 message = turn
+                kind, number, length = read_head(message[: HEAD.size])
+                if kind == DATA and number in self.streams:
+                    self.streams[number]._leave(length)
             else:
                 self._changed.clear()
                 await self._changed.wait()
@@ -381,6 +394,7 @@ class _Loop:
         self.ends = Stream(self, 0), Stream(self, 1)
 
     def _put(self, number: int, data: bytes) -> None:
+        self.ends[number]._leave(len(data))
         self.ends[1 - number]._take(data)
 
     def _credit(self, number: int, count: int) -> None:

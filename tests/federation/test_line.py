@@ -99,6 +99,31 @@ def test_a_peer_that_reads_nothing_fills_no_memory():
     asyncio.run(wait())
 
 
+def test_credit_is_for_what_has_left():
+    """Else one that reads nothing would have the other side queue without end."""
+
+    async def wait():
+        made, reader, there = await begun([asyncio.get_running_loop().time()])
+        stream = made.accept(1)
+        made.share(stream, "ana", 1.0)
+        running = asyncio.create_task(made.run())
+        credit = line.encode(line.CREDIT, 1, line._CREDIT.pack(line.CHUNK_BYTES))
+        await stream.send(bytes(line.CHUNK_BYTES))
+        await settle()
+        reader.feed_data(credit)
+        await settle()
+        assert not running.done()
+        for _ in range(line.WINDOW_BYTES // line.CHUNK_BYTES):  # more than there reads
+            await stream.send(bytes(line.CHUNK_BYTES))
+        for _ in range(line.WINDOW_BYTES // line.CHUNK_BYTES):
+            reader.feed_data(credit)
+        await settle()
+        assert "stream 1 was given more than it sent" in running.result()
+        there.close()
+
+    asyncio.run(wait())
+
+
 def test_a_line_that_is_closed_within_a_message_ends():
     async def wait():
         made, reader, there = await begun([asyncio.get_running_loop().time()])

@@ -155,6 +155,11 @@ def test_the_switch_alone_is_reached_from_outside_and_by_trainers():
     assert command[0] == "nebula"
     parsed = nebula.parser().parse_args([*command[1:], *given])
     assert (parsed.listen, str(parsed.federation)) == ("0.0.0.0:7070", "/federation")
+    # The pod that strangers reach sees no trainer's keys.
+    masked = {
+        each["mountPath"]: each.get("subPath") for each in container["volumeMounts"]
+    }
+    assert masked == {"/federation": None, "/federation/trainers": "nothing"}
 
 
 @pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
