@@ -186,7 +186,7 @@ def seconds(clusters: Iterable[Mapping[str, Any]]) -> str:
     return report.table(["cluster", "what", "time"], rows, "llr") if rows else ""
 
 
-def _lines(wan: str, clusters: Iterable[Mapping[str, Any]]) -> str:
+def _lines(wan: str, clusters: Sequence[Mapping[str, Any]]) -> str:
     """Renders the lines between clusters: emulated or not, and what held them up."""
     text = f"Emulated: `{wan}`." if wan else ""
     rows = [
@@ -200,7 +200,14 @@ def _lines(wan: str, clusters: Iterable[Mapping[str, Any]]) -> str:
         if each["bytes_sent"] or each["bytes_received"]
     ]
     header = ["cluster", "sends, Mbit/s", "gets, Mbit/s", "waited"]
-    return report.join(text, report.table(header, rows)) if rows else ""
+    owners = [
+        [each["cluster"], peer, owner]
+        for each in clusters
+        for peer, owner in each.get("certificates_of_peers", {}).items()
+    ]
+    titles = ["cluster", "its peer", "certificate of"]
+    whose = report.table(titles, owners, "lll") if owners else ""
+    return report.join(text, report.table(header, rows), whose) if rows else ""
 
 
 def _shown(value: Any) -> str:

@@ -17,6 +17,7 @@ CLUSTER = {
     "waited_seconds": 2.5,
     "until_first_step": {"importing": 3.0, "compiling": 20.0},
     "ledger": {"sent tokens": [5, 2_400_000], "received Hello": [1, 100]},
+    "certificates_of_peers": {"d": "lab-t"},
 }
 SUMMARY = {
     "flags": {"wan": "60mbit,15ms", "languages": ["en", "sw"], "note": "<b>|x"},
@@ -92,6 +93,7 @@ def test_it_has_curves_line_ledger_seconds_settings_and_samples(tmp_path):
     assert ["generator:0", "until the first step: compiling", "20.0 s"] in found.rows
     assert ["generator:0", "of these, waiting for others", "2.5 s"] in found.rows
     assert ["generator:0", "2.000", "0.000", "25%"] in found.rows
+    assert ["generator:0", "d", "lab-t"] in found.rows
     assert ["--languages", "en,sw"] in found.rows
     assert ["--note", "<b>|x"] in found.rows
     assert "60mbit,15ms" in shown
