@@ -7,6 +7,8 @@ import optax
 import pytest
 
 import nebula_jax as nebula
+from nebula_jax.face import values
+from nebula_jax.runtime.records import progress
 
 PARAMS = {"kernel": jnp.ones((2, 2)), "frozen": jnp.ones(2), "count": jnp.array(3)}
 
@@ -71,3 +73,13 @@ def test_a_gradient_that_is_not_finite_changes_nothing():
     assert not after.is_finite
     np.testing.assert_array_equal(after.params["w"], np.ones(2))
     assert after.apply({"w": jnp.ones(2)}).is_finite
+
+
+def test_parameters_that_a_rate_makes_infinite_are_not_saved():
+    skips = progress.Skips("worker:0", allowed=1)
+    state = nebula.state({"w": jnp.ones(2)}, optax.sgd(jnp.inf))
+    skips.check(values.arrays((state,)))
+    state = state.apply({"w": jnp.ones(2)})
+    skips.take(1, {"is_finite": state.is_finite})
+    with pytest.raises(progress.NonfiniteError, match="has made parameters"):
+        skips.check(values.arrays((state,)))

@@ -3,9 +3,9 @@
 Inside TLS, both sides send an offer (see `security.seal`), and both end TLS. What
 follows on the same connection are sealed frames, of which those who carry them can read
 the heads, and change nothing. TLS to the end, through switches that see records alone,
-would be some 500 lines less. We chose frames, since a site then decides by kind what
-leaves: its policy, its quotas and its audit log are of kinds, where those who carry TLS
-could count bytes alone. A kind is the sender's word; what is bounded by it is its size.
+would be less code. We chose frames, since a site then decides by kind what leaves: its
+policy, its quotas and its audit log are of kinds, where those who carry TLS could count
+bytes alone. A kind is the sender's word; what is bounded by it is its size.
 """
 
 import selectors

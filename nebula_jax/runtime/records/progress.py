@@ -2,6 +2,7 @@
 
 import math
 import pathlib
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -122,7 +123,8 @@ class Skips:
         """Checks that the last step has left finite parameters, if it was not finite.
 
         Args:
-          state: what is to be saved; parameters are what is below a `params`.
+          state: what is to be saved; parameters are what is below a `params`, in a tree
+            or in names such as `0000 0.params.w` (`face.values.arrays`).
 
         Raises:
           NonfiniteError: if a step with a finite gradient has spoilt them.
@@ -130,7 +132,9 @@ class Skips:
         if not self._is_last_skipped:
             return
         params = [
-            leaf for path, leaf in partition.named(state) if "params" in path.split("/")
+            leaf
+            for path, leaf in partition.named(state)
+            if "params" in re.split("[/.]", path)
         ]
         if not finite.all_finite(params, squares=True):
             raise NonfiniteError(
