@@ -16,7 +16,7 @@ from flax import struct
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
-from nebula_jax.training import finite, partition
+from nebula_jax.training import partition
 from nebula_jax.training import state as train_state
 
 
@@ -54,7 +54,7 @@ class State:
         trained, frozen = partition.split(self.params, self.is_trained)
         if jax.tree.structure(grads) != jax.tree.structure(trained):  # type: ignore[operator]
             grads = partition.split(grads, self.is_trained)[0]  # of the whole tree
-        after, opt_state, is_finite = _taken(
+        (after, opt_state), is_finite = _taken(
             self.optimizer, trained, self.opt_state, grads
         )
         return dataclasses.replace(
@@ -117,7 +117,7 @@ def _shapes(tree: Any) -> Any:
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=(1, 2))
 def _taken(
     optimizer: optax.GradientTransformation, trained: Any, opt_state: Any, grads: Any
-) -> tuple[Any, Any, jax.Array]:
+) -> tuple[tuple[Any, Any], jax.Array]:
     differs = codec_lib.difference(_shapes(trained), _shapes(grads))
     if differs is not None:
         raise errors.SettingsError(
@@ -130,6 +130,4 @@ def _taken(
         updates, opt_state = optimizer.update(grads, opt_state, params)
         return optax.apply_updates(params, updates), opt_state
 
-    is_finite = finite.all_finite(grads, squares=True)
-    after, opt_state = train_state.update_if(is_finite, update, trained, opt_state)
-    return after, opt_state, is_finite & finite.all_finite(after, squares=True)
+    return train_state.update_if_finite(grads, update, trained, opt_state)

@@ -79,8 +79,7 @@ class TrainState:
           the gradient, or a next parameter was not, or has a square that is not.
         """
         # A part of a cut model may have no loss.
-        is_finite = jnp.isfinite(metrics["loss"]) if "loss" in metrics else True
-        is_finite &= finite.all_finite(grads, squares=True)
+        is_finite = jnp.isfinite(metrics.get("loss", 0.0))
 
         def update(params: Any, opt_state: optax.OptState) -> tuple[Any, Any]:
             updates, opt_state = optax.with_extra_args_support(optimizer).update(
@@ -88,36 +87,49 @@ class TrainState:
             )
             return optax.apply_updates(params, updates), opt_state
 
-        params, opt_state = update_if(is_finite, update, self.params, self.opt_state)
-        is_finite &= finite.all_finite(params, squares=True)
+        (params, opt_state), is_finite = update_if_finite(
+            grads, update, self.params, self.opt_state, is_finite
+        )
         state = dataclasses.replace(
             self, step=self.step + 1, params=params, opt_state=opt_state
         )
         return state, {**metrics, "is_finite": is_finite}
 
 
-def update_if(
-    is_finite: jax.Array, update: Callable[..., tuple[Any, Any]], *before: Any
-) -> tuple[Any, Any]:
-    """Returns update(*before), or what was before; in place where that is donated.
+def update_if_finite(
+    grads: Any,
+    update: Callable[..., tuple[Any, Any]],
+    params: Any,
+    opt_state: optax.OptState,
+    is_finite: jax.Array | bool = True,
+) -> tuple[tuple[Any, Any], jax.Array]:
+    """Updates parameters and optimizer, in place where they are donated.
 
     On CPUs by a condition: of a choice between two results XLA keeps both there, which
     takes several times as long. Elsewhere by a choice, since for a condition the host
     of a GPU waits.
 
     Args:
-      is_finite: [] bool.
+      grads: like the parameters; if they are not finite, nothing is updated.
       update: (params, opt_state) -> the next ones.
-      before: params, opt_state.
+      is_finite: [] bool, False to update nothing in any case.
+
+    Returns:
+      The next parameters and opt_state; and [] bool, False if nothing was updated, or
+      the next parameters are not finite.
     """
+    before = params, opt_state
+    is_finite &= finite.all_finite(grads, squares=True)
     # An optimizer may widen its state in the first step.
     types = jax.tree.map(lambda leaf: leaf.dtype, jax.eval_shape(update, *before))
     before = jax.tree.map(jax.lax.convert_element_type, before, types)
     if jax.default_backend() == "cpu":
-        return jax.lax.cond(is_finite, update, lambda *kept: kept, *before)
-    return jax.tree.map(
-        lambda new, old: jnp.where(is_finite, new, old), update(*before), before
-    )
+        after = jax.lax.cond(is_finite, update, lambda *kept: kept, *before)
+    else:
+        after = jax.tree.map(
+            lambda new, old: jnp.where(is_finite, new, old), update(*before), before
+        )
+    return after, is_finite & finite.all_finite(after[0], squares=True)
 
 
 def create(
