@@ -80,15 +80,25 @@ class Proxy:
                 here.close()
                 continue
             self._holes = set()  # a new connection finds its way
-            try:
-                there = socket.create_connection(self._target)
-            except OSError:  # the listener has ended, and who dialed finds out
+            there = self._connected()
+            if there is None:  # the listener has ended, and who dialed finds out
                 here.close()
                 continue
             self._pairs.append((here, there))
             self.connections += 1
             for pair, name in (((here, there), UP), ((there, here), DOWN)):
                 threading.Thread(target=self._relay, args=(*pair, name)).start()
+
+    def _connected(self):
+        """A connection to the target; waits for it if it has never answered yet."""
+        while not self._is_closed:
+            try:
+                return socket.create_connection(self._target)
+            except OSError:
+                if self.connections:
+                    break
+                time.sleep(0.01)
+        return None
 
     def _damaged(self, data, direction, start):
         if self._flip_at is not None and self._flip_at[0] == direction:

@@ -1,22 +1,23 @@
 """Ports for tests."""
 
 import contextlib
-import random
 import socket
 
-NOBODYS = range(15_000, 30_000)
-"""Below those that the kernel gives to connections, as of tests that run beside."""
+_HELD: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Returns a port that is free, and that nobody gets by chance."""
-    while True:
-        port = random.SystemRandom().choice(NOBODYS)
-        try:
-            with socket.create_server(("127.0.0.1", port)):
-                return port
-        except OSError:
-            continue
+    """Returns a port that is free, and that nobody else gets meanwhile.
+
+    It stays bound here: with SO_REUSEADDR, as our listeners have it, Linux lets one
+    that names the port listen there. It gives it to no connection, and to no listener
+    that leaves the choice to it: two tests at once get different ones.
+    """
+    held = socket.socket()
+    held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    held.bind(("127.0.0.1", 0))
+    _HELD.append(held)
+    return held.getsockname()[1]
 
 
 def has_ipv6() -> bool:

@@ -82,6 +82,16 @@ class Run:
         except errors.NebulaError as error:
             return error
 
+    def wait_for_links(self, count):
+        """Waits for ends of connections; fails with the error of one that ends."""
+        for _ in range(int(SECONDS / 0.02)):
+            if links_open() >= count:
+                return
+            for future in self.results.values():
+                assert not future.done(), future.exception()
+            time.sleep(0.02)
+        raise AssertionError(f"{links_open()} ends of {count}")
+
     def all(self):
         """The results of all; they are there soon."""
         concurrent.futures.wait(self.results.values(), SOON)
@@ -223,10 +233,6 @@ def links_open():
     return sum(each.name == "bridge" for each in threading.enumerate())
 
 
-def wait_for_links(count):
-    wait_until(lambda: links_open() >= count)
-
-
 def status(error):
     """The exit status of a process that ends with an error."""
 
@@ -263,7 +269,7 @@ def test_the_error_names_all_that_are_missing_and_why():
 def test_one_with_other_settings_ends_all_soon(hub):
     run = Run(NAMES, hub)
     run.start("abce", began)
-    wait_for_links(2 * (3 if hub else 6))
+    run.wait_for_links(2 * (3 if hub else 6))
     run.start("d", began, hello("d", steps=5))
     found = run.all()
     for name, error in found.items():
@@ -275,6 +281,7 @@ def test_one_with_other_settings_ends_all_soon(hub):
 def test_addresses_in_the_wrong_order_are_found_on_both_sides():
     run = Run(NAMES[:3])
     run.start("ab", began)
+    run.wait_for_links(2)  # or a is told nothing
     run.start("c", began, peer=f"{run.where['b']},{run.where['a']}")
     found = run.all()
     words = f"b answers at {run.where['b']}, where a should (peer)"
@@ -288,7 +295,7 @@ def test_one_that_gives_up_ends_all_with_its_reason():
     run.start("a", began)
     run.start("b", began, connect_timeout=4.0)
     run.start("c", began)
-    wait_for_links(6)
+    run.wait_for_links(6)
     run.start("e", began)  # which d keeps from having all that it is to dial
     found = run.all()
     assert str(found["b"]) == "d did not come within 4 s (connect_timeout)"
@@ -303,7 +310,7 @@ def test_one_that_dies_while_another_is_dialed_ends_the_dialing():
     proxy, a = run.line_to("a")
     run.start("a", began, connect_timeout=4.0)
     run.start("c", began, peer=f"{a},{run.where['b']}", reconnect_timeout=0.2)
-    wait_for_links(2)
+    run.wait_for_links(2)
     time.sleep(0.2)  # b is dialed now
     proxy.go_down()
     error = run.result("c")
@@ -318,7 +325,7 @@ def test_a_killed_cluster_may_rejoin_while_others_wait():
     proxy, a = run.line_to("a")
     run.start("a", began)
     run.start("b", began, peer=a, reconnect_timeout=0.1)
-    wait_for_links(2)
+    run.wait_for_links(2)
     proxy.go_down()
     assert isinstance(run.result("b"), session.PeerGone)
     run.start("bc", began)
