@@ -133,6 +133,7 @@ class LocalAuthority:
         try:
             with files.writing(folder.authority) as partial:
                 partial.mkdir(mode=0o700)
+                site_folder.ignore(partial)
                 text = certificates.pem(root.key, root.certificate).decode()
                 private_files.write(partial / folder.root_key.name, text)
                 text = certificates.pem(made.key, *chain).decode()

@@ -130,6 +130,8 @@ class Folder:
         except OSError as error:
             raise FederationError(f"{self.path}: {error.strerror}") from None
         self.check()
+        for folder in (self.path, self.trainers):  # which may be moved elsewhere
+            ignore(folder)
 
     def create(
         self,
@@ -162,8 +164,6 @@ class Folder:
                 " another folder"
             )
         self.prepare()
-        with files.writing(self.path / ".gitignore") as partial:
-            partial.write_text("*\n")  # no key of it in a repository
         text = json.dumps(dataclasses.asdict(settings), indent=2)
         with files.writing(self.settings) as partial:
             partial.write_text(text + "\n", "utf-8")
@@ -217,6 +217,11 @@ class Folder:
         kept = (self.authority_key, self.root_key, self.authority_ledger, self.people)
         written = (self.audit / "key.pem", self.running_switch, self.epochs)
         return (*folders, *keys, *kept, *written)
+
+
+def ignore(folder: pathlib.Path) -> None:
+    """Keeps the keys in a folder out of a repository around it."""
+    (folder / ".gitignore").write_text("*\n", "utf-8")
 
 
 def utc_now() -> datetime.datetime:

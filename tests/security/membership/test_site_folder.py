@@ -4,6 +4,7 @@ import dataclasses
 import json
 import re
 import stat
+import subprocess
 
 import lab_folders
 import pytest
@@ -69,6 +70,19 @@ def test_no_path_of_a_lab_can_be_read_by_others(tmp_path):
                 assert mode(each) == 0o700, each
             elif each in secret[1:]:
                 assert mode(each) == 0o600, each
+
+
+def test_git_sees_no_key_of_a_part_that_was_moved_into_a_checkout(tmp_path):
+    labs = lab_folders.copy(tmp_path)
+    for name in ("authority", "trainers"):
+        (labs.s.path / name).rename(tmp_path / name)
+
+    def git(*words):
+        command = ["git", "-C", tmp_path, *words]
+        return subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout
+
+    git("init", "--quiet")
+    assert not git("ls-files", "--others", "--exclude-standard")
 
 
 @pytest.mark.parametrize(
