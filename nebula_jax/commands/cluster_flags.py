@@ -121,7 +121,8 @@ class Reach(Place):
         "127.0.0.1:0",
         "HOST:PORT where a cluster waits for those that dial it; [::]:PORT for IPv6 and"
         " IPv4. With --cluster=all, that of the first one that listens: others get free"
-        " ports of the same host.",
+        " ports of the same host. With --federation it need not be given: the switch"
+        " reaches each cluster where that one reaches the switch.",
     )
     peer: str = fields.to_begin_with(
         "",

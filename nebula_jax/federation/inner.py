@@ -131,6 +131,24 @@ def read(folder: site_folder.Folder) -> Address:
     return found
 
 
+def own_host(folder: site_folder.Folder) -> str:
+    """Returns the address from which this host reaches the own switch, and vice versa.
+
+    Raises:
+      NoSwitch: if none runs, or its host has no address.
+    """
+    address = read(folder)
+    if not address.port:
+        return "127.0.0.1"
+    try:
+        found = socket.getaddrinfo(*address[:2], type=socket.SOCK_DGRAM)
+        with socket.socket(*found[0][:2]) as sock:
+            sock.connect(found[0][4])  # sends nothing
+            return str(sock.getsockname()[0])
+    except OSError as error:
+        raise NoSwitch(f"{address}: no way leads there: {error}") from None
+
+
 def request(
     folder: site_folder.Folder, seconds: float, op: str, **fields: Any
 ) -> tuple[socket.socket, Mapping[str, Any]]:

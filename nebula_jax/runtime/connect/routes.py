@@ -39,7 +39,8 @@ class Settings:
     """The addresses, TLS, line and timeouts of a cluster, named like their flags."""
 
     listen: str = "127.0.0.1:0"
-    """HOST:PORT where the listener waits."""
+    """HOST:PORT where the listener waits; in a federation by default at the address
+    from which this host reaches the switch, and at no other."""
     peer: str = ""
     """HOST:PORT of the listener, for those who dial; of several with commas between
     them. In a federation the lab that all peers have to be of, or empty."""
@@ -235,7 +236,11 @@ def listening_socket(settings: Settings) -> socket.socket:
     if LISTEN_FD in os.environ:
         found = process.handed_down(LISTEN_FD, stat.S_ISSOCK)
         return socket.socket(fileno=found)
-    return endpoints.listen(endpoints.host_and_port("listen", settings.listen))
+    address = endpoints.host_and_port("listen", settings.listen)
+    if settings.federation and settings.listen == Settings.listen:
+        folder = site_folder.Folder(pathlib.Path(settings.federation))
+        address = inner.own_host(folder), 0
+    return endpoints.listen(address)
 
 
 def share(link: Link) -> None:

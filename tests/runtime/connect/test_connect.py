@@ -1,5 +1,6 @@
 import concurrent.futures
 import contextlib
+import dataclasses
 import re
 import shutil
 import socket
@@ -15,11 +16,13 @@ from breakable_line import Proxy
 from nebula_jax import errors
 from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication.wire import frames
+from nebula_jax.federation import inner
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.connect.all_clusters import connected
 from nebula_jax.runtime.life import launcher, process
 from nebula_jax.security import tls
+from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import certificates, credentials
 
 
@@ -269,3 +272,18 @@ def test_a_run_that_anybody_can_read_says_so_once(tmp_path, capsys, monkeypatch,
     monkeypatch.setenv(process.LIFELINE_FD, "0")  # as a launched cluster
     meet(pool, ["g:0"], ["g:0"])
     assert routes.PLAIN not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_a_trainer_listens_where_it_reaches_its_switch_and_nowhere_else(host, tmp_path):
+    folder = site_folder.Folder(tmp_path)
+    inner.write(folder, inner.Address(host, 7080, "token"))
+    settings = connect.Settings(federation=str(tmp_path), job="m3")
+    with routes.listening_socket(settings) as listening:
+        assert listening.getsockname()[0] == host
+    folder.socket.symlink_to(tmp_path / "users.sock")
+    with routes.listening_socket(settings) as listening:
+        assert listening.getsockname()[0] == "127.0.0.1"
+    given = dataclasses.replace(settings, listen="127.0.0.2:0")
+    with routes.listening_socket(given) as listening:
+        assert listening.getsockname()[0] == "127.0.0.2"
