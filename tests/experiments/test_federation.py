@@ -117,8 +117,8 @@ def connected(path, prefixes, host):
             limit = psutil.Process(each.pid).rlimit(psutil.RLIMIT_CORE)
             assert limit == (0, 0)
         s.secrets.append(invitation.strip())
-        told = (json.loads((x.folder / "switch.json").read_text()) for x in (s, t))
-        s.secrets += [each["token"] for each in told]
+        told = (x.folder / "inside" / "switch.json" for x in (s, t))
+        s.secrets += [json.loads(each.read_text())["token"] for each in told]
         yield s, t
     finally:
         for each in switches:

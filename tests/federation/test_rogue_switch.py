@@ -65,10 +65,16 @@ def part(folder, path, name):
 
 
 def started(folder, path, **options):
-    """A lab whose folder is split, and its switch running."""
+    """A lab whose folder is split, and its switch running.
+
+    That of the authority has trainers of the same host, the others have any.
+    """
     users = path.with_suffix(".sock")
     own = part(folder, path, "trainers")
-    own.socket.symlink_to(users)
+    if options.get("listens"):
+        own.socket.symlink_to(users)
+    else:
+        own.inside.symlink_to(folder.inside)
     return Lab(two_labs.Running(folder, users=users, **options), own, folder)
 
 
@@ -109,6 +115,12 @@ def pairs(labs):
         if name != "lab-s":
             yield labs["lab-s"], labs[name]
             yield labs[name], labs["lab-s"]
+
+
+def test_trainers_have_no_key_of_their_switch(labs):
+    for lab in labs.values():
+        assert {each.name for each in lab.folder.path.rglob("*.pem")} == {"trainer.pem"}
+        assert [each.name for each in lab.stolen.inside.iterdir()] == ["switch.json"]
 
 
 def test_no_switch_has_a_key_of_trainers_or_authority(labs):

@@ -9,14 +9,17 @@ import tomllib
 import types
 
 import configured
+import nebula_command
 import numpy as np
 import pytest
 import yaml
 
 from experiments.m3 import config
+from nebula_jax.runtime import connect
 from nebula_jax.runtime.ranks import run_secret
 from nebula_jax.runtime.records import progress
 from nebula_jax.security import names
+from nebula_jax.security.membership import member, site_folder
 from nebula_jax.training import metrics
 from scripts import nebula
 
@@ -76,6 +79,7 @@ def test_a_slurm_script_is_legal_and_so_are_its_flags(path, tmp_path):
     assert run.local.processes().coordinator == "auto"
     assert run.local.federation
     assert run.local.peer.startswith("lab-")
+    assert run.local.listen == connect.Settings.listen  # see `inner.own_host`
     keys = (tmp_path / "keys").read_text()
     assert re.fullmatch("[0-9a-f]{128}", keys)  # two, of which each run makes its own
     assert keys[:64] != keys[64:]
@@ -155,11 +159,39 @@ def test_the_switch_alone_is_reached_from_outside_and_by_trainers():
     assert command[0] == "nebula"
     parsed = nebula.parser().parse_args([*command[1:], *given])
     assert (parsed.listen, str(parsed.federation)) == ("0.0.0.0:7070", "/federation")
-    # The pod that strangers reach sees no trainer's keys.
-    masked = {
-        each["mountPath"]: each.get("subPath") for each in container["volumeMounts"]
-    }
-    assert masked == {"/federation": None, "/federation/trainers": "nothing"}
+
+
+def test_neither_the_switch_nor_trainers_of_a_cluster_see_the_others_keys(tmp_path):
+    """On the disk that the commands in the recipe have made of a lab's folder."""
+    lab = nebula_command.Lab(tmp_path / "federation")
+    made = re.findall("^#     ((?:mkdir|mv|cp) .*)", SWITCH.read_text(), re.MULTILINE)
+    subprocess.run(["bash", "-ec", "\n".join(made)], cwd=tmp_path, check=True)
+    lab.folder.running_switch.touch()
+
+    def seen(path):
+        """The secrets in what a pod has mounted, and where."""
+        *_, job = yaml.safe_load_all(path.read_text())
+        pod = job["spec"]["template"]["spec"]
+        claims = {
+            each["name"]: each["persistentVolumeClaim"]["claimName"]
+            for each in pod["volumes"]
+        }
+        return {
+            (each["mountPath"], secret.name)
+            for each in pod["containers"][0]["volumeMounts"]
+            if claims[each["name"]] == "nebula-federation"
+            for secret in (tmp_path / each.get("subPath", "")).rglob("*.*")
+            if secret.suffix == ".pem" or secret == lab.folder.running_switch
+        }
+
+    trainers = {("/federation", "trainer.pem"), ("/federation/inside", "switch.json")}
+    for path in YAML:
+        assert seen(path) == trainers
+    names = ("switch.pem", "key.pem", "authority.pem", "root.pem", "switch.json")
+    assert seen(SWITCH) == {("/federation", name) for name in names}
+    own = site_folder.Folder(tmp_path / "trainers")
+    assert member.load(own, "trainer")
+    assert own.inside.is_dir()
 
 
 @pytest.mark.parametrize("path", YAML, ids=lambda path: path.name)
@@ -170,7 +202,7 @@ def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     spec = job["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     words = [*container["command"], *container["args"]]
-    *addresses, index, key = container["env"]
+    index, key = container["env"]
     assert key["name"] == run_secret.VARIABLE
     name = job["metadata"]["name"]
     assert key["valueFrom"] == {"secretKeyRef": {"name": name, "key": "cluster.key"}}
@@ -184,12 +216,11 @@ def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     switch = {"matchLabels": {"app": "nebula-switch"}}
     among = [own, switch] if listens else [own]
     assert ingress == {"from": [{"podSelector": each} for each in among]}
-    assert [each["name"] for each in addresses] == ["POD_IP"] * listens
     assert_confined(spec["template"]["spec"])
-    words = [word.replace("$(POD_IP)", "10.0.0.7") for word in words]
     words = [word.replace(f"$({index['name']})", "1") for word in words]
     assert not re.search(r"\$\(", " ".join(words))
     run = configured.run(config, *arguments_of(words))
+    assert run.local.listen == connect.Settings.listen
     assert (run.local.federation, run.local.peer[:4]) == ("/federation", "lab-")
     processes = run.local.processes()
     assert processes.num_processes == spec["completions"] == spec["parallelism"]

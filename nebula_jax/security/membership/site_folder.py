@@ -4,14 +4,16 @@ A federation is labs that train together. A lab has one switch, which alone has 
 outside address, and any number of trainers. Both have keys and certificates of their
 own: a switch reads neither trainers/ nor authority/. Trainers that are another user's,
 or on another host, have a folder of their own with trainers/, federation.json,
-policy.json and a link switch.sock to the socket that the switch has for them.
+policy.json and the way to the switch: a link switch.sock to the socket that it has for
+them, or its inside/, by a mount or a link.
 
     federation.json   name of this lab, address and fingerprint of the authority
     switch.pem        the newest credentials: key, certificate, that of the authority
     revoked.json      the newest revocation list; revoked.number is its number
     people.json       accounts, handles, grants
     audit/            the log of this lab, and what it has witnessed of its peers
-    switch.json       of the running switch; carried.json is for the next one
+    inside/           switch.json: address and token of the running switch
+    carried.json      what the running switch has counted, for the next one
     prepared/         tokenized text that is served
     trainers/         trainer.pem, likewise; a list; epochs/: incarnations
     authority/        only at the lab that issues certificates: authority.pem, its key;
@@ -99,7 +101,8 @@ class Folder:
         self.people = path / "people.json"
         self.audit = path / "audit"
         self.epochs = self.trainers / "epochs"
-        self.running_switch = path / "switch.json"
+        self.inside = path / "inside"
+        self.running_switch = self.inside / "switch.json"
         self.carried = path / "carried.json"
         self.socket = path / "switch.sock"
         self.prepared = path / "prepared"
@@ -124,7 +127,7 @@ class Folder:
           FederationError: if it cannot be made, or others can read one that is there.
         """
         try:
-            made = (self.path, self.audit, self.trainers, self.epochs)
+            made = (self.path, self.audit, self.trainers, self.epochs, self.inside)
             for folder in made:
                 folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:

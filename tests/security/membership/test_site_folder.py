@@ -99,7 +99,7 @@ def test_git_sees_no_key_of_a_part_that_was_moved_into_a_checkout(tmp_path):
         ("people.json", 0o644, "600"),
         ("audit", 0o755, "700"),
         ("audit/key.pem", 0o644, "600"),
-        ("switch.json", 0o644, "600"),
+        ("inside/switch.json", 0o644, "600"),
     ],
 )
 def test_what_others_can_read_is_refused_with_the_command_that_mends_it(
