@@ -140,8 +140,13 @@ def locked(path: pathlib.Path) -> Iterator[None]:
 
 
 def keep_out_of_core_dumps() -> None:
-    """Lets a crash of this process, which has keys in its memory, write none."""
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    """Lets a crash of this process, which has keys in its memory, write none.
+
+    Nor give one to a program: where core_pattern is a pipe, Linux minds no limit but
+    that of 1 byte (fs/coredump.c), which is too short for a file as well.
+    """
+    most = int(resource.getrlimit(resource.RLIMIT_CORE)[1] != 0)
+    resource.setrlimit(resource.RLIMIT_CORE, (most, most))
 
 
 def check_mode(path: pathlib.Path, found: os.stat_result) -> None:

@@ -43,7 +43,7 @@ def test_a_peer_is_admitted_by_certificate_role_job_lab_policy_and_number(
     with contextlib.closing(
         switch_client.Trainer(folder, "m3", "discriminator", "lab-t")
     ) as trainer:
-        assert resource.getrlimit(resource.RLIMIT_CORE) == (0, 0)  # it has a key
+        assert resource.getrlimit(resource.RLIMIT_CORE) == (1, 1)  # it has a key
         trainer._admit(offer(), der)
         refused("takes part in job bert", offer(job="bert"))
         refused("lab-t \\(switch\\)", offer(), certificate(labs.t, "switch"))

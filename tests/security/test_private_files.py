@@ -2,6 +2,9 @@
 
 import os
 import re
+import signal
+import subprocess
+import sys
 import threading
 import time
 
@@ -109,3 +112,14 @@ def test_one_thread_at_a_time_has_a_lock(tmp_path, monkeypatch):
     os.close(private_files.lock(path))
     with pytest.raises(PrivateFileError, match="cannot be made"):
         private_files.lock(tmp_path / "missing" / "lock")
+
+
+def test_a_crash_leaves_no_memory_behind(tmp_path):
+    """Neither in a file, nor to a program: that is not bound by a limit of 0."""
+    crash = "private_files.keep_out_of_core_dumps(); print(flush=True); os.abort()"
+    script = f"import os; from nebula_jax.security import private_files; {crash}"
+    died = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, stdout=subprocess.PIPE
+    )
+    assert (died.returncode, died.stdout) == (-signal.SIGABRT, b"\n")
+    assert not list(tmp_path.iterdir())
