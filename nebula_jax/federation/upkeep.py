@@ -15,7 +15,7 @@ from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import cosigning, line
 from nebula_jax.federation.state import State
 from nebula_jax.security import policy
-from nebula_jax.security.membership import member, revocation, site_folder
+from nebula_jax.security.membership import checkup, member, revocation, site_folder
 
 TURN_SECONDS = 0.2
 SAVED_SECONDS = 2.0  # between looks at accounts, and their bytes on the disk
@@ -274,13 +274,16 @@ class Upkeep:
         if now < self._next_look:
             return
         self._next_look = now + RETRY_SECONDS
-        given = self.state.folder, "switch"
-        own = await asyncio.to_thread(member.own_certificate, *given)
+        folder = self.state.folder
+        own = await asyncio.to_thread(member.own_certificate, folder, "switch")
         self.state.expired = ""
         if (end := own.not_valid_after_utc) <= site_folder.utc_now():
             self._next_look = now + EXPIRED_SECONDS
             text = f"the certificate of this lab expired on {end:%Y-%m-%d %H:%M} UTC"
             self.state.expired = text
+        state, text = await asyncio.to_thread(checkup.issuer, folder)
+        if state == checkup.WRONG:
+            self._say("issuer", f"the key that issues certificates: {text}")
         if member.renewal_due(own):
             await self.rotate()
 

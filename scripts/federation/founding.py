@@ -29,7 +29,7 @@ def init(given: argparse.Namespace) -> int:
     _begin(folder, given.name, "founded", fingerprint=issuer.fingerprint)
     print(f"{folder.path}: {given.name} has founded a federation.")
     print(f"fingerprint of its authority: {issuer.fingerprint}")
-    print(f"{folder.root_key} is needed to replace its key alone: keep it elsewhere")
+    print(f"{folder.root_key} replaces its key once a year: keep it offline till then")
     print(f"next: {arguments.again(given, f'switch --listen 0.0.0.0:{PORT}')}")
     invite = arguments.again(given, "invite lab-t --out invitation")
     print(f"      {invite}    (for another lab)")
@@ -127,7 +127,7 @@ def rekey(given: argparse.Namespace) -> int:
         private_files.read(given.root).encode()
     )
     _record(folder, "certificate", event="rekeyed", number=number)
-    print(f"the key of the authority is new (list {number}); {given.root} can go")
+    print(f"the key of the authority is new (list {number}); take {given.root} offline")
     return 0
 
 

@@ -17,7 +17,7 @@ from nebula_jax.federation import cosigning, state, upkeep
 from nebula_jax.security import accounts, audit
 from nebula_jax.security import store as store_lib
 from nebula_jax.security.audit import entries, signed_heads, witness
-from nebula_jax.security.membership import authority, member, site_folder
+from nebula_jax.security.membership import authority, checkup, member, site_folder
 
 
 @pytest.fixture
@@ -188,6 +188,16 @@ def test_a_revoked_lab_is_gone_though_the_audit_log_takes_no_entry(kept, monkeyp
         with pytest.raises(audit.AuditError, match="the disk failed"):
             kept._enforce()
     assert closed == ["the certificate of lab-t was revoked"]
+
+
+def test_it_is_said_in_time_that_the_key_that_issues_ends(kept, monkeypatch, capsys):
+    asyncio.run(kept._renew_if_due())
+    assert "rekey" not in capsys.readouterr().out
+    monkeypatch.setattr(checkup, "ISSUER_NOTICE", authority.ISSUER_LIFETIME)
+    for _ in range(2):
+        kept._next_look = 0.0
+        asyncio.run(kept._renew_if_due())
+    assert capsys.readouterr().out.count("nebula rekey root.pem") == 1
 
 
 def test_an_answer_of_the_authority_that_is_none_ends_no_switch(kept):

@@ -29,8 +29,11 @@ from nebula_jax.security.membership import (
 from nebula_jax.security.membership.site_folder import FederationError
 from nebula_jax.security.tls import certificates, credentials
 
-AUTHORITY_LIFETIME = datetime.timedelta(days=3650)
+ROOT_LIFETIME = datetime.timedelta(days=3650)
 """Longer than any federation: with another root every lab would join anew."""
+ISSUER_LIFETIME = datetime.timedelta(days=365)
+"""The key that issues is online. Its root, kept offline, replaces it in time; see
+`checkup.issuer`."""
 LEAF_LIFETIME = datetime.timedelta(days=5)
 """Certificates are a day old when they are renewed: so runs go on while the authority
 is away for four days. A stolen key serves for so long, unless it is revoked."""
@@ -126,8 +129,9 @@ class LocalAuthority:
         if folder.authority.exists():
             raise FederationError(f"{folder.authority}: an authority is here already")
         now = site_folder.utc_now()
-        begin, end = now - member.BACKDATED, now + AUTHORITY_LIFETIME
-        root = certificates.authority(begin, end, lab, log_key)
+        begin = now - member.BACKDATED
+        root = certificates.authority(begin, now + ROOT_LIFETIME, lab, log_key)
+        end = now + ISSUER_LIFETIME
         made = certificates.authority(begin, end, lab, root=root)
         chain = (made.certificate, root.certificate)
         try:
@@ -174,7 +178,8 @@ class LocalAuthority:
             raise FederationError("this is not the key of the federation's root")
         now, second = site_folder.utc_now(), datetime.timedelta(seconds=1)
         begin = before.signer.certificate.not_valid_before_utc + second
-        begin, end = max(begin, now - member.BACKDATED), before.root.not_valid_after_utc
+        begin = max(begin, now - member.BACKDATED)
+        end = min(now + ISSUER_LIFETIME, before.root.not_valid_after_utc)
         root = certificates.Authority(before.root, key)
         made = certificates.authority(begin, end, self.lab, root=root)
         chain = (made.certificate, *before.issuers, before.root)
@@ -323,6 +328,12 @@ class LocalAuthority:
         name = x509.DNSName(site_folder.dns_name(lab, role))
         signer = self._keys().signer
         end = min(now + LEAF_LIFETIME, signer.certificate.not_valid_after_utc)
+        if end <= now:
+            raise site_folder.Refusal(
+                "expired",
+                f"the key that issues certificates ended on {end:%Y-%m-%d}: the"
+                " authority's lab has to replace it by nebula rekey root.pem",
+            )
         return _chain(signer, certificates.leaf(signer, key, name, begin, end))
 
     def attach(self, certificate_pem: bytes, receipt: bytes) -> bytes:

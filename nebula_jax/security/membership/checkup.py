@@ -16,6 +16,8 @@ MOST_CLOCK_SECONDS = member.BACKDATED.total_seconds() / 2
 """A larger difference is wrong: with twice that, new certificates are not valid yet."""
 LATE = 2 / 5
 """The part of a certificate's life after which its renewal has failed for a day."""
+ISSUER_NOTICE = datetime.timedelta(days=60)
+"""So long before its end it is said that the key that issues has to be replaced."""
 OLD_LIST = 2 * 86400.0
 """The authority signs a new list every day."""
 
@@ -28,7 +30,7 @@ class Check(NamedTuple):
     what: str
     """Was looked at, in a word or two."""
     state: str
-    """FINE, WRONG, or UNCLEAR if it could not be found out or needs no action."""
+    """FINE, WRONG, or UNCLEAR if it could not be found out or can wait."""
     text: str
     """The result, and what to do if something is wrong."""
 
@@ -51,12 +53,16 @@ def folder(found: site_folder.Folder) -> list[Check]:
         "folder": lambda: private(found),
         "certificate of the switch": lambda: certificate(found, "switch"),
         "certificate of the trainer": lambda: certificate(found, "trainer"),
+        "key that issues": lambda: issuer(found),
+        "key of its root": lambda: root(found),
         "revocation list": lambda: revocation_list(found),
         "policy": lambda: rules(found),
         "audit log": lambda: audit_log(found),
     }
     if not found.trainers.exists():  # they are elsewhere
         del parts["certificate of the trainer"]
+    if not found.authority.exists():
+        del parts["key of its root"]
     checks = []
     for what, part in parts.items():
         try:
@@ -86,6 +92,28 @@ def certificate(found: site_folder.Folder, role: str) -> Found:
     return WRONG, (
         f"{text}, and its renewal is late: is the switch running, and does it reach"
         " that of the lab that issues certificates? then: nebula rotate"
+    )
+
+
+def issuer(found: site_folder.Folder) -> Found:
+    """Checks that the key that issues certificates need not be replaced soon."""
+    end = member.issuer(found).not_valid_after_utc
+    if end - site_folder.utc_now() > ISSUER_NOTICE:
+        return FINE, f"its certificate is valid until {end:%Y-%m-%d}"
+    return WRONG, (
+        f"its certificate ends on {end:%Y-%m-%d}, and all that it has issued: at the"
+        " lab that issues certificates, nebula rekey root.pem, then everywhere nebula"
+        " rotate"
+    )
+
+
+def root(found: site_folder.Folder) -> Found:
+    """Checks that the root's key is not beside the key that it replaces."""
+    if not found.root_key.exists():
+        return FINE, "is kept elsewhere"
+    return UNCLEAR, (
+        f"{found.root_key} is online: who steals it is the authority for good; move it"
+        " to where no network is, and bring it back for nebula rekey alone"
     )
 
 

@@ -160,6 +160,16 @@ def own_certificate(folder: site_folder.Folder, role: str) -> x509.Certificate:
     return _read(folder, role).certificate
 
 
+def issuer(folder: site_folder.Folder) -> x509.Certificate:
+    """Reads the certificate of the key that has issued the switch's own newest one.
+
+    Raises:
+      site_folder.FederationError: if there is none.
+    """
+    found = _read(folder, "switch")
+    return [*found.between, found.authority][0]
+
+
 def _read(folder: site_folder.Folder, role: str) -> credentials.Credentials:
     """Reads the newest credentials of a role, and checks nothing."""
     path = folder.credentials(role)

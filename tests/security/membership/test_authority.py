@@ -197,7 +197,7 @@ def test_only_members_are_certified(issuer):
 
 
 def test_a_life_is_no_longer_than_the_authoritys(issuer):
-    own = x509.load_pem_x509_certificate(issuer.certificate())
+    own = issuer._keys().signer.certificate
     last = own.not_valid_after_utc - HOUR / 2
     assert certify(issuer, "lab-s", now=last).not_valid_after_utc == (
         own.not_valid_after_utc
@@ -313,6 +313,19 @@ def test_the_key_is_replaced_by_its_root_and_no_lab_joins_again(labs, tmp_path):
         server = between_labs.server_context(one)
         client = between_labs.client_context(other)
         shake_hands(server, client, name=one.load().name)
+
+
+def test_a_key_that_issues_and_has_ended_is_replaced_and_labs_renew_themselves(labs):
+    issuer, days = labs.authority, 24 * HOUR
+    end = issuer._keys().signer.certificate.not_valid_after_utc
+    at(end - 2 * days, lab_folders.renew, issuer, labs.t, "trainer")
+    renewal, later = renewal_of(labs.t), end + 2 * days
+    with pytest.raises(site_folder.Refusal, match=r"ended on .* nebula rekey root"):
+        at(later, issuer.renew, renewal)
+    at(later, issuer.replace_key, labs.s.root_key.read_bytes())
+    made = x509.load_pem_x509_certificate(at(later, issuer.renew, renewal)[0])
+    assert made.not_valid_after_utc == later + authority.LEAF_LIFETIME
+    made.verify_directly_issued_by(issuer._keys().signer.certificate)
 
 
 def test_an_expired_certificate_is_renewed_within_its_grace(labs):

@@ -4,14 +4,21 @@ import datetime
 
 import nebula_command
 import pytest
-from lab_folders import at
+from cryptography.hazmat.primitives import serialization
+from lab_folders import at, certify
 
-from nebula_jax.security import policy
-from nebula_jax.security.membership import checkup, revocation, site_folder
+from nebula_jax.security import policy, private_files
+from nebula_jax.security.membership import (
+    authority,
+    checkup,
+    member,
+    revocation,
+    site_folder,
+)
 
 ORDER = [
     *("folder", "certificate of the switch", "certificate of the trainer"),
-    *("revocation list", "policy", "audit log"),
+    *("key that issues", "key of its root", "revocation list", "policy", "audit log"),
 ]
 HOUR = datetime.timedelta(hours=1)
 
@@ -28,6 +35,7 @@ def wrong(folder, now=None):
 
 
 def test_a_new_lab_is_in_order(folder):
+    folder.root_key.rename(folder.path.with_name("root.pem"))
     found = checkup.folder(folder)
     assert [each.what for each in found] == ORDER
     assert {each.state for each in found} == {checkup.FINE}
@@ -59,6 +67,29 @@ def test_a_certificate_whose_renewal_is_late_or_that_has_expired(folder):
             assert (text is None) if words is None else (words in text)
     _, due = at(now + 40 * HOUR, checkup.certificate, folder, "switch")
     assert "due for renewal" in due or "renewal is due" in due
+
+
+def test_a_roots_key_that_is_still_online_is_named_with_what_to_do(folder):
+    _, *_, found, _, _, _ = checkup.folder(folder)
+    assert (found.what, found.state) == ("key of its root", checkup.UNCLEAR)
+    assert f"{folder.root_key} is online" in found.text
+    assert "move it" in found.text
+    folder.root_key.chmod(0o640)
+    assert "root.pem: others can use it (mode 0640)" in wrong(folder)["folder"]
+
+
+def test_the_key_that_issues_lasts_a_year_and_notice_is_given_until_it_is_new(folder):
+    soon = site_folder.utc_now() + 306 * 24 * HOUR
+    assert "key that issues" not in wrong(folder, soon - 2 * 24 * HOUR)
+    assert "nebula rekey root.pem" in wrong(folder, soon)["key that issues"]
+    issuer = authority.LocalAuthority(folder)
+    log = private_files.read(folder.audit / "key.pem").encode()
+    log = serialization.load_pem_private_key(log, None)
+    at(soon, issuer.replace_key, folder.root_key.read_bytes())
+    key, csr = member.new_request()
+    pem = at(soon, certify, issuer, csr, "lab-s", "switch", log)
+    at(soon, member.install, folder, "switch", key, pem)
+    assert "key that issues" not in wrong(folder, soon)
 
 
 def test_a_revocation_list_that_is_old_missing_or_rolled_back(folder):
