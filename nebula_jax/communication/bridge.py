@@ -11,6 +11,7 @@ compare their Hellos, and part with an error that names the difference.
 """
 
 import functools
+import random
 import secrets
 import socket
 import ssl
@@ -26,13 +27,15 @@ from nebula_jax.communication.wire import (
     driver,
     frames,
     greeting,
+    reconnect,
     session,
     states,
 )
 from nebula_jax.security import names as names_lib
 from nebula_jax.security import tls as tls_lib
 
-RETRY_SECONDS = 0.2  # between attempts to connect
+RETRY_SECONDS = 0.2  # between attempts to connect, at first
+WAITED_SHARE = 0.1  # of the seconds waited so far, later: up to `LONGEST_PAUSE`
 SHOWN = 80  # characters of a setting's name or value
 SILENT_SECONDS = 5.0  # with TCP and TLS without a byte, until the next attempt
 SESSION_ID_BYTES = 16
@@ -157,9 +160,8 @@ def connect(
     session_.send(hello)
     silence = max(SILENT_SECONDS, min(peer_timeout, greeting.PENDING_SECONDS))
     attempt = functools.partial(_attempt, session_, dial, silence)
-    connected = _rendezvous(
-        attempt, (peer, place or endpoints.written(address)), connect_timeout, log
-    )
+    where, jitter = (peer, place or endpoints.written(address)), random.Random(ours)
+    connected = _rendezvous(attempt, where, connect_timeout, log, jitter)
     more: dict[str, Any] = {"line": line, "log": log, "dial": dial, "work": work}
     link = Link(session_, hello.cluster, reconnect_timeout=reconnect_timeout, **more)
     link.start(connected)
@@ -172,10 +174,12 @@ def _rendezvous(
     where: tuple[str, str],
     timeout: float,
     log: Callable[[str], None],
+    jitter: random.Random,
 ) -> greeting.Connected:
     """Returns a connection on which the peer's Hello came; tries until one has."""
     peer, address = where
-    deadline, logged = time.monotonic() + timeout, ""
+    begun, logged = time.monotonic(), ""
+    deadline = begun + timeout
     while True:
         try:
             return attempt(deadline)
@@ -183,10 +187,11 @@ def _rendezvous(
             text = f"{peer} at {address} refused this cluster: {error}"
             raise session.PeerAborted(text) from None
         except RETRIED as error:
+            now = time.monotonic()
             what, reason = _explain(error, peer)
             if _is_final(error):
                 raise ConnectError(f"{what} at {address}: {reason}") from None
-            if time.monotonic() + RETRY_SECONDS > deadline:
+            if now + RETRY_SECONDS > deadline:
                 text = f"{what} at {address} after {timeout:g} s (connect_timeout)"
                 absent = ConnectError if _is_tls(error) else NobodyThere
                 raise absent(f"{text}: {reason}") from None
@@ -194,7 +199,11 @@ def _rendezvous(
             if what != NOBODY and line != logged:  # nobody: it has not started yet
                 log(line)
                 logged = line
-        time.sleep(RETRY_SECONDS)
+        # Through a switch, each attempt is a request to all labs: the longer the peer
+        # is awaited, the fewer there are. The last one is shortly before the deadline.
+        pause = max(RETRY_SECONDS, WAITED_SHARE * (now - begun))
+        pause = min(pause, reconnect.LONGEST_PAUSE) * jitter.uniform(0.5, 1.0)
+        time.sleep(min(pause, deadline - RETRY_SECONDS / 2 - now))
 
 
 def _attempt(

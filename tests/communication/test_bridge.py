@@ -1,7 +1,9 @@
 import datetime
+import random
 import re
 import socket
 import time
+import types
 
 import jax
 import jax.numpy as jnp
@@ -387,6 +389,27 @@ def refused(listening, pool, client, name, words):
         coming.result(5)
     with pytest.raises(bridge.ConnectError, match="nobody came"):
         listening.accept(0.1)
+
+
+def test_a_peer_that_is_long_in_coming_is_asked_for_less_and_less_often(monkeypatch):
+    """Through a switch each attempt is a request; once it is there, it is soon found."""
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
+    monkeypatch.setattr(bridge, "time", clock)
+    tries = []
+
+    def attempt(deadline):
+        tries.append(clock.now)
+        raise ConnectionError("it is at no lab at present")
+
+    with pytest.raises(bridge.NobodyThere, match="after 600 s"):
+        more = {"timeout": 600.0, "log": print, "jitter": random.Random(b"seed")}
+        bridge._rendezvous(attempt, ("d", "a switch"), **more)
+    gaps = np.diff(tries)
+    assert max(gaps) <= 2.0
+    assert max(gaps[:10]) <= 0.2
+    assert len(tries) < 600
+    assert tries[-1] > 599.0
 
 
 def test_a_cluster_may_only_speak_under_its_certificates_name(tmp_path, pool):

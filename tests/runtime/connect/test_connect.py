@@ -237,7 +237,8 @@ def test_what_only_a_person_can_mend_is_reported_soon(
 def test_a_line_that_damages_everything_is_the_last_reason_given(monkeypatch):
     monkeypatch.setattr(bridge, "RETRY_SECONDS", 2.5)  # so the last is no short one
     with routes.listening_socket(connect.Settings()) as listening:
-        answering = threading.Thread(target=answer_badly, args=(listening, 3))
+        is_over = threading.Event()
+        answering = threading.Thread(target=answer_badly, args=(listening, is_over))
         answering.start()
         said = []
         more = {"connect_timeout": 6.3, "log": said.append}
@@ -246,14 +247,15 @@ def test_a_line_that_damages_everything_is_the_last_reason_given(monkeypatch):
             match=r"no session with d at .* after 6.3 s .connect_timeout.: .*damaged",
         ):
             links.dial(listening.getsockname(), hello("g:0"), "d", **more)
+        is_over.set()
         answering.join(10)
     assert len(said) == 1  # the same reason again is no news
     assert said[0].endswith("trying again")
 
 
-def answer_badly(listening, count):
-    listening.settimeout(10.0)
-    for _ in range(count):
+def answer_badly(listening, is_over):
+    listening.settimeout(0.1)
+    while not is_over.is_set():
         with contextlib.suppress(TimeoutError):
             sock, _ = listening.accept()
             sock.sendall(b"HTTP/1.1 400 Bad Request\r\n" * 5)
