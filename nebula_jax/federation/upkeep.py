@@ -54,6 +54,7 @@ class Upkeep:
             self._look_at_files,
             self._renew_if_due,
             self._end_expired,
+            self._commit,
             self._save,
             self.cosigning.turn,
         )
@@ -308,9 +309,11 @@ class Upkeep:
 
     # Quotas and the disk.
 
-    async def _save(self) -> None:
+    async def _commit(self) -> None:
         if self.state.audit.is_dirty:
             await asyncio.to_thread(self.state.audit.commit)
+
+    async def _save(self) -> None:
         if time.monotonic() > self._saved + SAVED_SECONDS:
             self._saved = time.monotonic()
             saving = asyncio.create_task(self.save_counts())

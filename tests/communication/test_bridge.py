@@ -392,7 +392,7 @@ def refused(listening, pool, client, name, words):
 
 
 def test_a_peer_that_is_long_in_coming_is_asked_for_less_and_less_often(monkeypatch):
-    """Through a switch each attempt is a request; once it is there, it is soon found."""
+    """Through a switch each attempt is a request; who comes is found within 2 s."""
     clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
     clock.sleep = lambda seconds: setattr(clock, "now", clock.now + seconds)
     monkeypatch.setattr(bridge, "time", clock)
@@ -402,9 +402,9 @@ def test_a_peer_that_is_long_in_coming_is_asked_for_less_and_less_often(monkeypa
         tries.append(clock.now)
         raise ConnectionError("it is at no lab at present")
 
+    given = attempt, ("d", "a switch"), 600.0, print, random.Random(b"seed")
     with pytest.raises(bridge.NobodyThere, match="after 600 s"):
-        more = {"timeout": 600.0, "log": print, "jitter": random.Random(b"seed")}
-        bridge._rendezvous(attempt, ("d", "a switch"), **more)
+        bridge._rendezvous(*given)
     gaps = np.diff(tries)
     assert max(gaps) <= 2.0
     assert max(gaps[:10]) <= 0.2

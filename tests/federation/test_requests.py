@@ -11,7 +11,6 @@ from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import inner, requests, server, state, streams
 from nebula_jax.security import accounts, policy
-from nebula_jax.security.audit import entries as audit_entries
 
 ABOUT = streams.About(
     "0" * 16, "m3", "ana@lab-s", "generator:0", "discriminator", "lab-s"
@@ -160,13 +159,13 @@ def test_a_stream_of_another_lab_that_may_not_be_is_refused(switch, about, words
     told, ends = [], []
     line = types.SimpleNamespace(lab="lab-s", send=lambda **what: told.append(what))
     stream = types.SimpleNamespace(number=1, close=lambda *why, at_once: ends.append(1))
-    before = list(audit_entries.read(switch.state.folder.audit))
+    before = two_labs.entries(switch.state)
     asyncio.run(switch._answer(line, stream, about))
     ((answer),) = told
     assert answer["op"] == "refused"
     assert words in answer["why"]
     assert ends
-    entries = list(audit_entries.read(switch.state.folder.audit))[len(before) :]
+    entries = two_labs.entries(switch.state)[len(before) :]
     found = [(each.kind, each.who) for each in entries]
     assert found == ([] if answer["absent"] else [("refusal", "lab-s")])
 

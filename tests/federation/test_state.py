@@ -13,7 +13,6 @@ import two_labs
 from nebula_jax.communication.wire import frames
 from nebula_jax.federation import inner, line, meter, state, streams
 from nebula_jax.security import accounts, policy, seal
-from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs
 
@@ -44,7 +43,7 @@ def counted(switch):
     """Direction and kind -> frames, by the entries of the audit log."""
     return {
         (each.what["direction"], each.what["kind"]): each.what["frames"]
-        for each in audit_entries.read(switch.folder.audit)
+        for each in two_labs.entries(switch)
         if each.kind == "stream"
     }
 
@@ -156,7 +155,7 @@ def test_two_streams_of_one_name_are_both_in_the_log(switch):
                 await asyncio.wait_for(task, 20)
 
     asyncio.run(carry())
-    entries = audit_entries.read(switch.folder.audit)
+    entries = two_labs.entries(switch)
     streams_of = [each.what for each in entries if each.kind == "stream"]
     tensors = [each["frames"] for each in streams_of if each["kind"] == "tokens"]
     assert tensors == [1, 2]
@@ -201,7 +200,7 @@ def test_an_account_is_charged_for_what_has_come_of_a_frame(switch):
     asyncio.run(carry())
     assert switch.charged["owner"] == len(OPEN + head)
     assert switch.used["m3"] == len(OPEN + head)
-    entries = audit_entries.read(switch.folder.audit)
+    entries = two_labs.entries(switch)
     kinds = {each.what["kind"]: each.what for each in entries if each.kind == "stream"}
     assert kinds["tokens"]["bytes"] == len(head)
 
@@ -233,7 +232,7 @@ def test_an_account_that_is_barred_within_a_frame_sends_no_more_of_it(
             await asyncio.wait_for(task, 20)
 
     asyncio.run(carry())
-    entries = audit_entries.read(switch.folder.audit)
+    entries = two_labs.entries(switch)
     reasons = [each.what["reason"] for each in entries if each.kind == "refusal"]
     assert reasons == ["QuotaSpent"]
 
@@ -253,7 +252,7 @@ def test_a_stream_that_a_quota_ends_is_a_refusal_of_the_account_it_is_of(switch)
         assert not str(told.value)
 
     asyncio.run(carry())
-    entries = audit_entries.read(switch.folder.audit)
+    entries = two_labs.entries(switch)
     refused = [(each.who, each.what) for each in entries if each.kind == "refusal"]
     assert refused == [("bob@lab-s", {"reason": "QuotaSpent", "job": "m3"})]
 
@@ -309,7 +308,7 @@ def test_a_refusal_of_a_stream_that_ends_with_its_switch_is_recorded(switch):
 
     asyncio.run(stop())
     assert counted(switch) == {("sent", "Open"): 1}
-    refused = [each.kind for each in audit_entries.read(switch.folder.audit)]
+    refused = [each.kind for each in two_labs.entries(switch)]
     assert refused.count("refusal") == 1
 
 
@@ -405,7 +404,7 @@ def clock(monkeypatch):
 
 def noted(switch):
     """For how many each entry about a refusal stands."""
-    log = audit_entries.read(switch.folder.audit)
+    log = two_labs.entries(switch)
     return [1 + each.what.get("others", 0) for each in log if each.kind == "refusal"]
 
 

@@ -94,10 +94,9 @@ def test_a_switch_that_is_started_anew_costs_nothing_but_time(labs):
     assert not failed
     assert tokens == list(range(1, 21))
     wait_until(lambda: not labs.t.switch.state.in_flight)
-    labs.t.call(labs.t.switch.state.audit.commit)
     frames_of_tokens = [
         entry.what["frames"]
-        for entry in audit_entries.read(labs.t.folder.audit)
+        for entry in two_labs.entries(labs.t.switch.state)
         if entry.kind == "stream"
         and (entry.what["job"], entry.what["kind"]) == ("restart", "tokens")
     ]
@@ -691,7 +690,7 @@ def test_lines_of_a_lab_that_come_and_go_are_a_few_entries(tmp_path, monkeypatch
             await made._run_line(line_)
 
     asyncio.run(come_and_go())
-    kinds = [each.kind for each in audit_entries.read(made.state.folder.audit)]
+    kinds = [each.kind for each in two_labs.entries(made.state)]
     assert 1 < kinds.count("session") < 40
     made.state.audit.close()
 
@@ -807,12 +806,10 @@ def watched(call):
 
 
 def test_the_event_loop_waits_for_no_file(tmp_path, monkeypatch):
-    """A disk or a lock that hangs would hold up every stream of the lab.
-
-    What appends to the log has it open.
-    """
-    for module, name in ((os, "fsync"), (os, "fdatasync"), (fcntl, "flock")):
-        monkeypatch.setattr(module, name, watched(getattr(module, name)))
+    """A disk or a lock that hangs would hold up every stream of the lab."""
+    for name in ("write", "ftruncate", "fsync", "fdatasync"):
+        monkeypatch.setattr(os, name, watched(getattr(os, name)))
+    monkeypatch.setattr(fcntl, "flock", watched(fcntl.flock))
     with two_labs.two_labs(tmp_path) as labs:
         OPENED["is_watched"] = True
         try:
@@ -832,6 +829,28 @@ def test_the_event_loop_waits_for_no_file(tmp_path, monkeypatch):
         finally:
             OPENED["is_watched"] = False
     assert not [each for each in OPENED["in_loop"] if str(tmp_path) in str(each)]
+
+
+def test_a_disk_that_hangs_holds_up_no_stream(labs, monkeypatch):
+    is_hanging, may_write, write = threading.Event(), threading.Event(), os.write
+
+    def hanging(descriptor, data):
+        is_hanging.set()
+        assert may_write.wait(60)
+        return write(descriptor, data)
+
+    own = types.SimpleNamespace(**vars(os) | {"write": hanging})
+    monkeypatch.setattr(audit_log, "os", own)
+    found = labs.t.switch.state
+    labs.t.call(found.record, "job", "owner")
+    try:
+        assert is_hanging.wait(20)
+        exchange(labs.s, labs.t, job="hangs")
+    finally:
+        may_write.set()
+    wait_until(lambda: not found.in_flight)
+    jobs = {each.what.get("job") for each in two_labs.entries(found)}
+    assert "hangs" in jobs
 
 
 def test_a_lab_has_one_switch_at_a_time(labs, monkeypatch):
@@ -1028,8 +1047,7 @@ def test_a_user_of_the_host_trains_under_an_account_as_long_as_that_lives(
     at = types.SimpleNamespace(folder=ana)
     exchange(labs.t, at, 3, job="of-ana")
     wait_until(lambda: not labs.s.switch.state.in_flight)
-    labs.s.call(labs.s.switch.state.audit.commit)
-    log = list(audit_entries.read(labs.s.folder.audit))
+    log = two_labs.entries(labs.s.switch.state)
     assert {e.who for e in log if e.what.get("job") == "of-ana"} == {"ana@lab-s"}
     with pytest.raises(inner.Refused, match="the owner of the lab alone does this"):
         inner.request(ana, 20.0, "rotate")

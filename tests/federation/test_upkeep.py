@@ -16,7 +16,7 @@ from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import cosigning, state, upkeep
 from nebula_jax.security import accounts, audit
 from nebula_jax.security import store as store_lib
-from nebula_jax.security.audit import entries, signed_heads, witness
+from nebula_jax.security.audit import signed_heads, witness
 from nebula_jax.security.membership import authority, checkup, member, site_folder
 
 
@@ -279,10 +279,6 @@ def peer(kept, tmp_path):
     return Peer(kept, tmp_path / "t")
 
 
-def entries_of(kept):
-    return list(entries.read(kept.state.folder.audit))
-
-
 def newest(kept):
     """The newest head of the lab that its peer has cosigned."""
     return signed_heads.cosigned_in(kept.state.folder.audit)["lab-t"]
@@ -292,9 +288,9 @@ def test_an_answer_that_is_repeated_changes_nothing(kept, peer):
     """A peer could else make a log of its choice too long to be read again."""
     peer.begin()
     answer = peer.answer()
-    before = newest(kept), audit_logs.size(kept.state.folder.audit)
+    before = newest(kept), len(two_labs.entries(kept.state))
     take(kept, peer.line, "cosigned", answer)
-    assert (newest(kept), audit_logs.size(kept.state.folder.audit)) == before
+    assert (newest(kept), len(two_labs.entries(kept.state))) == before
 
 
 def test_a_peer_gets_the_next_head_once_it_has_answered(kept, peer):
@@ -314,7 +310,7 @@ def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
     """The reason has a text of the peer in it, and the log takes no secret."""
     for verifier in ("junk", f"nebula1.{'a' * 16}"):
         peer.asks(verifier)
-    found = entries.read(kept.state.folder.audit)
+    found = two_labs.entries(kept.state)
     why = [each.what["why"] for each in found if each.kind == "audit"]
     assert ["junk is no public key" in each for each in why] == [True, False]
     assert why[1] == "(may be a secret)"
@@ -322,10 +318,10 @@ def test_a_refusal_is_recorded_whatever_a_peer_has_sent(kept, peer):
 
 def test_what_a_peer_gets_wrong_is_a_few_entries(kept, peer):
     """It could else make this log grow for ever, which can never be cut."""
-    before = audit_logs.size(kept.state.folder.audit)
+    before = len(two_labs.entries(kept.state))
     for _ in range(300):
         peer.asks("junk")
-    assert audit_logs.size(kept.state.folder.audit) - before < 40
+    assert len(two_labs.entries(kept.state)) - before < 40
 
 
 def test_a_peer_that_has_lost_what_it_witnessed_is_recorded(kept, peer):
@@ -333,12 +329,12 @@ def test_a_peer_that_has_lost_what_it_witnessed_is_recorded(kept, peer):
     kept.state.record("checkpoint", "ana", event="saved", step=1)
     peer.begin()
     peer.answer()
-    before = audit_logs.size(kept.state.folder.audit)
+    before = len(two_labs.entries(kept.state))
     take(kept, peer.line, "witnessed", {"size": 0})  # it is said once on a line
-    assert audit_logs.size(kept.state.folder.audit) == before
+    assert len(two_labs.entries(kept.state)) == before
     asyncio.run(kept.met(peer.line))
     take(kept, peer.line, "witnessed", {"size": 0})
-    log = entries.read(kept.state.folder.audit)
+    log = two_labs.entries(kept.state)
     assert "went back" in [each.what.get("event") for each in log]
     assert peer.sent[-1]["proof"] == []
 
@@ -384,7 +380,7 @@ def test_what_cannot_be_read_of_a_log_is_not_told_and_ends_no_line(kept, peer):
     kept.cosigning._witness._path("lab-u").write_text("damaged")
     peer.line.close = pytest.fail
     take(kept, peer.line, "seen", {"of": "lab-u"})
-    assert entries_of(kept)[-1].what["event"] == "not told"
+    assert two_labs.entries(kept.state)[-1].what["event"] == "not told"
 
 
 def test_no_message_of_a_peer_is_taken_while_one_of_its_kind_is(kept, peer):

@@ -14,6 +14,7 @@ from nebula_jax.communication import endpoints
 from nebula_jax.federation import joining, outside, server
 from nebula_jax.runtime import connect
 from nebula_jax.security import accounts
+from nebula_jax.security.audit import entries as audit_entries
 from nebula_jax.security.membership import authority, invitations, member, site_folder
 
 SECONDS = 20.0
@@ -116,6 +117,12 @@ def join(path, at, address, name="lab-t"):
     joining.join(folder, invitations.parse(text))
     accounts.Accounts.begin(path)
     return folder
+
+
+def entries(state):
+    """The entries of a switch's audit log."""
+    state.audit.commit()
+    return list(audit_entries.read(state.folder.audit))
 
 
 PAST = datetime.timedelta(days=7)

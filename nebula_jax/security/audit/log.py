@@ -11,10 +11,10 @@ lab itself, which has the key, can then not rewrite its log. What no head covers
 not protected, which is a reason to sign often.
 
 One process at a time has the log open: the switch, or without one a command, which
-otherwise has the switch append for it. A crash may leave a part of a line: what follows
-the last whole entry is cut off, kept and recorded. What a signed head covers was
-synced before. If that is not whole, somebody or a bad disk changed it, and nothing is
-mended or appended.
+otherwise has the switch append for it. Whoever appends waits for no disk: `commit` and
+`sign_head` do. A crash may leave a part of a line: what follows the last whole entry is
+cut off, kept and recorded. What a signed head covers was synced before. If that is not
+whole, somebody or a bad disk changed it, and nothing is mended or appended.
 """
 
 import contextlib
@@ -24,7 +24,7 @@ import os
 import pathlib
 import secrets
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from cryptography.hazmat.primitives import serialization
@@ -38,6 +38,8 @@ from nebula_jax.security.tls import certificates
 
 _ADVICE = "`nebula audit verify` names what was changed"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
+MOST_WAITING = 1 << 24
+"""Bytes of entries that may wait for a disk that hangs or is full."""
 MOST_LEAVES = 4096
 """Hashes of lines that a peer is given at once: 0.3 MB of a message."""
 
@@ -76,12 +78,11 @@ class Log:
         self._paths = paths = audit.paths(folder)
         self._mutex = threading.Lock()  # held while an entry is appended
         self._syncing = threading.RLock()  # held while the disk writes: first of both
-        self.is_dirty = False
-        """True if there are entries that a power cut would take."""
+        self._waiting = bytearray()  # lines that are not on the disk yet
         self._refusal = ""  # why nothing is appended any more
         self._leaves: list[bytes] = []  # the hash of each line
         self._roots = [signed_heads.EMPTY]  # of no line, of the first, of two ...
-        self._end = 0  # their bytes
+        self._end = 0  # bytes of those in the file
         with audit.disk_errors(folder), contextlib.ExitStack() as stack:
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             stack.callback(os.close, _locked(paths))
@@ -98,11 +99,12 @@ class Log:
             self._newest = newest or self._sign(0, signed_heads.EMPTY)
             private_files.write(paths.verifier, f"{self.verifier.text}\n")
             if cut:
-                self._note(self._mend(cut))
+                self.append("audit", self.lab, **self._mend(cut))
+                self.commit()
             self._opened = stack.pop_all()
 
     def close(self) -> None:
-        """Closes the files, without `commit`."""
+        """Closes the files, without `commit`: what waits is lost."""
         with self._syncing, self._mutex:
             self._refusal = f"{self._folder}: this audit log is closed"
             self._opened.close()
@@ -117,7 +119,7 @@ class Log:
             self.close()
 
     def append(self, kind: str, who: str, /, **what: Any) -> int:
-        """Appends an entry, which is on the disk for sure after `commit`.
+        """Appends an entry, which `commit` or a head brings to the disk.
 
         Args:
           kind: as in `job` or `account.add`.
@@ -127,24 +129,35 @@ class Log:
           Its index.
 
         Raises:
-          AuditError: if it is no entry, or there may be a secret in it, or it cannot be
-            written; then it is not there.
+          AuditError: if it is no entry, or there may be a secret in it, or too many
+            wait for the disk; then it is not there.
         """
-        with self._mutex, audit.disk_errors(self._folder):
+        with self._mutex:
             self._check_usable()
-            return self._write(kind, who, what)
+            if len(self._waiting) > MOST_WAITING:
+                raise AuditError(f"{self._folder}: the disk takes no entries")
+            now, index = self._clock(), len(self._leaves)
+            salt = secrets.token_bytes(audit_entries.SALT_BYTES)
+            line = audit_entries.encode(self._roots[-1], salt, kind, now, who, what)
+            self._take(line)
+            self._waiting += line + b"\n"
+            return index
+
+    @property
+    def is_dirty(self) -> bool:
+        """True if there are entries that a kill would take."""
+        return bool(self._waiting)
 
     def commit(self) -> None:
         """Returns when all entries so far would outlive a power cut.
 
         Raises:
-          AuditError: if the disk fails; nothing more can be appended.
+          AuditError: if the disk takes nothing, as when it is full: they wait for the
+            next call. If it fails, nothing more can be appended.
         """
         with self._syncing, audit.disk_errors(self._folder):
-            with self._mutex:
-                self._check_usable()
-                is_dirty, self.is_dirty = self.is_dirty, False
-            if is_dirty:  # without the mutex: others append meanwhile
+            self._check_usable()
+            if self.is_dirty:
                 self._sync()
 
     def receipt(self, facts: bytes) -> bytes:
@@ -258,6 +271,7 @@ class Log:
                 ):
                     break  # nothing that was synced follows
                 self._take(line[:-1])
+                self._end += len(line)
                 if len(self._leaves) == covered and self._roots[-1].hex() != root:
                     raise AuditError(
                         f"{self._paths.log}: its first {covered} entries are not those"
@@ -300,35 +314,11 @@ class Log:
 
     # Writing.
 
-    def _write(self, kind: str, who: str, what: Mapping[str, Any]) -> int:
-        """Appends an entry, or nothing of it, and returns its index."""
-        now, index = self._clock(), len(self._leaves)
-        salt = secrets.token_bytes(audit_entries.SALT_BYTES)
-        line = audit_entries.encode(self._roots[-1], salt, kind, now, who, what)
-        data = line + b"\n"
-        try:
-            while data:
-                data = data[os.write(self._file, data) :]
-        except OSError:
-            with contextlib.suppress(OSError), self._or_refuse():
-                os.ftruncate(self._file, self._end)
-            raise
-        self._take(line)
-        self.is_dirty = True
-        return index
-
     def _take(self, line: bytes) -> None:
-        """Takes an entry in that is in the file."""
+        """Takes an entry in, as the last one."""
         self._leaves.append(signed_heads.leaf(line))
         root = signed_heads.chained(self._roots[-1], self._leaves[-1:])
         self._roots.append(root)
-        self._end += len(line) + 1
-
-    def _note(self, what: dict[str, Any]) -> None:
-        """Appends an entry about the log itself, on the disk at once."""
-        with self._mutex:
-            self._write("audit", self.lab, what)
-        self._sync()
 
     def _sign(self, size: int, root: bytes) -> signed_heads.SignedHead:
         """Signs entries that are on the disk."""
@@ -337,8 +327,21 @@ class Log:
         return head
 
     def _sync(self) -> None:
+        """Writes what waits, or nothing of it, and returns when it is on the disk."""
+        with self._mutex:  # and not below: others append meanwhile
+            left = data = bytes(self._waiting)
+        try:
+            while left:
+                left = left[os.write(self._file, left) :]
+        except OSError:
+            with contextlib.suppress(OSError), self._or_refuse():
+                os.ftruncate(self._file, self._end)
+            raise
         with self._or_refuse():
             os.fdatasync(self._file)
+        self._end += len(data)
+        with self._mutex:
+            del self._waiting[: len(data)]
 
     @contextlib.contextmanager
     def _or_refuse(self) -> Iterator[None]:

@@ -12,7 +12,7 @@ import sys
 import threading
 
 import pytest
-from audit_logs import Clock, Peer, fill, opened, size
+from audit_logs import Peer, fill, opened, size
 
 from nebula_jax import errors
 from nebula_jax.security import audit, private_files
@@ -168,15 +168,16 @@ def test_threads_append_to_one_log_while_it_is_signed(log, tmp_path):
     assert found == {name: list(range(150)) for name in "abc"}
 
 
-def test_nobody_waits_for_the_disk_to_append(log, tmp_path, monkeypatch):
-    sync, is_syncing, may_end = os.fdatasync, threading.Event(), threading.Event()
+@pytest.mark.parametrize("name", ["write", "fdatasync"])
+def test_nobody_waits_for_the_disk_to_append(log, tmp_path, monkeypatch, name):
+    call, is_syncing, may_end = getattr(os, name), threading.Event(), threading.Event()
 
-    def slow(descriptor):
+    def slow(*given):
         is_syncing.set()
         assert may_end.wait(20)
-        sync(descriptor)
+        return call(*given)
 
-    monkeypatch.setattr(audit_log.os, "fdatasync", slow)
+    monkeypatch.setattr(audit_log.os, name, slow)
     signing = threading.Thread(target=log.sign_head)
     signing.start()
     assert is_syncing.wait(20)
@@ -368,30 +369,41 @@ def refuses_all(log, words="takes no more entries: mend it"):
 
 
 def test_a_full_disk_leaves_no_half_entry(log, tmp_path, failing):
+    log.commit()
     path = audit.paths(tmp_path / "s").log
     before = path.read_bytes()
-    line = (
-        len(audit_entries.encode(bytes(32), bytes(16), "job", Clock()(), "ana", {})) + 1
-    )
-    for left in (0, 1, 50, line - 1):
+    assert log.append("job", "ana") == 5
+    for left in (0, 1, 50, len(log._waiting) - 1):
         failing["left"] = left
         with pytest.raises(audit.AuditError, match="No space left on device"):
-            log.append("job", "ana")
+            log.commit()
         assert path.read_bytes() == before
     failing["left"] = None
-    assert log.append("job", "ana") == 5  # somebody made room
-    log.sign_head()
+    log.sign_head()  # somebody made room
+    assert size(tmp_path / "s") == 6
+
+
+def test_what_waits_for_a_disk_is_bounded(log, tmp_path, monkeypatch, failing):
+    monkeypatch.setattr(audit_log, "MOST_WAITING", 2000)
+    failing["left"] = 0
+    with pytest.raises(audit.AuditError, match="the disk takes no entries"):
+        fill(log, 100, 5)
+    assert len(log._waiting) < 3000
+    failing["left"] = None
+    log.commit()
+    assert log.append("job", "ana") == size(tmp_path / "s")
 
 
 def test_a_disk_that_cannot_even_be_cut(tmp_path, failing, monkeypatch):
     log = opened(tmp_path)
     fill(log, 3)
     log.commit()
+    log.append("job", "ana")
     failing["left"] = 10
     with monkeypatch.context() as patch:
         patch.setattr(audit_log.os, "ftruncate", broken)
         with pytest.raises(audit.AuditError, match="No space left on device"):
-            log.append("job", "ana")
+            log.commit()
     failing["left"] = None
     refuses_all(log)
     mended(tmp_path, 3, cut=audit.paths(tmp_path).log.read_bytes()[-10:])
