@@ -19,6 +19,7 @@ import types
 
 import breakable_line
 import host_users
+import nebula_command
 import ports
 import pytest
 import tiny_accounts
@@ -502,9 +503,35 @@ def reach(lab, to):
     return error.value
 
 
-def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
+def remembered(lab):
+    """What a lab has witnessed, and the starts that its trainer and peers have shown."""
+    witnessed = audit.paths(lab.folder.audit).peers.iterdir()
+    (path,) = lab.folder.epochs.rglob("generator-0.json")
+    return {each: each.read_bytes() for each in (*witnessed, path)}
+
+
+def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path, monkeypatch):
+    """By the command, which keeps what it has witnessed and its incarnations."""
+    dialed, looks, dial, may_dial = [], [], outside.dial, threading.Event()
+
+    async def counted(*given):
+        dialed.append(given)
+        while not may_dial.is_set():
+            await asyncio.sleep(0.01)
+        return await dial(*given)
+
+    async def sleep(seconds):
+        """Between attempts to dial, and looks if the certificate is new."""
+        looks.append(len(dialed))
+        await asyncio.sleep(0.01)
+
+    own = types.SimpleNamespace(**vars(asyncio) | {"sleep": sleep})
+    monkeypatch.setattr(server, "asyncio", own)
+    monkeypatch.setattr(outside, "dial", counted)
+    may_dial.set()
     with two_labs.two_labs(tmp_path) as labs:
         exchange(labs.s, labs.t, 3)
+        wait_until(lambda: (labs.t.folder.audit / "peers" / "lab-s.seen").exists())
         issuer = authority.LocalAuthority(labs.s.folder)
         issuer.revoke("lab-t")
         listed = revocation.RevocationList(labs.s.folder)
@@ -520,11 +547,17 @@ def test_a_revoked_lab_is_told_so_and_comes_back_in_its_folder(tmp_path):
         for lab, words in ((labs.s, "of lab-t was"), (labs.t, "of this lab was")):
             found = requests.status(lab.switch.state, lab.switch.upkeep)
             assert words in str([each for each in found if each.state == checkup.WRONG])
-        log = [each for each in labs.t.lines if "connected with" in each]
-        time.sleep(3 * server.FIRST_PAUSE)  # it dials no more
-        assert log == [each for each in labs.t.lines if "connected with" in each]
+        first, count = len(looks), len(dialed)
+        wait_until(lambda: len(looks) > first + 20)
+        assert len(dialed) == count  # it dials no more
+        may_dial.clear()
+        before = remembered(labs.t)
         text = issuer.invite("lab-t", where)
-        joining.join(labs.t.folder, invitations.parse(text))
+        given = ("join", where, "--name", "lab-t", "--federation", labs.t.folder.path)
+        joined = nebula_command.run(*given, stdin=text)
+        assert joined.status == 0, joined
+        assert remembered(labs.t) == before
+        may_dial.set()
         labs.t.wait_for_line("lab-s")
         wait_until(lambda: not labs.s.switch.state.gone)  # it may say so a bit later
         wait_until(lambda: not told)  # nor does its own status, beside the line
