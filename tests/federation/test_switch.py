@@ -10,6 +10,7 @@ import functools
 import json
 import os
 import random
+import shutil
 import socket
 import ssl
 import sys
@@ -647,6 +648,25 @@ def test_a_trainer_from_an_older_copy_ends_at_once_with_the_reason(tmp_path, poo
         assert not tokens
 
 
+def test_a_clone_that_runs_beside_its_trainer_is_refused(labs, tmp_path):
+    """It has the folder, with key, certificate and numbers, and the switch's token."""
+    exchange(labs.s, labs.t, 3, job="cloned")
+    shutil.copy(labs.t.folder.settings, tmp_path)
+    for each in (labs.t.folder.trainers, labs.t.folder.inside):
+        shutil.copytree(each, tmp_path / each.name, symlinks=True)
+    clone = types.SimpleNamespace(folder=site_folder.Folder(tmp_path))
+    refused = []
+
+    def gate(step):
+        if step == 5:
+            with pytest.raises(errors.NebulaError, match="or runs twice"):
+                generate(clone, 3, [], job="cloned", connect_timeout=60.0)
+            refused.append(step)
+
+    exchange(labs.s, labs.t, gate=gate, job="cloned")
+    assert refused
+
+
 @pytest.mark.parametrize("where", ["s", "t"])
 def test_a_line_that_cannot_begin_is_closed_with_the_reason(tmp_path, where):
     """What was seen of the other lab's log can be read by others: nothing is witnessed.
@@ -1074,8 +1094,11 @@ def test_a_user_of_the_host_trains_under_an_account_as_long_as_that_lives(
     """Its trainer comes by the socket; streams, log and status have its name."""
     people = labs.s.switch.state.people
     ana = host_users.folder_of(monkeypatch, labs.s, tmp_path / "ana", "ana")
-    with pytest.raises(errors.NebulaError, match="60001 of this host has"):
-        inner.request(ana, 20.0, "status")
+    about = {"job": "of-ana", "from": "generator:0"}
+    for op, more in (("status", {}), ("dial", {"to": "a"}), ("serve", {"port": 1})):
+        with pytest.raises(errors.NebulaError, match="60001 of this host has"):
+            inner.request(ana, 20.0, op, **about, **more, lab="")
+    assert not labs.s.switch.state.served
     tiny_accounts.person(people, "ana")
     at = types.SimpleNamespace(folder=ana)
     exchange(labs.t, at, 3, job="of-ana")

@@ -1,14 +1,18 @@
 """Other users of the host of a lab, whom its switch knows from the kernel.
 
 A test is one user. So the socket of another one has a name that says whose it is, and
-the switch reads that in the place of SO_PEERCRED (`inner.user_of`).
+the kernel's answer about that socket (SO_PEERCRED) is made of it.
 """
+
+import os
 
 import pathlib
 import secrets
 import shutil
 import socket
+import struct
 import threading
+import types
 
 import tiny_accounts
 
@@ -60,7 +64,13 @@ def _become(monkeypatch, folder, uid):
     def user_there(sock):
         name = sock.getpeername()
         if isinstance(name, bytes) and name.startswith(_MARK):
-            return int(name.removeprefix(_MARK).split(b"-")[0])
+            there = int(name.removeprefix(_MARK).split(b"-")[0])
+
+            def answered(*asked):
+                assert asked == (socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+                return struct.pack("iII", os.getpid(), there, os.getegid())
+
+            return user_of(types.SimpleNamespace(getsockopt=answered))
         return user_of(sock)
 
     monkeypatch.setattr(inner, "request", request_as)
