@@ -367,3 +367,8 @@ def test_few_files_remove_anything():
         "scripts/tables/runs.py",  # a folder that it marked as its own
         "scripts/make_tables.py",  # a picture in place of which there is none
     }
+
+
+def test_the_pages_that_are_read_first_stay_short():
+    sizes = {"ARCHITECTURE.md": 20_000, "SECURITY.md": 14_000}  # bytes
+    assert [name for name in sizes if (ROOT / name).stat().st_size > sizes[name]] == []

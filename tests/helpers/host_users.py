@@ -20,6 +20,7 @@ from nebula_jax.federation import inner
 from nebula_jax.security.membership import site_folder
 
 _MARK = b"\0user-"
+_real_user_of = inner.user_of
 
 
 def folder_of(monkeypatch, running, path, name):
@@ -41,7 +42,7 @@ def folder_of(monkeypatch, running, path, name):
 
 def _become(monkeypatch, folder, uid):
     """Has the requests of a folder be those of a user."""
-    request, connected, user_of = inner.request, inner._connected, inner.user_of
+    request, connected = inner.request, inner._connected
     asking = threading.local()
 
     def request_as(at, *args, **fields):
@@ -61,18 +62,20 @@ def _become(monkeypatch, folder, uid):
             sock.connect(short)
         return sock
 
-    def user_there(sock):
-        name = sock.getpeername()
-        if isinstance(name, bytes) and name.startswith(_MARK):
-            there = int(name.removeprefix(_MARK).split(b"-")[0])
-
-            def answered(*asked):
-                assert asked == (socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
-                return struct.pack("iII", os.getpid(), there, os.getegid())
-
-            return user_of(types.SimpleNamespace(getsockopt=answered))
-        return user_of(sock)
-
     monkeypatch.setattr(inner, "request", request_as)
     monkeypatch.setattr(inner, "_connected", connected_as)
-    monkeypatch.setattr(inner, "user_of", user_there)
+    monkeypatch.setattr(inner, "user_of", _user_of)
+
+
+def _user_of(sock):
+    """The real function, to which the kernel answers of whom the socket's name is."""
+    name = sock.getpeername()
+    if not (isinstance(name, bytes) and name.startswith(_MARK)):
+        return _real_user_of(sock)
+    uid = int(name.removeprefix(_MARK).split(b"-")[0])
+
+    def answered(*asked):
+        assert asked == (socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+        return struct.pack("iII", os.getpid(), uid, os.getegid())
+
+    return _real_user_of(types.SimpleNamespace(getsockopt=answered))

@@ -154,7 +154,8 @@ def two_labs(path):
     with contextlib.ExitStack() as stack:
         s = Running(first, listens=True, users=path / "users.sock")
         stack.callback(s.stop)
-        t = Running(join(path / "t", first, s.address), peers=[s.peer])
+        folder = join(path / "t", first, s.address)
+        t = Running(folder, peers=[s.peer], users=path / "users-t.sock")
         stack.callback(t.stop)
         t.wait_for_line("lab-s")
         s.wait_for_line("lab-t")

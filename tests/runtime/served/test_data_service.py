@@ -170,15 +170,42 @@ def test_who_has_no_grant_reads_nothing(read):
         read("s")
 
 
-def test_no_grant_of_another_lab_serves(owner, read, labs):
-    """The lab is the certificate's: `owner` of lab-t is not `owner` of lab-s."""
-    owner.grant("owner")
-    grant = owner.grant(US)
-    owner.revoke(grant)
-    with pytest.raises(
-        remote_text.NoMoreText, match=r"owner@lab-t has no grant for .* revoked"
-    ):
-        read()
+def test_an_account_is_not_the_one_of_that_name_at_another_lab(
+    owner, read, labs, monkeypatch, tmp_path
+):
+    """The lab is the certificate's: in grants, in the log, and in what counts."""
+    bobs = {}
+    for lab in ("s", "t"):
+        running = getattr(labs, lab)
+        people = running.switch.state.people
+        tiny_accounts.person(people, "bob")
+        bobs[lab] = host_users.folder_of(monkeypatch, running, tmp_path / lab, "bob")
+    theirs = {"federation": str(bobs["t"].path), "job": "bob"}
+    granted = owner.grant("bob")
+    with pytest.raises(remote_text.NoMoreText, match="bob@lab-t has no grant for"):
+        read(**theirs)
+    other = owner.grant("bob@lab-t")
+    owner.people.move("bob", "suspend")
+    with read(**theirs) as text:
+        text.read([0])
+    with pytest.raises(errors.NebulaError, match="bob may do nothing: it is suspended"):
+        read(federation=str(bobs["s"].path), job="bob")
+    owner.people.move("bob", "resume")
+    assert [owner.used(each) for each in (granted, other)] == [0, 1]
+    for each in (labs.s, labs.t):
+        wait_until(lambda each=each: not of_bob(each))
+    assert labs.s.switch.state.charged["bob"] == 0
+    assert labs.t.switch.state.charged["bob"] > 0
+    labs.s.call(labs.s.switch.state.audit.commit)
+    log = list(audit_entries.read(labs.s.folder.audit))
+    names = {each.who for each in log if each.who.startswith("bob")}
+    assert names == {"bob@lab-t"}
+
+
+def of_bob(lab):
+    """The streams of a switch that an account of that name has dialed."""
+    streams = [about for about, _ in lab.switch.state.in_flight.values()]
+    return [each for each in streams if each.account.startswith("bob")]
 
 
 def test_a_lab_does_not_take_the_places_of_all_others(owner, read, monkeypatch):
