@@ -168,7 +168,7 @@ class _Request(NamedTuple):
             return
         if not lab:
             switch.check_named(job, listener)
-        reasons = []  # of every lab that does not have the trainer
+        reasons, is_asked = [], lab == switch.lab
         labs = {lab} if lab else switch.lines.keys() | switch.no_line.keys()
         for each in sorted(labs):
             if each not in switch.lines:
@@ -183,6 +183,7 @@ class _Request(NamedTuple):
             there = about(each)
             try:
                 switch.rules.check_lab(job, listener, each)
+                is_asked = True
                 end = await switch.open(each, there, account.limits.share)
             except errors.NebulaError as error:
                 reasons.append(str(error))
@@ -203,7 +204,9 @@ class _Request(NamedTuple):
                 " none relays: another lab's needs its address as --peer, or it theirs"
             )
         why = "; ".join(reasons) or "no other lab is connected"
-        switch.waiting[job, connector] = time.monotonic(), f"{listener}: {why}"
+        what, state = f"{connector} of job {job}", UNCLEAR if is_asked else WRONG
+        check = Check(what, state, f"waits for {listener}: {why}")
+        switch.waiting[job, connector] = time.monotonic(), check
         raise inner.Absent(f"{listener} of job {job} is at no lab at present ({why})")
 
     async def _carry_here(self, about: streams.About, served: Served) -> None:
@@ -307,18 +310,22 @@ def status(switch: State, kept: upkeep.Upkeep) -> list[Check]:
             for about, _ in streams_now
             if (about.job, about.listener) == (job, cluster)
         ]
-        text = f"serves {', '.join(users)}" if users else "waits for others to come"
+        state, text = FINE, "waits for others to come"
+        if users:
+            text = f"serves {', '.join(users)}"
+        elif (lab := served.lab) not in ("", switch.lab, *switch.lines):
+            text = f"waits for others of {lab}: no line to {lab}: "
+            state, text = WRONG, text + _away(switch, kept, lab)
         text += f" ({served.account.name})"
-        found.append(Check(f"{cluster} of job {job}", FINE, text))
+        found.append(Check(f"{cluster} of job {job}", state, text))
     for about, since in streams_now:
         what = f"{about.connector} to {about.listener} of job {about.job}"
         span = checkup.duration(now - since)
         text = f"with {about.lab}, for {span} ({about.account})"
         found.append(Check(what, FINE, text))
-    for (job, cluster), (since, why) in sorted(switch.waiting.items()):
+    for _, (since, check) in sorted(switch.waiting.items()):
         if time.monotonic() < since + WAITING_SECONDS:
-            what = f"{cluster} of job {job}"
-            found.append(Check(what, UNCLEAR, f"waits for {why}"))
+            found.append(check)
     for (job, cluster), why in sorted(switch.refusals.items()):
         found.append(Check(f"{cluster} of job {job}", WRONG, f"is refused: {why}"))
     for job, count in switch.used.items():

@@ -13,7 +13,7 @@ from nebula_jax.federation import inner, joining, line, meter, streams
 from nebula_jax.security import accounts, audit, policy, store
 from nebula_jax.security.audit import entries, witness
 from nebula_jax.security.audit import log as audit_log
-from nebula_jax.security.membership import member, site_folder
+from nebula_jax.security.membership import checkup, member, site_folder
 
 NOTED_BURST = 20  # entries of one cause that need not wait
 NOTED_SECONDS = 60.0  # between the others: 80 MB a year, which nothing prunes
@@ -84,7 +84,7 @@ class State:
         """(job, cluster) -> the trainer here that is it."""
         self.refusals: dict[tuple[str, str], str] = {}
         """(job, cluster) -> why its stream was ended, for its next attempt."""
-        self.waiting: dict[tuple[str, str], tuple[float, str]] = {}
+        self.waiting: dict[tuple[str, str], tuple[float, checkup.Check]] = {}
         """(job, cluster) -> when it last dialed who is nowhere, and who that is."""
         self.in_flight: dict[int, tuple[streams.About, float]] = {}
         """Number -> a stream, and since when; another switch may give two one name."""

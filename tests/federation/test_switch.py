@@ -505,7 +505,7 @@ def reach(lab, to):
 
 
 def remembered(lab):
-    """What a lab has witnessed, and the starts that its trainer and peers have shown."""
+    """What a lab has witnessed, and the starts that trainers have shown each other."""
     witnessed = audit.paths(lab.folder.audit).peers.iterdir()
     (path,) = lab.folder.epochs.rglob("generator-0.json")
     return {each: each.read_bytes() for each in (*witnessed, path)}

@@ -5,7 +5,6 @@ the kernel's answer about that socket (SO_PEERCRED) is made of it.
 """
 
 import os
-
 import pathlib
 import secrets
 import shutil

@@ -117,14 +117,33 @@ def test_a_line_that_is_not_there_is_named_with_the_reason(tmp_path):
         )
 
 
-def test_who_waits_for_a_lab_without_a_line_is_shown_with_the_reason(labs):
-    about = {"job": "m3", "from": "generator:0", "to": "discriminator", "lab": "lab-u"}
-    with pytest.raises(inner.Absent):
-        inner.request(labs.t.folder, 20.0, "dial", **about)
-    path = labs.t.folder.path
-    found = nebula_command.run("status", "--federation", path).out
-    words = "generator:0 of job m3: waits for discriminator: no line to lab-u: is its"
-    assert f"{words} switch running? one of both needs --listen, the other" in found
+def test_who_waits_for_a_lab_without_a_line_is_told_what_to_do(labs):
+    """As at a third lab, whose one line leads to the authority's alone."""
+    path, about = labs.t.folder.path, {"job": "m3", "lab": "lab-u"}
+
+    def dial(**fields):
+        dialing = about | {"from": "generator:0", "to": "discriminator"} | fields
+        with pytest.raises(inner.Absent):
+            inner.request(labs.t.folder, 20.0, "dial", **dialing)
+
+    dial()
+    serving = about | {"from": "discriminator", "port": 1, "shared": False}
+    with inner.request(labs.t.folder, 20.0, "serve", **serving)[0]:
+        words = "no line to lab-u: is its switch running? one of both needs --listen,"
+        waits = [
+            f"generator:0 of job m3: waits for discriminator: {words} the other",
+            f"discriminator of job m3: waits for others of lab-u: {words} the other",
+        ]
+        shown = nebula_command.run("status", "--federation", path).out
+        found = examined(labs.t)
+        for each in waits:
+            assert each in shown
+            assert f"wrong  {each}" in found.out
+        assert found.out.endswith("2 to look at\n"), found
+    dial(lab="lab-s")  # to which there is a line: its run has not begun
+    found = examined(labs.t)
+    assert "note   generator:0 of job m3: waits for discriminator: " in found.out
+    assert found.out.endswith("all is in order\n"), found
 
 
 def test_no_token_is_printed(labs):
