@@ -43,7 +43,8 @@ UNSENT_BYTES = 128 << 10  # in the kernel, before a write waits
 BUFFER_BYTES = 64 << 10  # in the process
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 10.0  # without a byte, after which a line counts as broken
-MOST_STREAMS = 1024
+MOST_STREAMS = 128
+"""Of both sides: with a window each way, a line holds 1 GiB at most."""
 MOST_URGENT = 4 << 20
 """Bytes of urgent messages that may wait: revocation lists, of 512 KiB at most, and
 heads of logs. A switch that reads none of them shall not fill this one's memory."""
@@ -51,6 +52,10 @@ heads of logs. A switch that reads none of them shall not fill this one's memory
 
 class LineEnded(errors.NebulaError):
     """A line that was closed, with the reason."""
+
+
+class Full(errors.NebulaError):
+    """A line that has as many streams as it may."""
 
 
 class Connection(NamedTuple):
@@ -102,7 +107,10 @@ class Stream:
         self._may_send.set()
         self._taken = 0  # bytes passed on, not yet credited to the other side
         self._here = 0  # bytes received and not passed on
-        self._received: asyncio.Queue[bytes] = asyncio.Queue()  # b"" at the end
+        self._received = bytearray()  # however small the pieces are that came
+        self._has_more = asyncio.Event()
+        self.is_held = True
+        """True until it is closed here: what has come may wait for a trainer."""
 
     async def opened(self) -> None:
         """Waits for the other lab's answer to a stream that was opened here.
@@ -134,7 +142,12 @@ class Stream:
 
     async def receive(self) -> bytes:
         """Waits for data; returns none at the stream's end."""
-        return await self._received.get()
+        if not (self._received or self.has_ended):
+            self._has_more.clear()
+            await self._has_more.wait()
+        data = bytes(self._received[:CHUNK_BYTES])
+        del self._received[:CHUNK_BYTES]
+        return data
 
     def passed_on(self, count: int) -> None:
         """Lets the other side send as much again as was passed on."""
@@ -152,12 +165,15 @@ class Stream:
         if not self.has_ended:
             self._end()
             self.line._close(self.number, at_once)
+        self.is_held = False
+        self._received.clear()
 
     def _take(self, data: bytes) -> None:
         self._here += len(data)
-        if self._here > 2 * WINDOW_BYTES:
+        if self._here > WINDOW_BYTES + CHUNK_BYTES:
             raise json_lines.Malformed(f"stream {self.number} overran its window")
-        self._received.put_nowait(data)
+        self._received += data
+        self._has_more.set()
 
     def _leave(self, count: int) -> None:
         self._left_here += count
@@ -177,7 +193,7 @@ class Stream:
         self.has_ended = True
         self.answer(LineEnded(self.line.reason))
         self._may_send.set()
-        self._received.put_nowait(b"")
+        self._has_more.set()
 
 
 class Line:
@@ -201,6 +217,7 @@ class Line:
         assert peer is not None  # else it is no other lab's
         self.lab, _, self.serial, self.begin, self.end = peer
         self.streams: dict[int, Stream] = {}
+        self._held: list[Stream] = []  # those, and others of which bytes wait here
         self.bytes_sent = self.bytes_received = 0
         self.since = time.time()
         self.clock_ahead = 0.0
@@ -269,7 +286,11 @@ class Line:
         self._urgent(encode(CONTROL, 0, data))
 
     def open(self) -> Stream:
-        """Begins a stream to the other side, which has yet to be announced."""
+        """Begins a stream to the other side, which has yet to be announced.
+
+        Raises:
+          Full: if there are too many.
+        """
         return self._add(next(self._numbers))
 
     def accept(self, number: int) -> Stream:
@@ -277,11 +298,10 @@ class Line:
 
         Raises:
           json_lines.Malformed: if it cannot be a new one of the other side's.
+          Full: if there are too many.
         """
         if number % 2 != self._parity or number <= 0 or number in self.streams:
             raise json_lines.Malformed(f"announced stream {number}")
-        if len(self.streams) >= MOST_STREAMS:
-            raise json_lines.Malformed(f"announced more than {MOST_STREAMS} streams")
         return self._add(number)
 
     def share(self, stream: Stream, account: str, weight: float) -> None:
@@ -289,7 +309,13 @@ class Line:
         self._shares.add(stream.number, account, weight)
 
     def _add(self, number: int) -> Stream:
+        queued = self._shares
+        held = [each for each in self._held if each.is_held or each.number in queued]
+        self._held = held
+        if len(self._held) >= MOST_STREAMS:
+            raise Full(f"the line to {self.lab} has {MOST_STREAMS} streams at present")
         self.streams[number] = stream = Stream(self, number)
+        self._held.append(stream)
         return stream
 
     # What its streams send.
@@ -338,6 +364,9 @@ class Line:
                 self._receive(self, json_lines.decode(data))
                 continue
             stream = self.streams.get(number)
+            if kind == CLOSE:
+                self._shares.remove(number)  # of one that has ended here, too
+                self.streams.pop(number, None)
             if stream is None:
                 continue  # it has ended here
             if kind == DATA:
@@ -345,8 +374,6 @@ class Line:
             elif kind == CREDIT:
                 stream._give(read_credit(data))
             else:
-                del self.streams[number]
-                self._shares.remove(number)
                 stream._end()
 
     async def _exactly(self, count: int) -> bytes:

@@ -35,7 +35,7 @@ from nebula_jax.security.tls import between_labs
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 MOST_UNPROVEN = 256  # connections inside that have not sent a request yet
-STREAM_BURST = 2 * line.MOST_STREAMS  # that a lab may open, and need not wait
+STREAM_BURST = 2048  # that a lab may open, and need not wait
 STREAM_SECONDS = 2.0  # for each of the others: what one has carried is in the audit log
 REASON_CHARACTERS = 500  # of another switch's
 REVOKED = (
@@ -282,7 +282,11 @@ class Switch:
     def _announced(self, made: line.Line, fields: Mapping[str, Any]) -> None:
         """Takes up a stream that a trainer of another lab has dialed."""
         number = json_lines.field(fields, "stream", int)
-        stream = made.accept(number)
+        try:
+            stream = made.accept(number)
+        except line.Full as error:
+            made.send(op="refused", stream=number, why=str(error), absent=True)
+            return
         texts = [json_lines.field(fields, name, str) for name in streams.About._fields]
         about = streams.About._make(texts)._replace(lab=made.lab)
         self.state.begin(self._answer(made, stream, about))

@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Coroutine, Mapping
@@ -252,17 +253,16 @@ class State:
             raise inner.Absent(f"the line to {lab} has just ended")
         stream = made.open()
         made.send(op="open", stream=stream.number, **about._asdict())
-        try:
-            async with asyncio.timeout(OPEN_SECONDS):
-                await stream.opened()
-        except TimeoutError:
-            stream.close(at_once=True)
-            raise inner.Absent(f"the switch of {lab} does not answer") from None
-        except line.LineEnded as error:
-            raise inner.Absent(str(error)) from None
-        except errors.NebulaError:
-            stream.close(at_once=True)
-            raise
+        with contextlib.ExitStack() as undo:
+            undo.callback(stream.close, at_once=True)
+            try:
+                async with asyncio.timeout(OPEN_SECONDS):
+                    await stream.opened()
+            except TimeoutError:
+                raise inner.Absent(f"the switch of {lab} does not answer") from None
+            except line.LineEnded as error:
+                raise inner.Absent(str(error)) from None
+            undo.pop_all()
         made.share(stream, about.account.partition("@")[0], weight)
         return stream
 

@@ -1,10 +1,12 @@
 """A line by itself: its messages, and how long it waits, in virtual time."""
 
 import asyncio
+import contextlib
 import socket
 
 import pytest
 
+from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import line
 from nebula_jax.security.tls import between_labs
@@ -56,7 +58,7 @@ def test_a_stream_that_overruns_its_window_ends_the_line_before_it_fills_memory(
         made.accept(1)
         running = asyncio.create_task(made.run())
         message = line.encode(line.DATA, 1, bytes(line.CHUNK_BYTES))
-        for _ in range(2 * line.WINDOW_BYTES // line.CHUNK_BYTES):
+        for _ in range(line.WINDOW_BYTES // line.CHUNK_BYTES + 1):
             assert not running.done()
             reader.feed_data(message)
             await settle()
@@ -79,11 +81,78 @@ def test_new_streams_of_the_other_side_alone_are_taken_and_not_too_many(monkeypa
             with pytest.raises(json_lines.Malformed, match=f"stream {number}"):
                 made.accept(number)
         made.accept(3)
-        with pytest.raises(json_lines.Malformed, match="more than 2"):
-            made.accept(5)
+        for add in (lambda: made.accept(5), made.open):
+            with pytest.raises(line.Full, match="lab-t has 2 streams"):
+                add()
         there.close()
 
     asyncio.run(announce())
+
+
+def test_streams_that_are_filled_one_after_the_other_have_a_bound(monkeypatch):
+    """Whose trainers take nothing: their bytes stay when the peer has closed them."""
+    monkeypatch.setattr(line, "MOST_STREAMS", 4)
+    monkeypatch.setattr(line, "WINDOW_BYTES", 2 * line.CHUNK_BYTES)
+    most = line.MOST_STREAMS * (line.WINDOW_BYTES + line.CHUNK_BYTES)
+
+    async def fill():
+        made, reader, there = await begun([asyncio.get_running_loop().time()])
+        running, streams = asyncio.create_task(made.run()), []
+        for number in range(1, 41, 2):
+            with contextlib.suppress(errors.NebulaError):
+                streams.append(made.accept(number))
+            for _ in range(3):
+                message = line.encode(line.DATA, number, bytes(line.CHUNK_BYTES))
+                reader.feed_data(message)
+                await settle()
+            reader.feed_data(line.encode(line.CLOSE, number))
+            await settle()
+            assert not running.done()
+        assert sum(each._here for each in streams) == most
+        assert await streams[0].receive() == bytes(line.CHUNK_BYTES)
+        with pytest.raises(line.Full):
+            made.accept(41)
+        streams[0].close()
+        made.accept(41)
+        there.close()
+
+    asyncio.run(fill())
+
+
+def test_what_closed_streams_have_to_send_has_a_bound(monkeypatch):
+    monkeypatch.setattr(line, "MOST_STREAMS", 4)
+
+    async def fill():
+        made, reader, there = await begun([asyncio.get_running_loop().time()])
+        for _ in range(4):
+            stream = made.open()
+            made.share(stream, "ana", 1.0)
+            await stream.send(bytes(line.CHUNK_BYTES))
+            stream.close()
+        with pytest.raises(line.Full):
+            made.open()
+        reader.feed_data(line.encode(line.CLOSE, stream.number))
+        running = asyncio.create_task(made.run())
+        await settle()
+        made.open()
+        running.cancel()
+        there.close()
+
+    asyncio.run(fill())
+
+
+def test_small_pieces_take_no_more_memory_than_their_bytes():
+    async def feed():
+        made, reader, there = await begun([asyncio.get_running_loop().time()])
+        stream, running = made.accept(1), asyncio.create_task(made.run())
+        reader.feed_data(500 * line.encode(line.DATA, 1, b"ab"))
+        reader.feed_eof()
+        await running
+        assert await stream.receive() == 500 * b"ab"
+        assert await stream.receive() == b""
+        there.close()
+
+    asyncio.run(feed())
 
 
 def test_a_peer_that_reads_nothing_fills_no_memory():

@@ -9,7 +9,7 @@ import two_labs
 
 from nebula_jax import errors
 from nebula_jax.communication.wire import json_lines
-from nebula_jax.federation import inner, requests, server, state, streams
+from nebula_jax.federation import inner, line, requests, server, state, streams
 from nebula_jax.security import accounts, policy
 
 ABOUT = streams.About(
@@ -157,10 +157,10 @@ def test_an_entry_is_on_the_disk_before_its_trainer_is_told(switch, monkeypatch)
 )
 def test_a_stream_of_another_lab_that_may_not_be_is_refused(switch, about, words):
     told, ends = [], []
-    line = types.SimpleNamespace(lab="lab-s", send=lambda **what: told.append(what))
+    made = types.SimpleNamespace(lab="lab-s", send=lambda **what: told.append(what))
     stream = types.SimpleNamespace(number=1, close=lambda *why, at_once: ends.append(1))
     before = two_labs.entries(switch.state)
-    asyncio.run(switch._answer(line, stream, about))
+    asyncio.run(switch._answer(made, stream, about))
     ((answer),) = told
     assert answer["op"] == "refused"
     assert words in answer["why"]
@@ -175,7 +175,7 @@ def test_a_lab_opens_so_many_streams_and_then_one_in_a_while(switch, monkeypatch
     monkeypatch.setattr(server, "STREAM_BURST", 2)
     monkeypatch.setattr(requests, "connect", refuse)
     told = []
-    line = types.SimpleNamespace(lab="lab-x", send=lambda **what: told.append(what))
+    made = types.SimpleNamespace(lab="lab-x", send=lambda **what: told.append(what))
     stream = types.SimpleNamespace(number=1, close=lambda at_once: None)
     about = ABOUT._replace(job="hers", listener="generator:0", lab="lab-x")
     switch.state.served["hers", "generator:0"] = state.Served(
@@ -183,9 +183,24 @@ def test_a_lab_opens_so_many_streams_and_then_one_in_a_while(switch, monkeypatch
     )
     about = about._replace(account="ana@lab-x")
     for _ in range(4):
-        asyncio.run(switch._answer(line, stream, about))
+        asyncio.run(switch._answer(made, stream, about))
     assert ["very many streams" in each["why"] for each in told] == [0, 0, 1, 1]
     assert all(each["absent"] for each in told)  # its trainer tries again
+
+
+def test_a_stream_too_many_is_refused_and_ends_no_line(switch):
+    told = []
+
+    def accept(number):
+        raise line.Full("the line to lab-t has 128 streams at present")
+
+    made = types.SimpleNamespace(
+        lab="lab-t", accept=accept, send=lambda **what: told.append(what)
+    )
+    switch._announced(made, {"stream": 7, **ABOUT._asdict()})
+    ((answer),) = told
+    assert answer["absent"]  # its trainer tries again
+    assert (answer["op"], answer["stream"]) == ("refused", 7)
 
 
 async def refuse(served):

@@ -347,6 +347,21 @@ def test_streams_wait_for_the_answer_of_their_own_line(switch):
     asyncio.run(opened())
 
 
+def test_a_stream_that_the_other_side_ends_unanswered_takes_no_place(switch):
+    async def opened():
+        made = switch.lines["lab-t"] = await begun_line()
+        waiting = asyncio.create_task(switch.open("lab-t", ABOUT, 1.0))
+        await asyncio.sleep(0)
+        stream = made.streams.pop(1)
+        stream._end()
+        with pytest.raises(inner.Absent):
+            await waiting
+        assert not stream.is_held
+        made.close("the test is over")
+
+    asyncio.run(opened())
+
+
 def test_a_lab_makes_a_bounded_number_of_entries_by_renewing(switch, monkeypatch):
     logged = []
 
