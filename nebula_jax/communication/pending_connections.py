@@ -187,6 +187,10 @@ class Allowance:
         self._left -= may
         return may
 
+    def spend(self, count: int) -> None:
+        """Counts what has happened anyway: what follows waits for it, too."""
+        self._left -= count
+
 
 class RejectedLog:
     """The log of connections that came to nothing: a line each, or one for very many.

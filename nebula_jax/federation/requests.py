@@ -12,7 +12,7 @@ from nebula_jax import errors, printable
 from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import inner, line, streams, upkeep
-from nebula_jax.federation.state import Served, State
+from nebula_jax.federation.state import ENTRY_BYTES, Served, State
 from nebula_jax.security import accounts, names
 from nebula_jax.security.audit import entries
 from nebula_jax.security.membership import checkup, member
@@ -206,14 +206,21 @@ class _Request(NamedTuple):
         why = "; ".join(reasons) or "no other lab is connected"
         what, state = f"{connector} of job {job}", UNCLEAR if is_asked else WRONG
         check = Check(what, state, f"waits for {listener}: {why}")
-        switch.waiting[job, connector] = time.monotonic(), check
+        self._waits((job, connector), check)
         raise inner.Absent(f"{listener} of job {job} is at no lab at present ({why})")
+
+    def _waits(self, cluster: tuple[str, str], check: Check) -> None:
+        """Notes that a cluster waits; forgets those that do so no more."""
+        now, before = time.monotonic(), self.switch.waiting.items()
+        fresh = {each: of for each, of in before if now < of[0] + WAITING_SECONDS}
+        self.switch.waiting = {**fresh, cluster: (now, check)}
 
     async def _carry_here(self, about: streams.About, served: Served) -> None:
         """Carries a stream to a trainer of this lab: half of it for each of both."""
         switch, other = self.switch, served.account.name
         if why := switch.why_barred(other):
             raise inner.Refused(f"{about.listener} of job {about.job} is barred: {why}")
+        switch.take_entries(about.account)
         near, far = line.local_pair()
         trainer = await connect(served)
         self.answer(lab=switch.lab)
@@ -257,6 +264,9 @@ class _Request(NamedTuple):
         what = json_lines.field(self.fields, "what", dict)
         if kind not in RECORDED and not self.account.is_owner:
             raise json_lines.Malformed(f"{kind!r} is no entry of a trainer")
+        if kind in RECORDED:
+            who = f"{self.account.name}@{self.switch.lab}"
+            self.switch.take_entries(who, 1 + len(str(what)) // ENTRY_BYTES)
         self.switch.record(kind, self.account.name, **what)
         await asyncio.to_thread(self.switch.audit.commit)
         if kind == "checkpoint" or kind not in RECORDED:

@@ -6,7 +6,6 @@ end to end (`security.seal`): it can count, refuse, drop or delay, not change.
 """
 
 import asyncio
-import collections
 import contextlib
 import os
 import pathlib
@@ -17,7 +16,7 @@ from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 from nebula_jax import errors, printable
-from nebula_jax.communication import endpoints, pending_connections
+from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.federation import (
     inner,
@@ -35,8 +34,6 @@ from nebula_jax.security.tls import between_labs
 
 FIRST_PAUSE, LONGEST_PAUSE = 0.1, 2.0  # seconds between attempts to dial
 MOST_UNPROVEN = 256  # connections inside that have not sent a request yet
-STREAM_BURST = 2048  # that a lab may open, and need not wait
-STREAM_SECONDS = 2.0  # for each of the others: what one has carried is in the audit log
 REASON_CHARACTERS = 500  # of another switch's
 REVOKED = (
     "the certificate of this lab was revoked; `nebula join` with another invitation, in"
@@ -61,11 +58,6 @@ class Switch:
         """A Unix socket to make, for other users of the host, in the same group."""
         self._inside = inner.Address("", 0, secrets.token_urlsafe(32))
         self._unproven: dict[asyncio.StreamWriter, None] = {}  # from the oldest on
-        self._streams: dict[str, pending_connections.Allowance] = (
-            collections.defaultdict(
-                lambda: pending_connections.Allowance(STREAM_BURST, STREAM_SECONDS)
-            )
-        )
         self._stop = asyncio.Event()
         self._failure: BaseException | None = None
 
@@ -311,8 +303,7 @@ class Switch:
                     f"{about.listener} of job {about.job} is barred: the quota of its"
                     " account is used up, or the account is suspended"
                 )
-            if not self._streams[made.lab].take(time.monotonic()):
-                raise inner.Absent(f"{made.lab} has opened very many streams")
+            self.state.take_entries(about.account)
             trainer = await requests.connect(served)
         except (errors.NebulaError, OSError) as error:
             is_absent = isinstance(error, inner.Absent | OSError)

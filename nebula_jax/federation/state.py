@@ -18,6 +18,11 @@ from nebula_jax.security.membership import checkup, member, site_folder
 
 NOTED_BURST = 20  # entries of one cause that need not wait
 NOTED_SECONDS = 60.0  # between the others: 80 MB a year, which nothing prunes
+ENTRIES_BURST = 1 << 16
+"""Entries that streams and trainers of a lab, or of an account here, may cause and need
+not wait: those of 3,000 streams."""
+ENTRIES_SECONDS = 0.1  # for each of the others
+ENTRY_BYTES = 400
 ISSUED_BURST = 1000  # certificates of a lab, and seconds to wait for each of the others
 ISSUED_SECONDS = 60.0
 AWAY_SECONDS = 5.0  # between attempts to reach the authority at another lab
@@ -73,8 +78,7 @@ class State:
         self.settings = folder.load()
         self.lab = self.settings.name
         self.people = accounts.Accounts(folder.path)
-        self.is_issuer = not self.settings.authority
-        """True if the authority is this lab's."""
+        self.is_issuer = not self.settings.authority  # that is this lab's
         self.peers: list[str] = []
         """Addresses of the switches that this one dials."""
         self._issuer, self._issued = issuer, _issuable()
@@ -114,6 +118,7 @@ class State:
         self.members = _known(folder, self.is_issuer)
         """Other labs of the federation, as far as this one knows."""
         self._noted: dict[str, pending_connections.RejectedLog] = {}
+        self._allowances: dict[str, pending_connections.Allowance] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
 
     def counts(self) -> store.Tables:
@@ -200,6 +205,23 @@ class State:
         if others is not None:
             self.record(kind, who, **what, **({"others": others} if others else {}))
 
+    def _allowance(self, account: str) -> pending_connections.Allowance:
+        """Returns what bounds the entries of an account; another lab's share one."""
+        _, _, lab = account.partition("@")
+        made = pending_connections.Allowance(ENTRIES_BURST, ENTRIES_SECONDS)
+        return self._allowances.setdefault(account if lab == self.lab else lab, made)
+
+    def take_entries(self, account: str, count: int = 1) -> None:
+        """Counts entries that an account is about to cause.
+
+        Raises:
+          inner.Absent: if it has caused very many: it may try again.
+        """
+        allowed = self._allowance(account)
+        if not allowed.take(time.monotonic()):
+            raise inner.Absent(f"{account} has made very many entries in the audit log")
+        allowed.spend(count - 1)
+
     def set_rules(self, rules: policy.Policy) -> None:
         """Takes a new policy: what the former one refused may be tried again."""
         self.rules = rules
@@ -262,6 +284,7 @@ class State:
                 raise inner.Absent(f"the switch of {lab} does not answer") from None
             except line.LineEnded as error:
                 raise inner.Absent(str(error)) from None
+            self.take_entries(about.account)
             undo.pop_all()
         made.share(stream, about.account.partition("@")[0], weight)
         return stream
@@ -340,6 +363,7 @@ class State:
             self.record("refusal", who, reason=reason, job=job)
         directions = {"sent": carried.sent.seen, "received": carried.received.seen}
         for direction, kinds in directions.items():
+            self._allowance(about.account).spend(len(kinds))
             for kind, (count, nbytes) in kinds.items():
                 what = {"stream": about.name, "job": job, "peer": about.lab}
                 what |= {"direction": direction, "kind": entries.without_secret(kind)}

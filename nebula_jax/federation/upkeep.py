@@ -22,6 +22,7 @@ SAVED_SECONDS = 2.0  # between looks at accounts, and their bytes on the disk
 LIST_SECONDS = 0.5  # between questions for a newer revocation list
 SAID_SECONDS = 3600.0  # between two lines about the same fault
 RETRY_SECONDS = 30.0  # between looks if the certificates are due for renewal
+LISTS = "revocation lists"  # of which the authority can make very many
 EXPIRED_SECONDS = 3.0  # likewise, once they have expired: nothing crosses until then
 
 
@@ -220,9 +221,9 @@ class Upkeep:
             if each is not made:
                 self._push(each)
         self._enforce()
-        self.state.log(f"revocation list {self.number} is here")
+        text = f"revocation list {self.number} is here"
         about = {"event": "listed", "number": self.number}
-        self.state.record("certificate", self.state.lab, **about)
+        self.state.note(LISTS, text, "certificate", self.state.lab, **about)
 
     def _enforce(self) -> None:
         """Ends the lines to labs whose certificate was revoked.
@@ -238,8 +239,8 @@ class Upkeep:
                 self.state.lost(lab, self.state.gone[lab])
                 ended.append(lab)
         for lab in ended:
-            self.state.log(self.state.gone[lab])
-            self.state.record("certificate", self.state.lab, event="revoked", lab=lab)
+            text, about = self.state.gone[lab], {"event": "revoked", "lab": lab}
+            self.state.note(LISTS, text, "certificate", self.state.lab, **about)
 
     def _is_revoked(self, lab: str, begin: datetime.datetime) -> bool:
         revoked = self.listed.revoked if self.listed is not None else {}

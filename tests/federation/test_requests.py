@@ -172,7 +172,8 @@ def test_a_stream_of_another_lab_that_may_not_be_is_refused(switch, about, words
 
 def test_a_lab_opens_so_many_streams_and_then_one_in_a_while(switch, monkeypatch):
     """What each has carried is in the audit log for ever."""
-    monkeypatch.setattr(server, "STREAM_BURST", 2)
+    monkeypatch.setattr(state, "ENTRIES_BURST", 2)
+    monkeypatch.setattr(state, "ENTRIES_SECONDS", 1e6)
     monkeypatch.setattr(requests, "connect", refuse)
     told = []
     made = types.SimpleNamespace(lab="lab-x", send=lambda **what: told.append(what))
@@ -184,8 +185,69 @@ def test_a_lab_opens_so_many_streams_and_then_one_in_a_while(switch, monkeypatch
     about = about._replace(account="ana@lab-x")
     for _ in range(4):
         asyncio.run(switch._answer(made, stream, about))
-    assert ["very many streams" in each["why"] for each in told] == [0, 0, 1, 1]
+    assert ["very many entries" in each["why"] for each in told] == [0, 0, 1, 1]
     assert all(each["absent"] for each in told)  # its trainer tries again
+
+
+def test_trainers_of_a_lab_dial_each_other_so_often_and_then_once_in_a_while(
+    switch, monkeypatch
+):
+    monkeypatch.setattr(state, "ENTRIES_BURST", 2)
+    monkeypatch.setattr(state, "ENTRIES_SECONDS", 1e6)
+    monkeypatch.setattr(requests, "connect", refuse)
+    eve = account("eve")
+    where = ("127.0.0.1", 1)  # nobody's
+    served = state.Served(where, eve)
+    monkeypatch.setitem(switch.state.served, ("eves", "discriminator"), served)
+
+    def dial():
+        fields, asker = DIAL | {"job": "eves", "lab": "lab-s"}, (None, None)
+        asyncio.run(requests.serve(switch.state, None, eve, fields, asker))
+
+    for _ in range(2):
+        with pytest.raises(ConnectionRefusedError):
+            dial()
+    with pytest.raises(inner.Absent, match="eve@lab-s has made very many entries"):
+        dial()
+
+
+def test_a_trainer_makes_so_many_entries_and_then_one_in_a_while(switch, monkeypatch):
+    monkeypatch.setattr(state, "ENTRIES_BURST", 20)
+    monkeypatch.setattr(state, "ENTRIES_SECONDS", 1e6)
+    monkeypatch.setattr(switch.state, "_allowances", {})
+    writer = types.SimpleNamespace(write=lambda data: None)
+
+    def record(name, **fields):
+        who, fields = account(name), RECORD | fields
+        asyncio.run(requests.serve(switch.state, None, who, fields, (None, writer)))
+
+    record("eve", what={"event": "x" * 30 * state.ENTRY_BYTES})  # one for thirty
+    before = len(two_labs.entries(switch.state))
+    with pytest.raises(inner.Absent, match="eve@lab-s has made very many entries"):
+        record("eve")
+    for _ in range(20):
+        record("mallory")
+    with pytest.raises(inner.Absent, match="mallory@lab-s"):
+        record("mallory")
+    assert len(two_labs.entries(switch.state)) == before + 20
+
+
+def test_who_waits_no_more_is_forgotten(switch, monkeypatch):
+    """Else a trainer that asks for many jobs would fill the memory."""
+    clock = types.SimpleNamespace(now=0.0, monotonic=lambda: clock.now)
+    monkeypatch.setattr(requests, "time", clock)
+    monkeypatch.setattr(switch.state, "lines", {})
+    monkeypatch.setattr(switch.state, "waiting", {})
+    writer = types.SimpleNamespace(get_extra_info=lambda _: None)
+    for number in range(100):
+        clock.now += requests.WAITING_SECONDS / 10
+        fields = DIAL | {"job": f"job-{number}", "lab": "lab-t"}
+        asked = requests.serve(
+            switch.state, switch.upkeep, account("eve"), fields, (None, writer)
+        )
+        with pytest.raises(inner.Absent):
+            asyncio.run(asked)
+    assert 0 < len(switch.state.waiting) < 20
 
 
 def test_a_stream_too_many_is_refused_and_ends_no_line(switch):

@@ -347,6 +347,36 @@ def test_streams_wait_for_the_answer_of_their_own_line(switch):
     asyncio.run(opened())
 
 
+def test_each_kind_that_a_stream_has_carried_counts_as_an_entry(switch, monkeypatch):
+    """A stream may have thousands, for a hundred bytes each."""
+    monkeypatch.setattr(state, "ENTRIES_BURST", 4)
+    monkeypatch.setattr(state, "ENTRIES_SECONDS", 1e6)
+
+    async def carry():
+        async with carrying(switch) as (task, trainer, _):
+            trainer.sendall(OPEN + TENSOR)
+            trainer.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(task, 20)
+
+    async def opened():
+        made = switch.lines["lab-t"] = await begun_line()
+        waiting = asyncio.create_task(switch.open("lab-t", ABOUT, 1.0))
+        await asyncio.sleep(0)
+        stream = made.streams[1]
+        stream.answer()
+        try:
+            await waiting
+        finally:
+            assert stream.is_held == (waiting.exception() is None)
+            made.close("the test is over")
+
+    switch.take_entries(ABOUT.account)
+    asyncio.run(carry())
+    asyncio.run(opened())
+    with pytest.raises(inner.Absent, match="owner@lab-s has made very many entries"):
+        asyncio.run(opened())
+
+
 def test_a_stream_that_the_other_side_ends_unanswered_takes_no_place(switch):
     async def opened():
         made = switch.lines["lab-t"] = await begun_line()
