@@ -1,9 +1,10 @@
-"""Two labs from nothing to trained models: the commands of SECURITY.md."""
+"""Labs from nothing to trained models: the commands of the guides."""
 
 import concurrent.futures
 import contextlib
 import json
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -18,6 +19,8 @@ import tiny_translations
 
 SECONDS = 60
 RUN = {"steps": 5, "checkpoint_every": 5}  # programs of test_pretrain_m3
+TRANSLATION = tiny_translations.ALIKE | {"steps": 4, "checkpoint_every": 4}
+MOST_COMMANDS = 8  # of a lab, from nothing to both scenarios
 
 
 ADDRESSES = "10.78.0.1", "10.78.0.2"
@@ -60,10 +63,11 @@ class Lab:
     def __init__(self, path, prefix):
         path.mkdir()
         self.path, self.folder, self.prefix = path, path / "federation", prefix
-        self.secrets = []
+        self.secrets, self.commands = [], []
         self._environment = os.environ | {"PYTHONPATH": tiny_runs.QUICK_PATH}
 
     def start(self, *arguments):
+        self.commands.append(arguments)
         return subprocess.Popen(
             [*self.prefix, sys.executable, "-m", "scripts.nebula", *arguments],
             cwd=self.path,
@@ -80,6 +84,14 @@ class Lab:
         output, _ = process.communicate(given, timeout=SECONDS)
         assert bool(process.returncode) == fails, output
         return output
+
+
+def end(process):
+    """Stops a command that runs until then; its output."""
+    process.terminate()
+    output, _ = process.communicate(timeout=SECONDS)
+    assert process.returncode == 0, output
+    return output
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +134,13 @@ def connected(path, prefixes, host):
         yield s, t
     finally:
         for each in switches:
-            each.terminate()
-        for each in switches:
-            output, _ = each.communicate(timeout=SECONDS)
-            assert each.returncode == 0, output
+            output = end(each)
             assert not any(secret in output for secret in s.secrets)
 
 
 def begin(runs, lab, **flags):
     """Starts a cluster of a run in a lab's network."""
+    lab.commands.append(flags)
     runs.prefix = lab.prefix
     started = runs.start(federation=lab.folder, **flags)
     runs.prefix = ()
@@ -138,8 +148,46 @@ def begin(runs, lab, **flags):
 
 
 @pytest.fixture(scope="module")
+def runs(runs):
+    """With a run of one process, and the text of each generator in its folder."""
+    runs.finished(workdir="plain", cluster="whole", **RUN)
+    for number, languages in enumerate((["en", "de"], ["sw"])):
+        runs.write_part(f"text{number}", languages)
+    return runs
+
+
+@pytest.fixture(scope="module")
 def translations(tmp_path_factory):
-    return tiny_translations.Translations(tmp_path_factory.mktemp("abnet"))
+    """With a run of one process."""
+    made = tiny_translations.Translations(tmp_path_factory.mktemp("abnet"))
+    made.finished(workdir="plain", **TRANSLATION)
+    return made
+
+
+def start_m3(runs, at, workdir, flags=()):
+    """Starts each cluster of M3 at a lab; the discriminator has no text.
+
+    Args:
+      at: cluster -> Lab.
+      flags: cluster -> what it has besides, or in place of its text.
+    """
+    common = RUN | {"vocabulary": runs.flag("plain", "vocabulary")}
+    text = {"discriminator": "none", "generator:0": "text0", "generator:1": "text1"}
+    return [
+        begin(
+            runs,
+            lab,
+            cluster=cluster,
+            workdir=workdir,
+            **common | {"data_dir": text[cluster]} | dict(flags).get(cluster, {}),
+        )
+        for cluster, lab in at.items()
+    ]
+
+
+def assert_as_in_one_process(runs, workdir):
+    clusters = ("discriminator", "generator-0", "generator-1")
+    runs.assert_same(workdir, "plain", clusters, RUN["steps"])
 
 
 def outputs_of(started):
@@ -161,48 +209,111 @@ def command_lines():
     return "\n".join(lines)
 
 
+def commands_of_the_guide(**given):
+    """The commands by which a lab offers text, with other words for some."""
+    page = (tiny_runs.ROOT / "experiments" / "m3" / "README.md").read_text()
+    found = re.findall("^    scripts/run nebula ((?:data|grant) .*)$", page, re.M)
+    assert len(found) == 3
+    for each in found:
+        for old, new in given.items():
+            each = each.replace(old, str(new))
+        yield shlex.split(each.replace("2027-01-01", "2099-01-01"))
+
+
+@contextlib.contextmanager
+def offered(lab, text, vocabulary):
+    """Offers a folder as corpus-es to the other lab's owner, as the guide has it."""
+    given = {"FOLDER": text, "shared.model": vocabulary}
+    given["128"] = tiny_runs.TINY["max_length"]
+    *first, serve = commands_of_the_guide(**given)
+    for each in first:
+        lab.nebula(*each)
+    serving = lab.start(*serve)
+    while "serving corpus-es" not in (line := serving.stdout.readline()):
+        assert line
+    yield
+    end(serving)
+
+
 def test_pretrain_m3_over_two_switches_ends_with_the_parameters_of_one_without(
     labs, runs
 ):
-    """Each generator has the text of its own languages, the discriminator has none."""
+    """Each generator has the text of its own languages: one has it from lab-t."""
     s, t = labs
-    output = runs.finished(workdir="plain", cluster="whole", **RUN)
-    common = RUN | {"workdir": "federated"}
-    common["vocabulary"] = runs.flag("plain", "vocabulary")
-    started = [begin(runs, t, cluster="discriminator", data_dir="none", **common)]
-    for number, languages in enumerate((["en", "de"], ["sw"])):
-        own = {"cluster": f"generator:{number}", "data_dir": f"text{number}"}
-        runs.write_part(own["data_dir"], languages)
-        started.append(begin(runs, s, **own, **common))
-    time.sleep(1.0)
-    shown = command_lines()
-    assert "pretrain_m3" in shown
-    assert not any(secret in shown for secret in s.secrets)
-    for output in outputs_of(started):
-        assert not any(secret in output for secret in s.secrets)
-    clusters = ("discriminator", "generator-0", "generator-1")
-    runs.assert_same("federated", "plain", clusters, 5)
+    vocabulary = runs.folder / runs.flag("plain", "vocabulary")
+    flags = {"generator:1": {"data_dir": "none", "data": "handle:corpus-es"}}
+    at = {"discriminator": t, "generator:0": s, "generator:1": s}
+    with offered(t, runs.folder / "text1", vocabulary):
+        started = start_m3(runs, at, "federated", flags)
+        shown = ""
+        while "--cluster=generator:1" not in shown:
+            shown = command_lines()
+        assert not any(secret in shown for secret in s.secrets)
+        for output in outputs_of(started):
+            assert not any(secret in output for secret in s.secrets)
+    assert_as_in_one_process(runs, "federated")
     summary = (runs.folder / "federated" / "discriminator" / "summary.json").read_text()
     whose = {each: "trainer.lab-s" for each in ("generator:0", "generator:1")}
     assert json.loads(summary)["certificates_of_peers"] == whose
+    assert "handle corpus-es" in t.nebula("audit", "show")
 
 
-@pytest.mark.slow  # M3's is in every run of the tests
-def test_train_abnet_over_two_switches(labs, translations):
-    s, t = labs
-    more = {"workdir": "plain", "steps": 4, "checkpoint_every": 4, "eval_every": 4}
-    translations.finished(**more)
-    sides = {
-        name: next((translations.folder / "prepared").rglob(f"{name}"))
-        for name in ("source", "target")
-    }
-    common = more | {"workdir": "federated"}
-    started = [
-        begin(translations, t, cluster="target", side_dir=sides["target"], **common),
-        begin(translations, s, cluster="source", side_dir=sides["source"], **common),
-    ]
-    outputs_of(started)
-    translations.assert_same("federated", "plain", ("source", "target"), 4)
+@contextlib.contextmanager
+def founded(path, names):
+    """Yields labs, each with its switch: one has founded, and the others joined."""
+    first, *others = made = [Lab(path / name, ()) for name in names]
+    where = [f"127.0.0.1:{ports.free_port()}" for _ in names]
+    with contextlib.ExitStack() as stack:
+
+        def switch(lab, *arguments):
+            stack.callback(end, made := lab.start("switch", *arguments))
+            assert f"the switch of {lab.path.name} runs" in made.stdout.readline()
+
+        first.nebula("init", "--name", names[0])
+        invite = ("invite", "--address", where[0])
+        given = [first.nebula(*invite, name) for name in names[1:]]
+        switch(first, "--listen", where[0])
+        for number, lab in enumerate(others, 1):
+            lab.nebula("join", where[0], "--name", names[number], given=given.pop(0))
+            before = zip(names[:number], where, strict=False)
+            peers = [f"--peer={name}={address}" for name, address in before]
+            switch(lab, "--listen", where[number], *peers)
+        yield made
+
+
+@pytest.mark.slow  # M3's with two labs is in every run of the tests
+@pytest.mark.parametrize("names", [("lab-s", "lab-t"), ("lab-s", "lab-t", "lab-u")])
+def test_both_scenarios_take_few_commands_from_nothing(
+    tmp_path, runs, translations, names
+):
+    prepared = translations.folder / "prepared"
+    workdir = f"with-{len(names)}"
+    with founded(tmp_path, names) as made:
+        s, t, u = (made[number % len(names)] for number in range(3))
+        to_t = {"peer": "lab-t"}
+        if u is not s:  # nobody else may be a generator
+            rules = {"pretrain_m3": {"labs": {"generator": ["lab-s", "lab-u"]}}}
+            (t.folder / "policy.json").write_text(json.dumps({"jobs": rules}))
+            t.commands.append("policy.json")
+        at = {"generator:0": s, "generator:1": u, "discriminator": t}
+        flags = {"generator:0": to_t, "generator:1": to_t}
+        outputs_of(start_m3(runs, at, workdir, flags))
+        to_u = {"peer": names[made.index(u)]}
+        sides = {"source": (u, to_t), "target": (t, to_u)}
+        outputs_of(
+            begin(
+                translations,
+                lab,
+                cluster=name,
+                side_dir=next(prepared.rglob(name)),
+                workdir=workdir,
+                **TRANSLATION | peer,
+            )
+            for name, (lab, peer) in sides.items()
+        )
+    assert_as_in_one_process(runs, workdir)
+    translations.assert_same(workdir, "plain", sides, TRANSLATION["steps"])
+    assert max(len(each.commands) for each in made) <= MOST_COMMANDS
 
 
 def test_both_logs_have_what_happened_and_verify(labs):
