@@ -29,16 +29,15 @@ SWITCH = SCRIPTS / "k8s" / "switch.yaml"
 YAML = sorted(set((SCRIPTS / "k8s").glob("*.yaml")) - {SWITCH})
 DIRECT = re.compile("^# (?=REACH=)", re.MULTILINE)
 """The line to uncomment for connections without a switch."""
-COMMAND = ["scripts/run", "python", "-m", "experiments.pretrain_m3"]
 
 
-def arguments_of(words):
-    """The flags of a command line of pretrain_m3, without its flagfile."""
-    assert words[: len(COMMAND)] == COMMAND
-    flagfile, *rest = words[len(COMMAND) :]
-    name = flagfile.partition("=")[2]
-    assert (SCRIPTS.parent / name).is_file()
-    return rest
+def arguments_of(words, start):
+    """The flags of a command line of pretrain_m3, without start and flagfile."""
+    count = len(start)
+    assert words[:count] == start
+    folder, name = pathlib.Path("experiments/flags"), words[count].partition("=")[2]
+    assert (SCRIPTS.parent / folder / pathlib.Path(name).name).is_file()
+    return words[count + 1 :]
 
 
 def program(folder, name, text):
@@ -71,7 +70,9 @@ def test_a_slurm_script_is_legal_and_so_are_its_flags(path, tmp_path):
     def run_of(job):
         """What a job gives to `srun`, as a run."""
         assert submit(job, tmp_path).returncode == 0
-        return configured.run(config, *arguments_of(printed.read_text().splitlines()))
+        words = printed.read_text().splitlines()
+        start = ["scripts/run", "python", "-m", "experiments.pretrain_m3"]
+        return configured.run(config, *arguments_of(words, start))
 
     for _ in range(2):
         run = run_of(path)
@@ -155,9 +156,9 @@ def test_the_switch_alone_is_reached_from_outside_and_by_trainers():
     assert pod["metadata"]["labels"] == policy["spec"]["podSelector"]["matchLabels"]
     assert_confined(pod["spec"])
     (container,) = pod["spec"]["containers"]
-    command, *given = container["command"][1:], *container["args"]
-    assert command[0] == "nebula"
-    parsed = nebula.parser().parse_args([*command[1:], *given])
+    command, *given = *container["command"], *container["args"]
+    assert command == "nebula"
+    parsed = nebula.parser().parse_args(given)
     assert (parsed.listen, str(parsed.federation)) == ("0.0.0.0:7070", "/federation")
 
 
@@ -202,7 +203,8 @@ def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     spec = job["spec"]
     (container,) = spec["template"]["spec"]["containers"]
     words = [*container["command"], *container["args"]]
-    index, key = container["env"]
+    index, cache, key = container["env"]
+    assert cache["value"].startswith("/data/")  # the image has no home of this user
     assert key["name"] == run_secret.VARIABLE
     name = job["metadata"]["name"]
     assert key["valueFrom"] == {"secretKeyRef": {"name": name, "key": "cluster.key"}}
@@ -219,7 +221,9 @@ def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     assert_confined(spec["template"]["spec"])
     words = [word.replace(f"$({index['name']})", "1") for word in words]
     assert not re.search(r"\$\(", " ".join(words))
-    run = configured.run(config, *arguments_of(words))
+    # The image of scripts/containers, where the package has its own flagfiles.
+    start = ["nebula", "experiments.pretrain_m3"]
+    run = configured.run(config, *arguments_of(words, start))
     assert run.local.listen == connect.Settings.listen
     assert (run.local.federation, run.local.peer[:4]) == ("/federation", "lab-")
     processes = run.local.processes()
