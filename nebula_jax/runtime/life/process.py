@@ -155,11 +155,17 @@ def timed(what: str) -> Iterator[None]:
     message(f"{what}: {time.monotonic() - start:.1f} s")
 
 
+TWICE_SECONDS = 0.5
+"""Signals so soon after each other are one request: `timeout` sends its own to the
+process, and then to the group."""
+
+
 class Interrupt:
     """A request to stop: Ctrl-C, SIGTERM, or the launcher gone. The second is final."""
 
     def __init__(self) -> None:
         self._signal: int | None = None
+        self._since = 0.0
         self._before: dict[int, Any] = {}
         self.is_graceful = False
         """True while there is something to save; else the first request is final."""
@@ -187,11 +193,16 @@ class Interrupt:
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
-        if self._signal is not None or not self.is_graceful:
+        is_first = self._signal is None
+        if not is_first and time.monotonic() < self._since + TWICE_SECONDS:
+            return
+        if not is_first or not self.is_graceful:
+            if not is_first:
+                message("stopped again: ends at once, without another checkpoint")
             # As if nobody had caught it: there is nothing (more) to save.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        self._signal = number
+        self._signal, self._since = number, time.monotonic()
 
     def _watch(self, fd: int) -> None:
         os.read(fd, 1)  # returns when the launcher's end is closed, however it died

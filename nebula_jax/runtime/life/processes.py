@@ -62,6 +62,7 @@ class Processes:
         self._lines: queue.Queue[tuple[str, str, str]] = queue.Queue()
         self._readers: list[threading.Thread] = []
         self._signal: int | None = None
+        self._since = 0.0  # of the clock, when it came
         self._killed: set[str] = set()
         self._processes: dict[str, subprocess.Popen[str]] = {}
 
@@ -146,9 +147,10 @@ class Processes:
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         if self._signal is not None:  # the second time: at once
-            self._kill()
+            if time.monotonic() > self._since + process.TWICE_SECONDS:
+                self._kill()
             return
-        self._signal = number
+        self._signal, self._since = number, time.monotonic()
         self._stop()
 
     def _stop(self) -> None:

@@ -45,6 +45,23 @@ def test_a_signal_is_a_request_while_there_is_something_to_save(
     assert interrupt.exit_status("finetune", 9, 9) == 0
 
 
+def test_a_second_signal_is_final_unless_it_comes_with_the_first(
+    interrupt, monkeypatch, capsys
+):
+    ended = []
+    monkeypatch.setattr(process.os, "kill", lambda pid, number: ended.append(number))
+    interrupt.is_graceful = True
+    monkeypatch.setattr(process, "TWICE_SECONDS", 60.0)
+    for _ in range(3):  # as `timeout` sends them
+        signal.raise_signal(signal.SIGINT)
+    assert (ended, interrupt.number) == ([], signal.SIGINT)
+    monkeypatch.setattr(process, "TWICE_SECONDS", 0.0)
+    signal.raise_signal(signal.SIGTERM)
+    assert ended == [signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    assert "ends at once" in capsys.readouterr().err
+
+
 def test_who_stops_for_a_peer_has_a_status_of_its_own(capsys):
     status = process.Interrupt().exit_status("finetune", 3, 9)
     assert status == process.STOPPED_BY_PEER
