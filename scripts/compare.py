@@ -54,7 +54,7 @@ def markdown(runs: Sequence[Read]) -> str:
         for name in dict.fromkeys(name for each in flags for name in each)
         if len({str(each.get(name, "")) for each in flags}) > 1
     ]
-    same = "The settings are the same." if any(flags) else ""
+    same = "The settings are the same." if any(flags[1:]) else ""
     columns = [figures(run) for run in runs]
     rows = [
         [name, *(each.get(name, report.NOTHING) for each in columns)]

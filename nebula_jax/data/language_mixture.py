@@ -150,7 +150,8 @@ def parse_tasks(
             of = "that a pair of parallel_pairs ends with" if pairs else ""
             raise MixtureError(
                 f'task_mix="{text}": {reader}:{index} has no language'
-                f" {of or 'to pair with English'}, so it cannot do trtd"
+                f" {of or 'to pair with English'}, so it cannot do trtd; for text"
+                ' without pairs give task_mix="mrtd=1"'
             )
     return mixes
 

@@ -188,7 +188,7 @@ def progress_line(cluster: str, steps: int, record: Mapping[str, Any]) -> str:
 
 def speed(record: Mapping[str, Any]) -> str:
     """Formats tokens a second, or steps where no tokens are counted."""
-    if record["tokens_per_second"]:
+    if record.get("tokens_per_second"):
         return f"{record['tokens_per_second']:,.0f} tokens/s"
     return f"{record['steps_per_second']:.2f} steps/s"
 

@@ -262,7 +262,7 @@ class Progress:
             for name in (taken or pending)[0]
             if name not in ("tokens", "is_finite")
         } | {
-            "tokens_per_second": tokens / seconds,
+            **({"tokens_per_second": tokens / seconds} if tokens else {}),
             "steps_per_second": len(pending) / seconds,
             **self._crossed(moved, seconds),
         }
