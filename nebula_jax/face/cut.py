@@ -231,7 +231,7 @@ class Part:
     def _run(self, *arguments: Any) -> Any:
         """Calls `fn` on a batch with its weight, which scales losses and metrics."""
         *first, (batch, weight), rng = arguments
-        out = self.fn(*first, batch, rng)
+        out = _called(self.fn, *first, batch, rng)
         if self.reduce == "sum":
             weight = None
         scaled = self._made_of if self._has_after else _loss_of
@@ -378,7 +378,8 @@ def spec(
     """
 
     def made(aux: Any, inputs: Any) -> Any:
-        key, run = jax.random.key(0), cut.with_aux(fn, aux is not None)
+        called = functools.partial(_called, fn)
+        key, run = jax.random.key(0), cut.with_aux(called, aux is not None)
         # A module of Equinox is a pytree of parameters that can be called.
         is_function = callable(init) and jax.tree_util.all_leaves([init])
         params = init(key) if is_function else init
@@ -390,6 +391,19 @@ def spec(
 
     # Traced, as in a step: NNX refuses to change statistics of outside.
     return jax.eval_shape(made, aux, inputs)
+
+
+def _called(fn: Callable[..., Any], params: Any, *given: Any) -> Any:
+    """Calls a part's function; an error in it also names its line, and what it got."""
+    try:
+        return fn(params, *given)
+    except Exception as error:  # whose own last lines are those of a library
+        if (inside := error.__traceback__) and (inside := inside.tb_next):
+            code = inside.tb_frame.f_code
+            types = jax.tree.map(lambda leaf: str(jax.typeof(leaf)), given)
+            where = f"{code.co_filename}:{inside.tb_lineno}: in {code.co_name}"
+            error.add_note(f"{where}, given after the parameters: {types}")
+        raise
 
 
 def _loss_of(out: Any, weight: jax.Array | None) -> Any:

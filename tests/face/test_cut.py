@@ -369,3 +369,26 @@ def test_a_line_that_is_used_twice_is_named():
     together(lambda n: halves[n].step(init(n), batches(1), KEY, 1, lines[n]), 2)
     with pytest.raises(nebula.errors.SettingsError, match="step 2: this line is used"):
         halves[0].step(init(0), batches(2), KEY, 2, lines[0])
+
+
+def test_an_error_in_a_part_names_its_line_and_what_it_was_given():
+    """The last lines of its traceback are those of JAX."""
+
+    def narrow(params, batch, rng):
+        return layer(params, batch["x"][:, :5], rng)
+
+    (batch, *_) = batches(1)
+    half = cut.front(narrow)
+    h = jax.ShapeDtypeStruct((ROWS, WIDTH), jnp.float32)
+    line = half.open(loopback.ends()[0], h)
+    calls = (
+        lambda: cut.spec(narrow, init(0), batch),
+        lambda: half.step(init(0), [batch], None, 1, line),
+    )
+    for call in calls:
+        with pytest.raises(TypeError) as caught:
+            call()
+        notes = "\n".join(caught.value.__notes__)
+        first = narrow.__code__.co_firstlineno
+        assert f"test_cut.py:{first + 1}: in narrow, given after the" in notes
+        assert "'x': 'float32[4,6]'" in notes
