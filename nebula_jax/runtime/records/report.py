@@ -258,7 +258,10 @@ def clusters(summary: Mapping[str, Any]) -> str:
             ]
         )
     header = ["cluster", "steps", "loss", "tokens/s", "sent", "received", "waited"]
-    return table(header, rows)
+    text = table(header, rows)
+    if any(each["first_step"] > 1 for each in summary["clusters"]):
+        text += "\n\nLosses begin with the run, all other figures where it was resumed."
+    return text
 
 
 def missing(summary: Mapping[str, Any]) -> str:

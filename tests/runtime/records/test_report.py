@@ -153,6 +153,8 @@ def test_a_cluster_has_a_row_with_its_steps_loss_speed_bytes_and_waiting():
     assert row in report.clusters(SUMMARY)
     resumed = json.loads(json.dumps(SUMMARY))
     resumed["clusters"][0]["first_step"] = 6
+    assert "resumed" not in report.clusters(SUMMARY)
+    assert "all other figures where it was resumed" in report.clusters(resumed)
     for losses in ({}, {"first": 0.0, "last": 0.0}):  # it has no loss of its own
         resumed["losses"]["source"] = losses
         assert "| source | 6-10 | – | 1,234 |" in report.clusters(resumed)
