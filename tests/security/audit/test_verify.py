@@ -235,7 +235,7 @@ def test_an_entry_altered_with_all_that_follow_is_between_two_heads(history, ind
     copies, _, who = history
     heads = [signed_heads.read(copy.head.decode().rstrip()) for copy in copies]
     lines = lines_of(copies[-1])
-    lines[index] = lines[index].replace(b"2026", b"2025", 1)
+    lines[index] = lines[index].replace(b'"time":"2', b'"time":"1')
     copy = copies[-1]._replace(log=b"".join(forged(lines)))
     sizes = [0, *(head.size for head in heads)]
     seen = [("lab-t", head) for head in heads]
