@@ -33,8 +33,9 @@ SAVED = (0, STOPPED_BY_PEER, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 LIFELINE_FD = "NEBULA_LIFELINE_FD"  # set by the launcher: closes when it is gone
 PROGRESS_MARK = "\x1e"  # in front of a progress line, for the launcher
-
-
+TWICE_SECONDS = 0.5
+"""Signals so soon after each other are one request to stop: `timeout` sends its own to
+the process, and then to the group."""
 LOG_FORMATS = ("text", "json")
 
 _unread: set[str] = set()
@@ -153,11 +154,6 @@ def timed(what: str) -> Iterator[None]:
     start = time.monotonic()
     yield
     message(f"{what}: {time.monotonic() - start:.1f} s")
-
-
-TWICE_SECONDS = 0.5
-"""Signals so soon after each other are one request: `timeout` sends its own to the
-process, and then to the group."""
 
 
 class Interrupt:
