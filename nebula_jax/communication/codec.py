@@ -90,6 +90,9 @@ def zstd(level: int = 1) -> Codec:
 
     Args:
       level: 1, the fastest, to 19.
+
+    Raises:
+      ValueError: if it is none.
     """
     check_integer("level", level, 1, MAX_ZSTD_LEVEL)
     return identity()._replace(zstd=level)

@@ -92,6 +92,7 @@ class Listener:
         """Waits for a cluster to come whose Hello agrees with this side's.
 
         Args:
+          timeout: seconds.
           with_ended: whether one that has come and gone again counts: its link has the
             reason.
 

@@ -62,7 +62,11 @@ class Loopback:
         sharding: Any = None,
         check: channels.Check | None = None,
     ) -> channels.Receiver:
-        """Opens the receiving end of the first sender that has none yet."""
+        """Opens the receiving end of the first sender that has none yet.
+
+        Raises:
+          agreement.Mismatch: if that was opened for something else.
+        """
         channel = len(self._receivers)
         made = channels.Receiver(self, channel, name, spec, codec, sharding, check)
         self._receivers.append(made.format)

@@ -128,6 +128,7 @@ class Pool:
         the fewest. Of one address the newest: in a flood the oldest ones have given up.
 
         Args:
+          ready: some of them.
           known: groups of the peers of sessions.
         """
 
@@ -204,7 +205,12 @@ class RejectedLog:
         burst: int = LOG_BURST,
         period: float = LOG_SECONDS,
     ) -> None:
-        """Starts with nothing counted."""
+        """Starts with nothing counted.
+
+        Args:
+          log: called with a line.
+          burst, period: of an `Allowance`.
+        """
         self._log, self._allowed, self._others = log, Allowance(burst, period), 0
 
     def add(self, line: str, now: float) -> int | None:

@@ -20,7 +20,11 @@ class Misuse(errors.SettingsError):
 
 
 def numbers(what: str, found: Any) -> dict[str, Any]:
-    """Returns name -> scalar; raises Misuse if they are something else."""
+    """Returns name -> scalar.
+
+    Raises:
+      Misuse: if they are something else.
+    """
     if not isinstance(found, Mapping):
         raise Misuse(f"{what} are a dict of numbers, not a {type(found).__name__}")
     for name, value in found.items():
@@ -77,6 +81,7 @@ def check_batches(
     Args:
       batch_of: step -> batch.
       step: the first one of this process.
+      batch: of it.
       start: step that the run resumes after.
       saved: digest of the batch of `start`, when it was trained on; None at the
         beginning.

@@ -41,8 +41,10 @@ def report(
     """Writes summary.json, curves and page unless up to date; prints a table.
 
     Args:
+      workdir: of the run.
       clusters: name -> folder.
       more: what the summary has of the run, its flags among it.
+      seconds: wall time of this command.
       curves: (summaries, records) -> the curves, both by cluster.
       figures: (summaries, records, the run's entries so far, its folder) -> more
         entries.

@@ -92,6 +92,7 @@ def logits(
     """Computes the logits of pairs.
 
     Args:
+      params: as `init` makes them.
       input_ids: [B, L] int32, padded (see `data.ragged_rows`).
       rng: key of the dropout; none without.
 
@@ -121,6 +122,7 @@ def pool(how: str, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
     """Pools positions.
 
     Args:
+      how: one of POOLINGS.
       hidden: [B, L, D] float32.
       attention_mask: [B, L] bool, false at padding.
 

@@ -365,6 +365,9 @@ class Readings:
 def similarity(one: Any, other: Any) -> jax.Array:
     """Returns the cosine of two trees of arrays; -1 if one is 0 or not finite.
 
+    Args:
+      one, other: alike in structure and shapes, floating-point.
+
     Returns:
       [] float32.
     """

@@ -21,6 +21,10 @@ from nebula_jax.communication.worker_link import AnyLink
 def token_needed(step: int, window: int) -> int:
     """Returns the latest step whose token must be there before `step` begins.
 
+    Args:
+      step: the step that is to begin, 1 and up.
+      window: how many steps a follower may be ahead.
+
     Returns:
       A step; 0 or less means that none is needed.
     """
@@ -35,6 +39,8 @@ def last_step_after_stop(done: int, window: int, total: int) -> int:
 
     Args:
       done: latest step with a token.
+      window: how many steps a follower may be ahead.
+      total: where the run ends anyway.
     """
     return min(done + window + 1, total)
 
@@ -43,6 +49,7 @@ def alone(start: int, last: int, stop_requested: Callable[[], bool]) -> Iterator
     """Yields the steps of a process that keeps pace with nobody.
 
     Args:
+      start: the step that the run resumes after.
       stop_requested: True once the run should end; looked at before each step.
     """
     step = start
@@ -66,7 +73,9 @@ def follow(
 
     Args:
       link: to the leader, or to the cluster before this one in a chain.
+      start: the step that the run goes on after.
       last: of the run, unless the leader names an earlier one.
+      window: how many steps this cluster may be ahead.
       stop_requested: True once the run should end; the leader then names a last step
         that all clusters can reach.
       followers: links to those that dialed this cluster.
@@ -102,7 +111,14 @@ class Lead:
         stop_requested: Callable[[], bool],
         log: Callable[[str], None],
     ) -> None:
-        """Begins after step `start`."""
+        """Begins after step `start`.
+
+        Args:
+          start: the step that the run goes on after.
+          window: how many steps a follower may be ahead.
+          stop_requested: True once the run should end.
+          log: takes a message about where the run stops.
+        """
         self._links, self._window, self._log = links, window, log
         self._step, self._last = start, last
         self._stop_requested, self._is_stopping = stop_requested, False

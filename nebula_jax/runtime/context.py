@@ -182,6 +182,7 @@ class Context:
         """Begins the records, and their clock.
 
         Args:
+          start: step that the run resumes after; 0 at its beginning.
           links: to the other clusters, whose traffic is recorded.
         """
         self.phases.enter("compiling")
@@ -251,7 +252,11 @@ class Context:
             yield step
 
     def finish(self, described: Mapping[str, Any]) -> None:
-        """Closes the records after the last step; says so if it is the run's last."""
+        """Closes the records after the last step; says so if it is the run's last.
+
+        Args:
+          described: JSON values that belong into the summary.
+        """
         self.record.finish(self.step, described)
         if self.step >= self.settings.steps:
             process.message(
@@ -275,6 +280,8 @@ class Context:
         """Returns function(*arguments); a traced run waits for the devices, and notes.
 
         Args:
+          step: in which this is computed.
+          function: such as a compiled training step.
           about: JSON values that the trace shows with the time that it took.
         """
         with self.trace.span("compute", step=step, **about):

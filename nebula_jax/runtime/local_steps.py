@@ -74,8 +74,11 @@ class Rounds:
         """Takes what `begin` and `in_one_process` have made.
 
         Args:
+          context: of this process.
+          members: see there.
           ends: of the rounds; None if there are none.
           peers: the other clusters; None if their replicas are here.
+          share: of this cluster.
         """
         self._context = context
         self.members = list(members)
@@ -110,6 +113,7 @@ class Rounds:
         """Sends and applies what is due after an inner step.
 
         Args:
+          step: just taken, counted from 1.
           params: after it; the next step may use up what is returned.
 
         Returns:
@@ -197,7 +201,12 @@ class Rounds:
         return start, is_behind
 
     def report_growth(self, saved: checkpoints.Checkpoints, start: int) -> None:
-        """Reports what a run with more steps than it had keeps of its former end."""
+        """Reports what a run with more steps than it had keeps of its former end.
+
+        Args:
+          saved: checkpoints of one of its clusters.
+          start: step that it resumes after.
+        """
         now = self._context.settings.steps
         has_ended = 0 < start == saved.steps_of_run(start) < now
         if has_ended and self.members and self.members[0].config.last_rounds(start):
@@ -293,11 +302,13 @@ def begin(
     """Begins local steps on a model of any kind, from the same parameters everywhere.
 
     Args:
+      context: of this process.
       peers: the other clusters; without any, nothing is sent. With a quorum they may
         return.
       params: any pytree of arrays: those of step 0, in every cluster the same, also
         where the run resumes from a checkpoint. Or specs of them, with shardings, for
         `Rounds.resume` to bring the first anchors.
+      settings: of the run.
 
     Raises:
       errors.SettingsError: at what cannot be; begins with a setting's name.
@@ -354,7 +365,12 @@ def in_one_process(
     params: Any,
     settings: settings_lib.Settings,
 ) -> Rounds:
-    """Returns the rounds of the replicas of all clusters, without a line."""
+    """Returns the rounds of the replicas of all clusters, without a line.
+
+    Args:
+      context, params, settings: as of `begin`.
+      names: of the clusters.
+    """
     if len(names) == 1:
         return Rounds(context, [])
     members = [member_lib.Member(settings, names, own, params) for own in names]

@@ -39,8 +39,10 @@ def gradients(
 
     Args:
       loss: of a micro-batch; what it closes over is whole on every device.
+      params: its first argument.
       batch: tree of arrays [B, ...], split over the mesh's `data` and `fsdp`.
       micro_batches: N; together with the devices, divides B.
+      when: one of WHEN.
 
     Returns:
       The gradient, like the parameters, and the batch's outcome.
@@ -79,6 +81,12 @@ def gradients(
 
 def check(rows: int, micro_batches: int, when: str, mesh: Mesh | None) -> None:
     """Checks that a batch can be divided so.
+
+    Args:
+      rows: B.
+      micro_batches: N.
+      when: one of WHEN.
+      mesh: in use, if any.
 
     Raises:
       errors.SettingsError: if not, with what could.

@@ -31,7 +31,15 @@ def save(
     """Writes the checkpoint of `step`, then removes all but the newest `keep`.
 
     Args:
+      saved: this cluster's checkpoints.
+      step: optimization steps taken.
+      state: pytree of arrays.
       about: metadata, JSON values that `restore` returns: data position, settings.
+      keep: how many to keep.
+
+    Raises:
+      CheckpointError: if it cannot be written, such as on a full disk. Earlier
+        checkpoints stay.
     """
 
     def write_arrays(folder: pathlib.Path) -> None:
@@ -62,6 +70,7 @@ def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, 
     """Reads a verified checkpoint.
 
     Args:
+      folder: of this cluster's checkpoints.
       step: one of `checkpoint_files.verified_steps`.
       like: pytree of ShapeDtypeStructs with shardings, see `abstract`.
 
@@ -96,6 +105,11 @@ def read(folder: pathlib.Path, step: int, like: Any = None) -> Any:
 def put_back(params: Any, trained: Any, is_trained: partition.IsTrained) -> Any:
     """Returns parameters with what a run trained in its place; the rest stays.
 
+    Args:
+      params: of a new model.
+      trained: of a checkpoint.
+      is_trained: of the run.
+
     Raises:
       CheckpointError: if shapes differ.
     """
@@ -112,6 +126,7 @@ def abstract(state: Any, sharding: Any) -> Any:
     """Makes `like` for `restore`: shapes and dtypes of `state`, with shardings.
 
     Args:
+      state: pytree of arrays or ShapeDtypeStructs.
       sharding: the same tree of shardings.
     """
     return jax.tree.map(

@@ -72,6 +72,10 @@ def encode_manifest(
 def decode_manifest(data: bytes, step: int) -> Manifest:
     """Decodes a manifest.
 
+    Args:
+      data: from `encode_manifest`, or anything.
+      step: that it must be of.
+
     Raises:
       ValueError: if it is not the manifest of that step; in words.
     """
@@ -117,6 +121,7 @@ class Folder:
         Args:
           path: of the folder, which need not be there.
           differs: compares a checkpoint's metadata with this run's.
+          log: takes messages for a person.
 
         Raises:
           CheckpointError: if there are checkpoints, but none that this run can use.
@@ -164,6 +169,7 @@ class Folder:
         """Writes the checkpoint of a step, then removes what it supersedes.
 
         Args:
+          step: optimization steps taken.
           about: metadata, JSON values: data position, settings.
           write_arrays: writes files into a folder, which is there.
           keep: how many checkpoints to keep, this one included.

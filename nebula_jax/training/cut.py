@@ -327,6 +327,9 @@ def back(
       forward, backward, is_trained, has_aux: as of `front`.
       sharding: where the activations of h go within this cluster; None leaves it to
         the compiler.
+
+    Raises:
+      PartError: at its first use, if `fn` does not return that.
     """
 
     def init_states(spec: codec_lib.Spec, aux: Any = None) -> States:

@@ -173,6 +173,10 @@ class Config(OuterSettings):
 
         None is saved while a fragment is in flight: its message would have to be saved
         too. So one that is due then comes as soon as the fragment is applied.
+
+        Args:
+          step: counted from 1.
+          every: steps between checkpoints.
         """
         if self.is_in_flight(step):
             return False
@@ -227,6 +231,7 @@ def places(
       fragments: P, for parts of about the same size, of leaves that follow each other
         in the pytree. Or a function of a path: its numbers count from 0, its names are
         fragments in the order in which they come.
+      is_trained: True for the path of a parameter that trains.
 
     Raises:
       errors.SettingsError: if a leaf is no array, two have one path, none trains, or a
@@ -336,6 +341,9 @@ def robust_weights(weights: Sequence[float], norms: Sequence[float]) -> list[flo
 
     >>> robust_weights([0.25, 0.5, 0.25], [1.0, 2.0, 8.0])
     [0.25, 0.5, 0.0625]
+
+    Args:
+      weights, norms: R, of the deltas.
     """
     most = float(np.median(norms))
 
@@ -358,6 +366,7 @@ def outer_step(
     Not for another function's `jit`, whose compiler would fuse what is kept apart here.
 
     Args:
+      outer: of the fragment, before.
       deltas: R, what every cluster has sent, decoded, in the order of the clusters.
       weights: R, of the clusters; their sum is 1, or less if they are robust.
       is_first: True in the first round of the fragment. Nesterov's first step would be
@@ -451,6 +460,7 @@ def follow(
     this cluster has learned and not sent.
 
     Args:
+      params: of this cluster, now.
       sent: its delta, as it was received; None if the round closed without it.
       before, after: the anchor, before the round and after it.
     """

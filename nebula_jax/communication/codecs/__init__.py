@@ -2,7 +2,6 @@
 
 A codec is to a tensor on the wire what an optax transformation is to a gradient.
 `chain` applies several; `from_string` reads one from a flag, also one of your own.
-At an argument out of its range all of them raise ValueError, which names it.
 
     codec = codecs.chain(codecs.svd(0.6), codecs.fp16())
     codec = codecs.from_string("svd(0.6)|fp16")        # the same

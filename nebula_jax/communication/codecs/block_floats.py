@@ -62,6 +62,9 @@ def e3m0(block: int = 256) -> codec.Codec:
     Args:
       block: consecutive values of the flattened leaf that share a scale (the last block
         may be shorter).
+
+    Raises:
+      ValueError: if it is no positive integer.
     """
     codec.check_integer("block", block, 1)
 

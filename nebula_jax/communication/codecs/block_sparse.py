@@ -92,6 +92,9 @@ def sparse_loco(k: int = 32, block: int = 4096) -> codec.Codec:
     Args:
       k: 1 to block.
       block: consecutive values of the flattened leaf.
+
+    Raises:
+      ValueError: if an argument is out of its range.
     """
     codec.check_integer("block", block, 1, 2**24)
     codec.check_integer("k", k, 1, block)

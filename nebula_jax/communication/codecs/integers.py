@@ -60,6 +60,9 @@ def int8(per: str | int) -> codec.Codec:
     Args:
       per: a group is the "tensor", a "row" (last axis), or N consecutive values of the
         flattened leaf (the last block may be shorter).
+
+    Raises:
+      ValueError: if it is none of these.
     """
 
     def pack(q: jax.Array, size: int) -> jax.Array:
@@ -80,6 +83,12 @@ def int4(per: str | int) -> codec.Codec:
 
     >>> codec.ratio(int4(64), jax.ShapeDtypeStruct((2, 128), jnp.float32))
     0.140625
+
+    Args:
+      per: see `int8`.
+
+    Raises:
+      ValueError: if it is none of these.
     """
     return _integers("int4", 7, pack_nibbles, unpack_nibbles, per)
 

@@ -58,6 +58,9 @@ def svd(ratio: float, flatten: bool = False) -> codec.Codec:
       ratio: r of Table 5, the share of singular values kept, in (0, 1].
       flatten: a leaf [B, L, D] is one matrix [B L, D]; otherwise each sentence [L, D]
         is compressed by itself, as Table 5's ratios show.
+
+    Raises:
+      ValueError: if an argument is out of its range.
     """
     codec.check_share("ratio", ratio)
     if type(flatten) is not bool:

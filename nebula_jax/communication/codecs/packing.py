@@ -59,6 +59,9 @@ def pack_ids(vocab_size: int) -> codec.Codec:
 
     Args:
       vocab_size: V, at most 2^31.
+
+    Raises:
+      ValueError: if it is not such an integer.
     """
     codec.check_integer("vocab_size", vocab_size, 1, 2**31)
 
@@ -140,6 +143,7 @@ def pack_tokens(mask: str = "mask", capacities: int = 8) -> selector.Selector:
     Args:
       mask: key or attribute of the leaf [B, L], bool or integer, not 0 where a
         position is real. Values other than 0 come back as 1.
+      capacities: how many.
 
     Raises:
       ValueError: if capacities is not 1 to 64; when encoding, if not exactly one leaf

@@ -40,6 +40,9 @@ def private(clip: float, noise: float = 0.0) -> codec_lib.Codec:
     Args:
       clip: C, above 0, in the tensor's unit.
       noise: z, the noise multiplier: standard deviation over C; 0 for none.
+
+    Raises:
+      ValueError: if an argument is out of its range.
     """
     for name, value in (("clip", clip), ("noise", noise)):
         if isinstance(value, bool) or not isinstance(value, int | float):
@@ -109,6 +112,7 @@ def described(
     """Returns what a run's report has of a codec's noise; {} if it has none.
 
     Args:
+      codec: that begins with `private`, or another.
       states: of its senders in this cluster.
     """
     found = _NOISE.match(codec.name)
@@ -133,7 +137,9 @@ def epsilon(noise: float, messages: int, delta: float = DELTA) -> float:
     `dp-accounting`, without subsampling.
 
     Args:
+      noise: z, the noise multiplier.
       messages: that were sent; of local steps one a round and fragment.
+      delta: δ.
 
     Raises:
       errors.SettingsError: if dp-accounting is not installed.

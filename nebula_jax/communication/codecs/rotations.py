@@ -39,6 +39,9 @@ def hadamard(block: int = 256, seed: int = 0) -> codec.Codec:
     Args:
       block: largest size of a block, 1 to 4096.
       seed: of the signs; the same on both ends.
+
+    Raises:
+      ValueError: if an argument is out of its range.
     """
     codec.check_integer("block", block, 1, MAX_BLOCK)
     codec.check_integer("seed", seed, 0, 2**32 - 1)

@@ -123,6 +123,12 @@ def from_step(n: int, codec: selector.CodecOrSelector) -> selector.Selector:
     >>> codec = from_step(2, floats.fp16())
     >>> [codec.encode(jnp.ones(3), (), step)[0].option for step in (1, 2)]
     [0, 1]
+
+    Args:
+      n: the first step that is compressed.
+
+    Raises:
+      ValueError: if an argument is out of its range.
     """
     check_codec(codec)
     codec_lib.check_integer("n", n, 1)

@@ -277,6 +277,9 @@ def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
 def header_bytes(data: bytes | bytearray, tags: Integrity = CHECKSUMS) -> int:
     """Reads the length of the typed header from a head that is still to be verified.
 
+    Args:
+      data: the first bytes of a frame.
+
     Raises:
       Damaged: if they cannot be a head of this version.
     """
@@ -301,6 +304,7 @@ def decode_head(
 
     Args:
       data: the first `head_bytes` of a frame.
+      header: as many bytes as `header_bytes` found in them.
 
     Raises:
       Damaged: if its tag is wrong.

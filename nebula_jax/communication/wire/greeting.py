@@ -67,6 +67,7 @@ def run(steps: Steps[T], sock: socket.socket, deadline: float, silence: float) -
 
     Raises:
       TimeoutError: at the deadline, or after that silence.
+      Exception: what the steps raise.
     """
     with selectors.PollSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
@@ -92,6 +93,9 @@ def call_sign(session_id: bytes) -> str:
 
 def client_hello(sock: socket.socket) -> Steps[bytes]:
     """Waits for the whole first record of a TLS client, and leaves it on the socket.
+
+    Returns:
+      The record.
 
     Raises:
       PlainPeer: if a frame comes.
@@ -175,6 +179,13 @@ def exchange_hellos(
     """Sends what a session has to send until the peer's Hello has come.
 
     What has come after it stays in the session.
+
+    Args:
+      sock: non-blocking.
+      session_: that has begun on it, or resumed.
+
+    Returns:
+      The Hello, unchecked.
 
     Raises:
       OSError, session.PeerGone: if the connection breaks.

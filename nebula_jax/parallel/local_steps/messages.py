@@ -33,7 +33,11 @@ class Head(NamedTuple):
 
 
 def spec(fragment: diloco.Fragment) -> dict[str, Any]:
-    """Returns the specs of a message's arrays, for its channel."""
+    """Returns the specs of a message's arrays, for its channel.
+
+    Args:
+      fragment: specs of its parameters.
+    """
     return {
         "head": jax.ShapeDtypeStruct((len(Head._fields),), jnp.uint32),
         "anchor": jax.ShapeDtypeStruct((DIGEST_BYTES,), jnp.uint8),

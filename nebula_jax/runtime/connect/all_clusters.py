@@ -243,6 +243,8 @@ def agree_start(peers: Peers, every: int, window: int, timeout: float) -> int:
     Welcome, or waits for it.
 
     Args:
+      every: steps between checkpoints.
+      window: steps that one cluster may be ahead of another.
       timeout: seconds to wait for the others' Welcome.
 
     Raises:

@@ -101,6 +101,9 @@ def run(
       train: does the work, with JAX on the devices of all processes; returns the exit
         status.
 
+    Returns:
+      The exit status.
+
     Raises:
       rendezvous.Absent: if some process did not come.
       errors.SettingsError: if they are not the processes of one run.

@@ -80,6 +80,7 @@ class Door:
 
         Args:
           server: bound and listening; closed with the door.
+          secret: of the run.
           address: the coordinator's, as all processes were given it.
         """
         self.came: queue.Queue[tuple[int, Line, Message]] = queue.Queue()
@@ -147,6 +148,7 @@ def gather(
     Args:
       door: of the cluster; stays open, unless this fails.
       described: what must be equal in all processes, JSON values by name.
+      timeout: seconds to wait.
 
     Returns:
       Rank -> line to it.
@@ -233,6 +235,9 @@ def attend(
 ) -> Line:
     """Goes to the root, as another process, and waits for its answer; see `gather`.
 
+    Returns:
+      The line to the root.
+
     Raises:
       Absent: if nobody answers, the root has ended, or others did not come.
       errors.SettingsError: if they are not the P processes of one run.
@@ -289,6 +294,7 @@ def knock(
     """Connects to the root's door once, with proofs of both sides.
 
     Args:
+      purpose: see `handshake`.
       deadline: monotonic time at which to give up; later by a moment if it is past.
 
     Raises:

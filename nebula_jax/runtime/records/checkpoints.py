@@ -59,6 +59,8 @@ class Checkpoints:
 
         Args:
           settings: of the run, equal in all clusters.
+          every: steps between checkpoints.
+          window: steps that one cluster may be ahead of another.
           fingerprints: see `check_same_run`.
           work: of this process, which reports to the peers that it saves.
           before_save: called with a state before it is saved; raises an error if it

@@ -164,7 +164,9 @@ class Progress:
 
         Args:
           start: the step that the run goes on after; 0 at its beginning.
+          log_every: steps between progress lines.
           links: to the other clusters, whose traffic is reported.
+          work: of this process, which counts the steps.
           allow_nonfinite: steps of the run that may be skipped (`Skips`).
           phases: of this process, which end with its first step.
           delay: seconds of an emulated line, both ways, which no kernel measures.
@@ -205,9 +207,13 @@ class Progress:
         The step before is settled, not this one: the device may still be at it.
 
         Args:
+          step: counted from 1.
           values: name -> [] float32, perhaps with `loss`; `tokens`, if there are any,
             are added up, not averaged. Of a step that
             was skipped, `is_finite` is False, and nothing else is averaged.
+
+        Raises:
+          NonfiniteError: see `settle`.
         """
         self._work.step_done()
         if not self._has_stepped:
@@ -327,6 +333,9 @@ class Progress:
 
         Args:
           more: JSON values that belong into the summary.
+
+        Raises:
+          NonfiniteError: see `settle`.
         """
         self.settle()
         if self._pending:

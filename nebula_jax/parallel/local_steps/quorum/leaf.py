@@ -64,6 +64,7 @@ class Leaf:
         """Waits for the hub's Welcome, and for the state of the run if it has begun.
 
         Args:
+          timeout: seconds to wait for the Welcome.
           saved: steps that this cluster has saved, as its Hello has them.
 
         Returns:
@@ -166,7 +167,11 @@ class Leaf:
     # The log.
 
     def _wait(self, what: str) -> None:
-        """Waits for more of the log; raises quorum.LeftOut if there is no more."""
+        """Waits for more of the log.
+
+        Raises:
+          quorum.LeftOut: if there is no more.
+        """
         if not self._link.wait_for_any(what):
             raise self._left_out()
         self._log.receive()
