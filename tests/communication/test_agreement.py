@@ -244,9 +244,7 @@ def test_a_sender_refuses_a_payload_of_another_codec():
     good, bad = (
         codec.encode(jnp.ones(4), ())[0] for codec in (codecs.fp16(), codecs.bf16())
     )
-    words = (
-        r"channel h, payload of fp16: expected .* float16\[4\], got .* bfloat16\[4\]"
-    )
+    words = r"payload of fp16: expected .* float16\[4\], got .* bfloat16\[4\]"
     with pytest.raises(agreement.FormatError, match=words):
         sender.send_payload(1, selector.Selected(bad, 0))
     with pytest.raises(agreement.FormatError, match="option 1 of fp16; there are 1"):

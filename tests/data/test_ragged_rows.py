@@ -54,10 +54,7 @@ def test_many_texts_are_tokenised_in_parts(monkeypatch):
 
 
 def test_an_over_long_sentence_is_named_with_its_tokens():
-    with pytest.raises(
-        ragged_rows.TokenError,
-        match=r"'train-1' has 12 tokens; at most 10 .* \(1 others",
-    ):
+    with pytest.raises(ragged_rows.TokenError, match=r"'train-1' has 12 .* \(1 others"):
         tokenise(["abc", "abcdefghij", "abcdefghijk"])
 
 
@@ -78,9 +75,7 @@ def test_sentences_of_unknown_characters_alone_are_counted_and_named():
 
 
 def test_a_row_too_short_for_its_sentence_is_an_error():
-    with pytest.raises(
-        ragged_rows.TokenError, match="'train-1' has 5 tokens; a row has room"
-    ):
+    with pytest.raises(ragged_rows.TokenError, match="'train-1' has 5 tokens; a row"):
         tokenise(["a", "abc"]).rows([0, 1], 4, PAD)
 
 

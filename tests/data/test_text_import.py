@@ -145,11 +145,7 @@ def test_another_split_is_chosen_by_name(tmp_path):
 @pytest.mark.parametrize(
     ("write", "more", "words"),
     [
-        (
-            write_parquet,
-            {"split": "test"},
-            r"no split test \(from_split\); there is tr",
-        ),
+        (write_parquet, {"split": "test"}, r"no split test \(from_split\)"),
         (write_saved, {"split": "test"}, r"no split test \(from_split\); there is tr"),
         (write_tfds, {"split": "test"}, r"TFDS cannot read split test of it"),
         (write_json, {"languages": ["en"]}, "no column en; name the .* of de, fr"),
@@ -157,11 +153,7 @@ def test_another_split_is_chosen_by_name(tmp_path):
         (write_json, {"columns": ["de", "x"]}, "no column de, x; name the"),
         (lambda folder: folder / "nothing.jsonl", {}, "no such file or folder"),
         (lambda folder: folder / "nothing.txt", {}, "comes in twos"),
-        (
-            lambda folder: folder / "nothing.txt",
-            {"languages": ["de"]},
-            "there is no such file",
-        ),
+        (lambda folder: folder / "nothing.txt", {"languages": ["de"]}, "no such file"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, write, more, words):
@@ -172,9 +164,7 @@ def test_what_cannot_be_read_is_named(tmp_path, write, more, words):
 @pytest.mark.parametrize("name", ["a.csv", "a.tsv.gz", "a.json", "a.zst"])
 def test_another_format_is_no_plain_text(tmp_path, name):
     (tmp_path / name).write_text("de\tfr\n")
-    with pytest.raises(
-        tsv.NoCorpusError, match=rf"{name}: no format that is read here"
-    ):
+    with pytest.raises(tsv.NoCorpusError, match=rf"{name}: no format"):
         read(tmp_path / name, languages=["de"])
 
 
@@ -182,9 +172,7 @@ def test_configurations_of_a_dataset_are_not_mixed(tmp_path):
     for language in ("de", "fr"):
         (tmp_path / f"2023.{language}").mkdir()
         write_parquet(tmp_path / f"2023.{language}")
-    with pytest.raises(
-        tsv.NoCorpusError, match=r"is in 2023\.de/data, 2023\.fr/data: na"
-    ):
+    with pytest.raises(tsv.NoCorpusError, match=r"is in 2023\.de/data, 2023"):
         read(tmp_path)
     assert read(tmp_path / "2023.de")
 

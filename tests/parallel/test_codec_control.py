@@ -202,10 +202,7 @@ def test_a_log_that_was_saved_goes_on_as_it_was():
 def test_what_cannot_follow_is_refused():
     log = codec_control.DecisionLog(POLICY)
     for probe, problem in (
-        (
-            Probe(10, Levels(), 1, 1, 1),
-            "a probe of step 10 where one of step 2 follows",
-        ),
+        (Probe(10, Levels(), 1, 1, 1), "a probe of step 10 where one of step 2"),
         (Probe(2, Levels(1, 0), 1, 1, 1), "where the decision log has"),
         (Probe(2, Levels(), 1.5, 1, 1), "has cosines"),
         (Probe(2, Levels(), np.nan, 1, 1), "has cosines"),

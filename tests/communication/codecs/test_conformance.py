@@ -452,10 +452,7 @@ ONES = jnp.ones(())  # a constant: what a channel gives away is gone
             leaf_codec(lambda x: x[np.asarray(x)[:, 0] > 0], lambda p: p),
             "encoding or decoding fails: TracerArrayConversionError",
         ),
-        (
-            leaf_codec(lambda x: x + np.random.rand(), lambda p: p),
-            "with and without jit its values differ",
-        ),
+        (leaf_codec(lambda x: x + np.random.rand(), lambda p: p), "without jit its"),
         (leaf_codec(lambda x: x + 1, lambda p: p), "zeros do not come back as zeros"),
         (
             leaf_codec(lambda x: jnp.nan_to_num(x), lambda p: p),

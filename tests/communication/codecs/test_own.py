@@ -82,34 +82,18 @@ def test_a_codec_of_a_module_is_a_codec_like_any(folder, string, name):
     [
         ("fp16|no_such:signs", "there is no module no_such in ", "no_such:"),
         ("my_codecs.py:HALF", "; write it without .py", "my_codecs"),
-        (
-            "./my_codecs:HALF",
-            "unexpected '/'; a codec of one's own is module:name",
-            "/",
-        ),
+        ("./my_codecs:HALF", "unexpected '/'; a codec of one's own", "/"),
         ("my_codecs:sign", "my_codecs has no sign", "my_codecs"),
         ("my_codecs:EIGHT", "neither a codec nor a function that makes one: 8", "my_"),
         ("my_codecs:HALF(2)", "is a codec, so it has no arguments", "my_codecs"),
-        (
-            "my_codecs:nothing",
-            "my_codecs:nothing: it returned no codec, but None",
-            "my",
-        ),
+        ("my_codecs:nothing", "it returned no codec, but None", "my"),
         ("my_codecs:many(3)", "argument *sizes has no name", "my_codecs"),
         ("my_codecs:scaled", "argument by is missing: my_codecs:scaled(by, ", "my_cod"),
         ("my_codecs:scaled(0)", "by must not be 0, but 0", "0)"),
         ("my_codecs:scaled(2, bye=3)", "no argument bye: my_codecs:scaled(", "bye"),
-        (
-            "fp16|my_codecs:scaled(13)",
-            "my_codecs:scaled: it failed: KeyError: 'thirteen' (my_codecs.py, line 9)",
-            "my_codecs",
-        ),
+        ("fp16|my_codecs:scaled(13)", "'thirteen' (my_codecs.py, line 9)", "my_codecs"),
         ("typo:signs", "typo cannot be imported: SyntaxError: ", "typo"),
-        (
-            "needs:x",
-            "needs cannot be imported: ModuleNotFoundError: No module",
-            "needs",
-        ),
+        ("needs:x", "needs cannot be imported: ModuleNotFound", "needs"),
         ("script:x", "script cannot be imported: SystemExit: 2 (script.py, ", "script"),
     ],
 )

@@ -194,9 +194,7 @@ def test_a_listener_that_was_started_anew_says_so(line, pool):
     line.begin()
     line.listener._sessions.clear()
     line.proxy.cut()
-    with pytest.raises(
-        session.PeerAborted, match=r"this session: .* Then start the commands of"
-    ):
+    with pytest.raises(session.PeerAborted, match=r"this session: .* Then start the"):
         line.there.wait_for_step(1)
     line.here.abort("done")
 

@@ -162,11 +162,7 @@ def test_before_open_a_connector_hears_nothing_but_open_or_abort(pair):
 @pytest.mark.parametrize(
     ("opening", "acknowledged", "words"),
     [
-        (
-            frames.Open(SESSION, 1),
-            0,
-            "opened connection 1 of a session at connection 1",
-        ),
+        (frames.Open(SESSION, 1), 0, "opened connection 1 of a session"),
         (frames.Open(bytes(16), 2), 0, "opened connection 2"),
         (frames.Open(SESSION, 2), 1, "acknowledged 1 frames; .* and 0 were sent"),
     ],
@@ -204,10 +200,7 @@ HUGE = 2**63
         (frame(TENSOR, sequence=0), "frame 0; expected 1"),  # a replay
         (frame(TENSOR, sequence=2), "frame 2; expected 1"),  # a gap
         (frame(frames.Ping(), sequence=1), "frame 1; expected 0"),
-        (
-            frame(frames.Ping(), 0, acknowledged=3),
-            "acknowledged 3 frames; .* and 2 were sent",
-        ),
+        (frame(frames.Ping(), 0, acknowledged=3), "acknowledged 3 .* and 2 were sent"),
         (frame(frames.Open(SESSION, 1), 0), "sent Open after Open"),
     ],
 )
@@ -220,9 +213,7 @@ def test_an_acknowledgement_cannot_be_taken_back(running):
     running.send(Role.LISTENER, frames.StepDone(1))
     end = running.ends[Role.LISTENER]
     receive(end, frame(frames.Ping(), 0, acknowledged=2))
-    with pytest.raises(
-        session.RemoteProtocolError, match=r"acknowledged 1 .* had acknowledged 2"
-    ):
+    with pytest.raises(session.RemoteProtocolError, match=r"1 .* had acknowledged 2"):
         receive(end, frame(frames.Ping(), 0, acknowledged=1))
 
 

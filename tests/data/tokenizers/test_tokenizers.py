@@ -176,9 +176,7 @@ def test_unusable_folders_are_named(tmp_path):
     with pytest.raises(tokenizers.TokenizerError, match="is no JSON"):
         tokenizers.load(tmp_path)
     (tmp_path / "sentencepiece.bpe.model").write_bytes(b"garbage")
-    with pytest.raises(
-        tokenizers.TokenizerError, match=r"bpe\.model .* is no sentencepiece model$"
-    ):
+    with pytest.raises(tokenizers.TokenizerError, match=r"is no sentencepiece model$"):
         tokenizers.load(tmp_path)
     (tmp_path / "tokenizer.json").write_text("{}")
     with pytest.raises(tokenizers.TokenizerError, match=r"\.json cannot be read"):

@@ -245,10 +245,7 @@ def test_a_level_is_what_the_codec_encodes_with():
             {"backward_codec": "fp16"},
             "--forward_codec=auto: --forward_codec and --back",
         ),
-        (
-            {"forward_codec": "fp16"},
-            "--backward_codec=auto: --forward_codec and --back",
-        ),
+        ({"forward_codec": "fp16"}, "--backward_codec=auto: --forward_codec and"),
         ({"cluster": "whole"}, "not for --cluster=whole"),
     ],
 )

@@ -114,9 +114,7 @@ def test_a_translator_has_the_flags_shape():
     assert (made.source, made.target, made.heads) == (source, target, 3)
     assert (made.objective, made.max_target_length) == ("ar", 16)
     agreed = configured(cross_attention_heads=5).agreed
-    with pytest.raises(
-        errors.SettingsError, match="does not divide the target model's"
-    ):
+    with pytest.raises(errors.SettingsError, match="does not divide the target"):
         models.model(agreed, source, target)
 
 

@@ -76,24 +76,15 @@ def test_the_model_has_what_the_flags_name():
             {"trains": "adapters", "pipeline": 2, "fsdp": 2, "devices_per_cluster": 2},
             "--pipeline=2 is not for --trains=adapters",
         ),
-        (
-            {"trains": "adapters", "head_warmup_steps": 5},
-            "--trains=adapters has no head that trains",
-        ),
+        ({"trains": "adapters", "head_warmup_steps": 5}, "adapters has no head that"),
         ({"head_priors": True}, "--head_priors counts in the steps"),
         ({"clusters": 1}, "--sync=streaming is for several clusters"),
         ({"languages": "en|de|sw"}, "has 3 groups: give one, for every cluster, or"),
         ({"languages": "en|../sw"}, "languages: '../sw' is no language"),
         ({"emulate_compute": "5,6"}, "--emulate_compute=5,6: expected one number"),
         ({"micro_batches": 3}, "micro_batches=3 does not divide batch_size=16"),
-        (
-            {"hub": "0", "quorum": 1, "processes_per_cluster": 2},
-            "--quorum=1 is for clusters of one process each",
-        ),
-        (
-            {"devices_per_cluster": 2, "eval_batch_size": 5},
-            "--eval_batch_size=5 cannot be split evenly over 2 devices",
-        ),
+        ({"hub": "0", "quorum": 1, "processes_per_cluster": 2}, "--quorum=1 is for"),
+        ({"devices_per_cluster": 2, "eval_batch_size": 5}, "size=5 cannot be split"),
     ],
 )
 def test_what_cannot_be_is_named(given, message):

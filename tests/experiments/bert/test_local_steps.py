@@ -75,10 +75,7 @@ def test_the_defaults_can_be():
     [
         ({"sync": "allreduce"}, "--sync=allreduce is for one cluster, and there are 2"),
         ({"delay": 100}, r"--delay must be below the 100 steps .* not 100"),
-        (
-            {"inner_steps": 10, "fragments": 3, "delay": 3},
-            "--delay must be below the 3",
-        ),
+        ({"inner_steps": 10, "fragments": 3, "delay": 3}, "delay must be below the 3"),
         ({"inner_steps": 2, "fragments": 3}, "--fragments must be from 1 to"),
         ({"mixing": 1.0}, r"--mixing must be in \[0, 1\), not 1.0"),
         ({"delta_codec": "e3m1"}, "unknown codec e3m1"),

@@ -40,14 +40,8 @@ def test_bad_flags_are_refused(flag):
             {"cluster": "generator:7", "peer": "h:1", "tls": "off"},
             "--generators has 2",
         ),
-        (
-            {"cluster": "generator:x", "peer": "h:1", "tls": "off"},
-            "expected all, whole",
-        ),
-        (
-            {"cluster": "generator:²", "peer": "h:1", "tls": "off"},
-            "expected all, whole",
-        ),
+        ({"cluster": "generator:x", "peer": "h:1", "tls": "off"}, "expected all"),
+        ({"cluster": "generator:²", "peer": "h:1", "tls": "off"}, "expected all"),
         ({"generators": "en|../sw"}, "'../sw' is no language"),
         ({"generators": "9" * 9}, "families.json is missing"),
         ({"cluster": "discriminator"}, "needs listen=HOST:PORT"),

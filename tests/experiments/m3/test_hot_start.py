@@ -218,10 +218,7 @@ def test_what_does_not_fit_the_encoder_is_refused(runs, checkpoint, vocabulary):
             {"hot_start": str(checkpoint), "disentangled": True},
             "--disentangled is for a discriminator that begins with random weights",
         ),
-        (
-            {"hot_start": str(checkpoint), "body": "modern"},
-            "bert has another form of layers than --body=modern: give the other one",
-        ),
+        ({"hot_start": str(checkpoint), "body": "modern"}, "another form of layers"),
     ):
         refused = pytest.raises(errors.NebulaError, match=message)
         with flagsaver.flagsaver(**{"max_length": 16} | given_flags), refused:

@@ -68,9 +68,7 @@ def test_a_poll_takes_what_has_arrived_and_waits_for_nothing():
     one.poll(4, 0)  # nobody has sent
     two.send(4, 0, message(1, 4, 0))
     one.poll(4, 0)
-    with pytest.raises(
-        errors.NebulaError, match="nobody has sent delta 0 of cluster:2"
-    ):
+    with pytest.raises(errors.NebulaError, match="has sent delta 0 of cluster:2"):
         one.receive(4, 0, message(0, 4, 0))
     three.send(4, 0, message(2, 4, 0))
     received = one.receive(4, 0, message(0, 4, 0))

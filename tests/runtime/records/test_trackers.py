@@ -230,10 +230,7 @@ def test_ones_own_is_named_by_module_and_name(monkeypatch, about):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        (
-            "wandbb",
-            "tracker=wandbb: there is none of this name; expected wandb, trackio",
-        ),
+        ("wandbb", "tracker=wandbb: there is none of this name; expected"),
         ("no_such:T", "tracker=no_such:T: No module named 'no_such'; expected"),
         ("json:T", "tracker=json:T: module 'json' has no attribute 'T'"),
     ],

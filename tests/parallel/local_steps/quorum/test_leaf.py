@@ -183,10 +183,7 @@ def test_a_verdict_of_another_version_is_refused(star):
     star.together(3, (0, 1))
     star[2].member.versions[1] = 4
     star.arrive(2)
-    with pytest.raises(
-        errors.NebulaError,
-        match="closed the round of step 2 at version 0 of fragment 1; cluster:2 has",
-    ):
+    with pytest.raises(errors.NebulaError, match="at version 0 of fragment 1"):
         star[2].to(1)
 
 
