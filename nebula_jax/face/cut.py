@@ -7,11 +7,9 @@
     line = half.open(link, h)                          # channels, for h of this shape
     grads, line, metrics = half.step(params, micro_batches, key, step, line)
 
-Any number of parts makes a chain: each dials the next, which listens. A batch is a list
-of micro-batches, which are in flight together in all parts (GPipe). Its loss is the
-mean of theirs, or with reduce="sum" their sum.
-
-h is any pytree: its floating-point arrays get a gradient, others go along.
+Each part of a chain dials the next, which listens. A batch is a list of micro-batches,
+which are in flight together in all parts (GPipe). Its loss is the mean of theirs, or
+with reduce="sum" their sum. h is any pytree: its floating-point arrays get a gradient.
 """
 
 import dataclasses

@@ -1,11 +1,9 @@
 """ABNet: two frozen language models that adapters join into a translator.
 
 Section 3.2, Fig. 5; facts that the paper leaves open are from ABNet's code. `Source`
-runs on cluster S and never receives a target sentence; `Target` runs on cluster T and
-never receives a source sentence. `Encoded.hidden` is sent from S to T.
-
-Frozen parts have the names that their modules have elsewhere, so that the parameters of
-a pretrained model fit in (`abnet_params.with_pretrained`).
+runs on cluster S, `Target` on cluster T, and neither receives the other's sentences:
+`Encoded.hidden` is sent. Frozen parts have the names that their modules have elsewhere,
+so that the parameters of a pretrained model fit in.
 
 B batch, L source length, Q target length, D width (S's or T's own), V vocabulary of T,
 N hypotheses of a sentence, P predictions, T lengths that can be predicted.

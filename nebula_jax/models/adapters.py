@@ -1,15 +1,14 @@
 """ABNet's adapters: the trained modules between frozen layers (eq. 12, 13; Fig. 5).
 
-The paper has "each sub-layer"; its equations and ABNet's code have one adapter
-after each whole layer, that is, after the layer norm of its feed-forward part.
+The paper has "each sub-layer"; its equations and ABNet's code have one adapter after
+each whole layer, that is, after the layer norm of its feed-forward part.
 
-The output kernels of an adapter are initialized as Xavier times OUTPUT_SCALE; ABNet's
-code has 1. Outputs near zero let each frozen layer at first receive the input it was
-trained on; but with 0 the decoder would not read the source at all, and the first
-gradient sent to the source would be exactly zero. Our choice is 0.1. With it, and with
-`match_layer_norms`, the last hidden states of all-MiniLM-L6-v2 keep a cosine of 0.9
-with those they have without adapters; with 0.3 it is 0.6, with 1 it is 0.03: noise.
-(Measured on three sentences.)
+Output kernels are initialized as Xavier times OUTPUT_SCALE, our choice; ABNet's code
+has 1. Near zero each frozen layer at first receives the input it was trained on; with 0
+the decoder would not read the source at all, and the first gradient sent back would be
+zero. With `match_layer_norms` the last hidden states of all-MiniLM-L6-v2 keep a cosine
+of 0.9 with those without adapters; with 0.3 it is 0.6, with 1 it is 0.03 (three
+sentences).
 
 B batch, L source length, Q target length, D width (of the adapter's own side), H heads,
 K head width, R inner width.

@@ -3,13 +3,11 @@
     z = (h - m) A        the front sends R columns of D
     h' = z B + m         the back makes D of them again
 
-At the start A has the first right-singular vectors of activations less their mean m,
-so h' is the best approximation of them of rank R, and with R = D it is h. Both matrices
-are then trained like any other. The columns are in the order of singular values: the
-first r of them are a bottleneck of rank r.
-
-A back whose readers of h are all linear needs no B: W and b of a reader become B W and
-b + m W, and the gradient that goes back is as narrow as z (`read_through`).
+At the start A has the first right-singular vectors of activations less their mean m, so
+h' is the best approximation of rank R, and with R = D it is h. Both matrices are then
+trained. Columns are in the order of singular values. A back whose readers of h are all
+linear needs no B: W and b of a reader become B W and b + m W, and the gradient that
+goes back is as narrow as z (`read_through`).
 
 N tokens, D width, R rank.
 """

@@ -3,16 +3,14 @@
 Each direction of a cut has a schedule of codecs, the least lossy first. Every P steps
 one micro-batch crosses twice, by the codecs in use and by the least lossy ones; each
 side compares the gradients that it would train with, and what both found is a Probe.
-From the probes so far `decide` finds the levels that are in use from the next step on:
-the cheapest that change gradients little, and only while the line is what a step waits
-for. It begins at the least lossy: so the step at which compression begins (Fig. 10) is
-found as well. While the probes call for levels that are new, they come more often
-(`next_probe`).
+From the probes `decide` finds the levels in use from the next step on: the cheapest
+that change gradients little, and only while the line is what a step waits for. So the
+step at which compression begins (Fig. 10) is found as well. While the probes call for
+levels that are new, they come more often (`next_probe`).
 
-A decision is a pure function of the probes. Both sides write them to a DecisionLog, and
-keep it in their checkpoints: what is in it is not measured again, and so a run that
-resumes has the levels that it had. What one side's clock has shown since the last
-checkpoint is in a file of its own (`Readings`).
+A decision is a pure function of the probes. Both sides keep them in a DecisionLog, and
+it in their checkpoints; what one side's clock has shown since is in a file
+(`Readings`). So a run that resumes has the levels that it had.
 """
 
 import bisect

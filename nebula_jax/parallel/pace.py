@@ -1,16 +1,9 @@
 """Pace of several clusters (section 3.3): which step comes next, and where a run ends.
 
-Steps count from 1. After optimization step t the leading cluster (the listener) sends a
-step token, the paper's "small tensor". A follower may begin step t once the token of
-step t - 1 - window has arrived: with window 0 the clusters take turns, with more they
-overlap, and a generator's samples never run further ahead than that.
-
-    for step in pace.follow(link, start, last, window, stop_requested): ...
-
-    pace_ = pace.Lead(links, start, last, window, stop_requested, log)
-    for step in pace_:
-        ...
-        pace_.done(step)
+Steps count from 1. After step t the leading cluster (the listener) sends a step token,
+the paper's "small tensor". A follower may begin step t once the token of step t - 1 -
+window has arrived: with window 0 the clusters take turns, with more they overlap, and a
+generator's samples never run further ahead than that.
 """
 
 from collections.abc import Callable, Iterator, Sequence

@@ -1,15 +1,12 @@
 """Micro-batches on both sides of a cut at once (section 3.3, Fig. 7).
 
 The front sends one micro-batch after the other and does not wait for the first one's
-gradient; the back answers each as it comes. So both clusters and both directions of the
-line are busy together. Parameters change once a batch: the gradients are those of the
-whole batch, added in the micro-batches' order, however they overlapped.
+gradient; the back answers each as it comes. Parameters change once a batch: the
+gradients are those of the whole batch, added in the micro-batches' order, however they
+overlapped. Between two batches the line is idle for a round trip.
 
-Between two batches the line is idle for a round trip.
-
-Every function takes the states of the half and returns them, as the gradients so far:
-what was given cannot be used again. They go from one micro-batch to the next: those of
-the codecs, and with `has_aux` the auxiliary state, such as a BatchNorm's statistics.
+Every function uses up the states of the half, and returns them: those of the codecs,
+and with `has_aux` the auxiliary state, such as a BatchNorm's statistics.
 
 B examples of a micro-batch. h: any pytree of arrays [B, ...]; losses: [] float32.
 """

@@ -5,15 +5,10 @@ long run as long as the slowest cycle of what waits for what:
 
     max(generator, line up, discriminator, line down, turn / (window + 1))
 
-Each part is busy for its own seconds. A turn is one step from its generators to the
-token that lets them go on: with window w, w + 1 of them are in flight.
-
-    run = M3(0.6, 1.5, wan.from_string("60mbit,15ms"), 5_000_000, window=2)
-    seconds(run)
-
-Not in the model: what varies from step to step (a text's lengths, lost packets), TCP's
-own dynamics, clusters that share a machine's cores, optimizers, evaluations and
-checkpoints. Units: seconds, bytes.
+A turn is one step from its generators to the token that lets them go on: with window w,
+w + 1 of them are in flight. Not in the model: what varies from step to step (a text's
+lengths, lost packets), TCP's own dynamics, clusters that share a machine's cores,
+optimizers, evaluations and checkpoints. Units: seconds, bytes.
 """
 
 import dataclasses

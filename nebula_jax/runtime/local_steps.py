@@ -1,24 +1,18 @@
 """Local steps in a loop: every cluster trains a replica, and rounds average them.
 
-    with all_clusters.connected(connection, hello(saved.steps), clusters) as peers:
-        given = settings.Settings(inner_steps=100, codec="e3m0(256)")
-        rounds = local_steps.begin(context, peers, params, given)
-        start, is_behind = rounds.agree_start(saved)
-        ...                                      # restores params and rounds
-        context.begin(start, peers.lines)
-        for step in context.each(rounds.steps()):
-            params = train_step(params, batch(step, rounds.share))
-            params = rounds.after(step, params)
-            if rounds.is_saved_after(step):
-                saved.save(rounds.step, [params, rounds.values])
+    rounds = local_steps.begin(context, peers, params, settings.Settings(inner_steps=9))
+    start, is_behind = rounds.agree_start(saved)
+    ...                                      # restores params and rounds
+    context.begin(start, peers.lines)
+    for step in context.each(rounds.steps()):
+        params = train_step(params, batch(step, rounds.share))
+        params = rounds.after(step, params)
+        if rounds.is_saved_after(step):
+            saved.save(rounds.step, [params, rounds.values])
 
-`after` is all that a loop needs to know of rounds: it sends what is due, applies what
-has come, ends at the anchors after the last step of the run, and finds out that a
-cluster requests the end: all clusters then end after the same step. A checkpoint is due
-only where no message is in flight.
-
-Parameters are any pytree, and the inner optimizer is the loop's own affair: the
-gradients, moments and whatever else does not cross stay in each cluster.
+`after` sends what is due, applies what has come, ends at the anchors after the last
+step of the run, and finds out that a cluster requests the end: all then end after the
+same step. Parameters are any pytree; the inner optimizer is the loop's own affair.
 
 R clusters, P fragments.
 """

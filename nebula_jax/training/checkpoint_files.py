@@ -6,23 +6,15 @@
     FOLDER/00000080.later/          set aside: the run went on from an earlier step
     FOLDER/00000020.damaged/        set aside, and never removed
 
-A checkpoint is written as `.partial`: arrays, then the manifest. When all of it is
-flushed to the disk, it gets its final name, which therefore holds a whole checkpoint
-unless something damaged it since. Nothing is removed but `.partial`, and checkpoints of
-this run that it has superseded with newer ones.
+A checkpoint gets its final name when all of it is flushed to the disk, so that name
+holds a whole checkpoint unless something damaged it since. Nothing is removed but
+`.partial`, and checkpoints of this run that it has superseded with newer ones.
+(`orbax.checkpoint.CheckpointManager(max_to_keep)` counts steps that have no manifest
+yet, and removes good ones in their favor.)
 
-Every access to the disk goes through `nebula_jax.disk`, and arrays are written by a
-function, so that this code runs on a simulated disk as well:
-
-    saved = Folder(path, differs, log)          # what is there, verified; may raise
-    saved.go_on_from(max(saved.steps, default=0))
-    saved.save(40, about, lambda folder: disk.write(folder / "arrays", b"..."), keep=3)
-
-A crash is a BaseException out of the disk: it passes through here untouched. An OSError
-becomes a CheckpointError.
-
-Retention is not left to `orbax.checkpoint.CheckpointManager(max_to_keep)`: it counts
-steps that have no manifest yet, and removes good ones in their favor.
+Every access goes through `nebula_jax.disk`, so that this code runs on a simulated disk
+as well. A crash is a BaseException out of it, and passes through here untouched; an
+OSError becomes a CheckpointError.
 """
 
 import contextlib

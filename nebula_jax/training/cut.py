@@ -2,43 +2,28 @@
 
 Any `front(params, batch, rng) -> h` and `back(params, h, batch, rng) -> loss` (or that
 and a dict of metrics) become two halves, each jitted with its codecs inside. The front
-sends h; the back computes the loss, its parameters' gradient, and the loss's gradient
-in h, which it returns; the front finishes the backward pass. The residuals of `jax.vjp`
-wait on the device between the front's two calls, so nothing is computed twice.
-
-Between them any number of `middle(params, h, batch, rng) -> h2`: each is a front for
-the part after it, which differentiates in h as well, for the part before it.
-
-A Selector's codecs are small programs beside the part's: the model is compiled once,
-not once for each shape or pair of shapes.
+sends h; the back returns the loss's gradient in h, with which the front finishes its
+backward pass. The residuals of `jax.vjp` wait on the device meanwhile, so nothing is
+computed twice. Between them any number of `middle(params, h, batch, rng) -> h2`.
 
     front_part = cut.front(front, forward_codec, backward_codec)
     middle_part = cut.front(middle, forward_codec, backward_codec, has_h=True)
     back_part = cut.back(back, forward_codec, backward_codec)
 
-A part is functions: whoever trains holds its States, of its codecs for each pair of
-channels, and saves them with the parameters.
+A part is functions: whoever trains holds its States, and saves them with the
+parameters. A Selector's codecs are small programs beside the part's: the model is
+compiled once, not once for each shape.
 
-Parameters are any pytree: those of Flax, an `nnx.State`, lists of tuples, an array.
+Parameters and h are any pytrees. The floating-point leaves of h get a gradient; others
+(a mask, example numbers) come back with it as they are: codecs such as `pack_tokens`
+read them.
 
-h is any pytree. Its floating-point leaves are activations and get a gradient; others (a
-mask, example numbers) go along as they are, and come back with the gradient: codecs
-such as `pack_tokens` read them.
+Gradients of micro-batches are added, so a loss is to be divided by the batch's weight,
+not by the micro-batch's.
 
-Gradients of micro-batches are added. For them to make the batch's gradient, a loss is
-to be divided by the batch's weight, not by the micro-batch's.
-
-`has_aux=True` is for what a part updates without a gradient, such as the statistics of
-a BatchNorm: `fn` gets it after the parameters, and returns (what it returns otherwise,
-the new one). Whoever trains holds it in the States:
-
-    def front(params, stats, images, rng):
-        variables = {"params": params, "batch_stats": stats}
-        hidden, new = Stem().apply(variables, images, mutable=["batch_stats"])
-        return hidden, new["batch_stats"]
-
-    front_part = cut.front(front, forward_codec, backward_codec, has_aux=True)
-    states = front_part.init_states(spec, aux=stats)
+With `has_aux=True` a part also updates something without a gradient, such as the
+statistics of a BatchNorm: `fn` gets it after the parameters, and returns (what it
+returns otherwise, the new one). The first one is given to `init_states`.
 """
 
 import functools

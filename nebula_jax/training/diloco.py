@@ -1,8 +1,8 @@
 """DiLoCo: every cluster trains a replica, and an outer step joins them every H steps.
 
 Section 2.1's "each worker computes multiple steps first and then the gradients are
-aggregated", as Streaming DiLoCo does it (Douillard et al. 2025, arXiv 2501.18512), and
-as SparseLoCo does (2508.15706). All clusters have the same anchor A. Its parameters are
+aggregated", as Streaming DiLoCo (Douillard et al. 2025, arXiv 2501.18512) and
+SparseLoCo (2508.15706) do it. All clusters have the same anchor A. The parameters are
 parted into P fragments, of which each has a round every H inner steps:
 
     after step t, (t - p H / P) mod H = 0    send d = A_p - theta_p
@@ -10,10 +10,8 @@ parted into P fragments, of which each has a round every H inner steps:
                                              A_p <- A_p - outer optimizer(D)
                                              theta_p <- alpha theta_p + (1 - alpha) A_p
 
-Parameters are any pytree of arrays: `places` gives each its fragment, by its path.
-Anchors and deltas are float32, whatever narrower type the parameters have.
-
-Functions here are pure. In an outer step each operation rounds by itself, so that
+Parameters are any pytree; anchors and deltas are float32, whatever narrower type they
+have. Functions here are pure. In an outer step each operation rounds by itself, so that
 clusters of different devices have the same bits.
 
 R clusters, P fragments.

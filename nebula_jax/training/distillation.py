@@ -1,22 +1,22 @@
 """Distillation: a student learns from the masked language models of several teachers.
 
-A teacher is asked what stands at the masked places of the student's text, and answers
-with the K pieces that it holds most likely at each. Of all others it says how likely
-they are together. The student's loss at a place, with p its own distribution, x the
-piece that was masked and q_t the answer of teacher t, is
+A teacher answers what stands at the masked places of the student's text: with the K
+pieces that it holds most likely at each, and how likely all others are together. The
+student's loss at a place, with p its own distribution, x the piece that was masked and
+q_t the answer of teacher t, is
 
     (1 - s) CE(x, p) + s Σ_t w_t CE(q_t, p)
 
 (1503.02531, at temperature 1). A cross-entropy is linear in its target, so the second
 sum is that of the mixture Σ_t w_t q_t.
 
-The weights w are given, or learned: w = softmax(scores) maximizes the likelihood of the
-masked pieces themselves under the mixture, the mean of log Σ_t w_t q_t(x). The
-student's loss is no measure of it: its minimum gives all weight to the teacher that is
-easiest to imitate, such as one that knows no more than how frequent pieces are.
+The weights are given, or learned: w = softmax(scores) maximizes the likelihood of the
+masked pieces under the mixture, the mean of log Σ_t w_t q_t(x). The student's loss is
+no measure of it: its minimum gives all weight to the teacher that is easiest to
+imitate.
 
-B rows, L length, M slots for masked pieces in a row, K pieces of an answer,
-T teachers, V vocabulary.
+B rows, L length, M slots for masked pieces in a row, K pieces of an answer, T teachers,
+V vocabulary.
 """
 
 import dataclasses

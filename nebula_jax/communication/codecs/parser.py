@@ -1,14 +1,13 @@
 """Codecs in a flag: `pack_tokens|svd(0.6)|fp16`, `error_feedback(int4(64))|zstd(3)`.
 
 The grammar is that of Python expressions: names and calls, chained by `|`. Arguments
-are numbers, words or codecs: `error_feedback(int4(64)|bf16)`. `true` and `false` are
-booleans, other words are strings: `int8(row)`. Nothing is evaluated: the syntax tree is
-read, and any other expression is an error.
+are numbers, codecs, `true`, `false` or other words, which are strings: `int8(row)`.
+Nothing is evaluated: the syntax tree is read.
 
 `my_codecs:signs(4)` is a codec of one's own: `signs(4)` of the module `my_codecs`,
-which is imported (`own`). So a codec string is code, like a command's other flags: it
-is only ever read from this process's own flags or program. What a peer or a checkpoint
-says of its codec is compared as text.
+which is imported (`own`). So a codec string is code: it is only ever read from this
+process's own flags or program. What a peer or a checkpoint says of its codec is
+compared as text.
 """
 
 import ast

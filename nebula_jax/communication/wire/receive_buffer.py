@@ -1,15 +1,11 @@
 """Bytes from a stream, put where they belong.
 
 Small parts are read through a stage, many by one call. A large buffer is a hole that
-the stream fills directly; only what had already come to the stage is copied into it.
-
-A parser that reads like blocking code is a generator, and waits by a loop:
+the stream fills directly; only what had already come to the stage is copied into it. A
+parser that reads like blocking code is a generator, and waits by a loop:
 
     while (head := buffer.take(10)) is None:
         yield                   # resumed when more bytes have come
-    tensors = buffer.place([5, 1_000_000])
-    while buffer.has_holes:
-        yield
 """
 
 import collections

@@ -1,9 +1,8 @@
 """One side of a session between two clusters, without any I/O.
 
-A session outlives its connections. Messages are numbered and kept until the peer has
-acknowledged them; when a connection breaks, both sides report on the next one how many
-they have received, and the rest is sent again. So every message arrives exactly once
-and in order, or the session fails.
+Messages are numbered and kept until the peer has acknowledged them; when a connection
+breaks, both sides report on the next one how many they have received, and the rest is
+sent again. So every message arrives exactly once and in order, or the session fails.
 
     session.begin(now)                       # or `resume`: there is a connection
     session.send(message)                    # queues a message
@@ -13,8 +12,8 @@ and in order, or the session fails.
     for message in session.events(): ...
     session.lost()                           # the connection has ended
 
-Bytes of a tensor land in the aligned buffers that will be handed to the device: there
-is no copy in between. Time is an argument: seconds on any clock that only goes forward.
+Bytes of a tensor land in the aligned buffers that will be handed to the device. Time is
+an argument: seconds on any clock that only goes forward.
 """
 
 import collections

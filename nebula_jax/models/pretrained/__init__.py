@@ -5,13 +5,10 @@
         model.config, model.params, input_ids, attention_mask
     )
 
-A multilingual MiniLM and e5 are of the family `bert`, in spite of XLM-R's vocabulary:
-`model_type` in config.json decides.
-
-Here a model is read, checked and written. `tree` has what lies between a checkpoint's
+`model_type` in config.json decides: a multilingual MiniLM and e5 are of the family
+`bert`, in spite of XLM-R's vocabulary. `tree` has what lies between a checkpoint's
 tensors and our parameters (`names` their names, `config_json` the config, `folder` the
-files); `trimming` makes a model of fewer rows or layers; `packages` finds encoders that
-registries keep.
+files); `trimming` makes smaller models; `packages` finds encoders that registries keep.
 """
 
 import dataclasses

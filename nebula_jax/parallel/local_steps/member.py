@@ -2,14 +2,8 @@
 
 After H inner steps a cluster sends how far its parameters of a fragment are from the
 anchor. Every message names the round, the fragment, and the anchor that it counts from,
-by version and by digest. A message about any other is refused. So a divergence of two
+by version and by digest; one about any other is refused. So a divergence of two
 clusters shows in the next round, and never enters the parameters.
-
-    part = member.Member(settings, clusters, own, params)
-    payload = part.outgoing(step, fragment, params)          # to all others
-    params = part.incoming(step, fragment, params, payloads) # of all, in their order
-
-The outer step itself, DiLoCo's, is `training.diloco.outer_step`.
 
 R clusters, P fragments.
 """

@@ -7,14 +7,11 @@
         [params], heads = of_run.after(step, [state.params])
     [params] = of_run.finish(step, [params])    # after the last step of the run
 
-While a message is in flight the cluster takes further inner steps. What has arrived
-meanwhile is taken (`Exchange.poll`), so that the line never waits for who reads, and a
-hub passes it on at once. One process may have the members of all clusters; then nothing
-is sent.
-
-Every cluster has a link to every other one, or all have one to a hub, which is a
-cluster too and passes on what it receives. Either way all clusters get the same bytes
-of every message.
+While a message is in flight the cluster takes further inner steps; what has arrived
+meanwhile is taken (`Exchange.poll`). Every cluster has a link to every other one, or
+all have one to a hub, a cluster too, which passes on what it receives: either way all
+get the same bytes. One process may have the members of all clusters; then nothing is
+sent.
 
 R clusters, P fragments.
 """

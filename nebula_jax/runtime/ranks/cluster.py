@@ -3,16 +3,14 @@
     status = cluster.run(settings, described, train)
 
 Rank 0, the root, waits at the coordinator's address for the others, which prove that
-they are of this run (`handshake`) and keep their connection to it while the run lasts
-(`rendezvous`). A process that ends closes its own at once, whatever ended it; one that
-hangs no longer beats, or gets nothing done (`members`). So nobody waits for it in a
-collective, which has no timeout. JAX's own service (`jax.distributed`) would end the
-others by a crash that names nobody. A long timeout and a connection that does not break
-(`proxy`) keep it from that.
+they are of this run and keep their connection to it (`rendezvous`). A process that ends
+closes its own at once; one that hangs no longer beats, or gets nothing done
+(`members`). So nobody waits for it in a collective, which has no timeout. JAX's own
+service would end the others by a crash that names nobody: a long timeout and a
+connection that does not break (`proxy`) keep it from that.
 
-Only lines of JSON about the processes themselves cross these connections; tensors go
-through the devices (`communication.ranks`), by collectives that check nobody: the
-network between a cluster's hosts has to be its own.
+Tensors go through the devices (`communication.ranks`), by collectives that check
+nobody: the network between a cluster's hosts has to be its own.
 """
 
 import contextlib

@@ -1,16 +1,15 @@
 """Rounds that go on without clusters that are late or gone: a hub and its leaves.
 
-The hub alone decides which clusters a round has. Every leaf (a cluster that is not the
-hub) follows what it sends, in order, as a log:
+The hub alone decides which clusters a round has. Every other cluster, a leaf, follows
+what it sends, in order, as a log:
 
     delta p of k   a message of the round, of a cluster that was there in time
     verdict        the round is closed: the clusters that are in it
     anchor p       the state of fragment p, for a leaf that has missed rounds; of all
                    fragments, and then a verdict that there is nothing before them
 
-So all clusters compute the same anchors from the same messages, and digests in the next
-round prove it. A leaf that comes late to a round applies it without a message of its
-own, and resumes at the step where the hub was then.
+So all compute the same anchors from the same messages; digests in the next round prove
+it.
 
 R clusters, P fragments.
 """

@@ -1,10 +1,7 @@
 """The hub of rounds with a quorum: it decides which clusters a round has.
 
     end = hub.Hub(member, clusters, own, links, rule, rejoined=..., ...)
-    end.begin(start)                          # welcomes the leaves
-    for step in ...:
-        [params], heads = end.after(step, [params])
-    [params] = end.finish(step, [params])
+    end.begin(start)                          # welcomes the leaves; then as LocalRounds
 
 It never waits for a leaf but within a round, and there for a quorum only, and then for
 `grace` seconds. A leaf whose line takes no more is sent nothing until it does again;

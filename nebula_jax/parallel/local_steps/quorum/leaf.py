@@ -4,8 +4,7 @@
     start = end.begin(timeout)               # waits for the hub's Welcome
     for step in steps:
         [params], heads = end.after(step, [params])
-        if end.step > step:                   # it was late, and skips the steps between
-            step = end.step
+        step = end.step                      # later if it was late, and skips some
     [params] = end.finish(step, [params])
 
 It has a message in a round if it comes to the step before the verdict does. Else it
