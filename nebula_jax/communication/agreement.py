@@ -108,9 +108,7 @@ class Formats:
 
 
 def format_of(
-    name: str,
-    spec: codec_lib.Spec,
-    codec: selector.CodecOrSelector,
+    name: str, spec: codec_lib.Spec, codec: selector.CodecOrSelector
 ) -> Format:
     """Returns the format of a channel with these settings.
 

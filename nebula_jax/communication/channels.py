@@ -343,10 +343,7 @@ class Carrier(Protocol):
     """A link, or one end of a loopback: a party opens its channels on it."""
 
     def sender(
-        self,
-        name: str,
-        spec: codec_lib.Spec,
-        codec: selector.CodecOrSelector,
+        self, name: str, spec: codec_lib.Spec, codec: selector.CodecOrSelector
     ) -> Sender:
         """Opens a channel to the peer; both ends in the same order."""
 

@@ -181,10 +181,7 @@ class Link:
         return self._driver.connection.round_trip
 
     def sender(
-        self,
-        name: str,
-        spec: codec_lib.Spec,
-        codec: selector.CodecOrSelector,
+        self, name: str, spec: codec_lib.Spec, codec: selector.CodecOrSelector
     ) -> channels.Sender:
         """Opens a channel to the peer; see `channels.Carrier`."""
         self._formats.check_open(name)

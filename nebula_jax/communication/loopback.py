@@ -38,10 +38,7 @@ class Loopback:
         """
 
     def sender(
-        self,
-        name: str,
-        spec: codec_lib.Spec,
-        codec: selector.CodecOrSelector,
+        self, name: str, spec: codec_lib.Spec, codec: selector.CodecOrSelector
     ) -> channels.Sender:
         """Opens a channel for arrays like `spec`.
 

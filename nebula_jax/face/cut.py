@@ -220,10 +220,7 @@ class Part:
                 cut.front, has_loss=self.has_loss, has_h=self._has_before
             )
         return make(
-            self._run,
-            *self._codecs,
-            is_trained=self.is_trained,
-            has_aux=self.has_aux,
+            self._run, *self._codecs, is_trained=self.is_trained, has_aux=self.has_aux
         )
 
     def _run(self, *arguments: Any) -> Any:
@@ -258,11 +255,7 @@ class Part:
         return hidden, loss * weight
 
     def _opened(
-        self,
-        before: Link | None,
-        after: Link | None,
-        *specs: codec_lib.Spec,
-        aux: Any,
+        self, before: Link | None, after: Link | None, *specs: codec_lib.Spec, aux: Any
     ) -> Line:
         """Opens the channels to the neighbors; `specs` are of what crosses to each."""
         forward, backward = self._codecs

@@ -46,7 +46,4 @@ class Discriminator(nn.Module):
         hidden = self.embeddings(input_ids, deterministic)
         hidden = self.encoder(hidden, attention_mask, deterministic)
         corrupted = mask_slots.gather(hidden, positions)
-        return (
-            self.rtd_head(hidden),
-            self.clm_head(corrupted, self.embeddings.table),
-        )
+        return (self.rtd_head(hidden), self.clm_head(corrupted, self.embeddings.table))

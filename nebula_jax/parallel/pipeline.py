@@ -196,10 +196,7 @@ def in_process_step(
     gradient: tuple[channels.Sender, channels.Receiver],
     states: tuple[cut.States, cut.States],
 ) -> tuple[
-    tuple[cut.Params, cut.Params],
-    tuple[cut.States, cut.States],
-    jax.Array,
-    Metrics,
+    tuple[cut.Params, cut.Params], tuple[cut.States, cut.States], jax.Array, Metrics
 ]:
     """Takes one batch through both halves in one process: the codecs without a line.
 

@@ -327,12 +327,7 @@ def begin(
     ends: rounds_lib.LocalRounds | hub_lib.Hub | leaf_lib.Leaf
     if not settings.quorum:
         exchange = rounds_lib.Exchange(
-            names,
-            own,
-            peers.links,
-            member.specs,
-            member.codec,
-            hub=peers.hub,
+            names, own, peers.links, member.specs, member.codec, hub=peers.hub
         )
         ends = rounds_lib.LocalRounds([member], exchange)
     elif own == peers.hub:

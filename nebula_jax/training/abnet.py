@@ -162,10 +162,7 @@ def back(
 
 
 def held_out(
-    task: Task,
-    params: Any,
-    hidden: dict[str, jax.Array],
-    target_ids: jax.Array,
+    task: Task, params: Any, hidden: dict[str, jax.Array], target_ids: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
     """Computes the loss of each sentence, teacher-forced, without dropout or smoothing.
 

@@ -25,11 +25,7 @@ WHEN = ("each", "once")
 
 
 def gradients(
-    loss: accumulate.Loss,
-    params: Any,
-    batch: Any,
-    micro_batches: int,
-    when: str,
+    loss: accumulate.Loss, params: Any, batch: Any, micro_batches: int, when: str
 ) -> tuple[Any, accumulate.Outcome]:
     """Computes the gradient of a batch's loss, on the mesh that is in use.
 

@@ -165,10 +165,7 @@ def init(
 
 
 def mask(
-    config: Config,
-    rng: jax.Array,
-    input_ids: jax.Array,
-    first_row: jax.Array | int = 0,
+    config: Config, rng: jax.Array, input_ids: jax.Array, first_row: jax.Array | int = 0
 ) -> masking.Masked:
     """Masks rows, each from the key of its own number: `first_row` and those after."""
     numbers = first_row + jnp.arange(input_ids.shape[0])
@@ -182,10 +179,7 @@ def mask(
 
 
 def loss_of(
-    config: Config,
-    rng: jax.Array | None,
-    weight: jax.Array,
-    frozen: Any,
+    config: Config, rng: jax.Array | None, weight: jax.Array, frozen: Any
 ) -> accumulate.Loss:
     """Returns the loss of a micro-batch: its share of the mean over masked tokens.
 

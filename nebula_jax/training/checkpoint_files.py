@@ -103,10 +103,7 @@ class Folder:
     """A cluster's folder of checkpoints, of which no other process writes any."""
 
     def __init__(
-        self,
-        path: pathlib.Path,
-        differs: Differs,
-        log: Callable[[str], None],
+        self, path: pathlib.Path, differs: Differs, log: Callable[[str], None]
     ) -> None:
         """Reads every checkpoint; changes nothing.
 

@@ -241,13 +241,7 @@ def encode(
     tags.next_frame()
     payload, tag = tags.protect(payload, in_clear=kind in IN_CLEAR)
     start = _FIELDS.pack(
-        tags.magic,
-        VERSION,
-        _NUMBERS[kind],
-        len(header),
-        sequence,
-        acknowledged,
-        size,
+        tags.magic, VERSION, _NUMBERS[kind], len(header), sequence, acknowledged, size
     )
     start += tag
     start += tags.head_tag(start + header) + header
@@ -296,9 +290,7 @@ def header_bytes(data: bytes | bytearray, tags: Integrity = CHECKSUMS) -> int:
 
 
 def decode_head(
-    data: bytes | bytearray,
-    header: bytes | bytearray,
-    tags: Integrity = CHECKSUMS,
+    data: bytes | bytearray, header: bytes | bytearray, tags: Integrity = CHECKSUMS
 ) -> Head:
     """Verifies the head and the typed header of a frame, and reads the head.
 

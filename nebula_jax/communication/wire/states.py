@@ -69,11 +69,7 @@ TRANSITIONS: dict[Role, dict[State, dict[type, State]]] = {
     Role.CONNECTOR: {
         State.START: {Hello: State.GREETED},
         State.GREETED: {},
-        State.OPEN: {
-            Tensor: State.OPEN,
-            Stop: State.OPEN,
-            End: State.ENDED,
-        },
+        State.OPEN: {Tensor: State.OPEN, Stop: State.OPEN, End: State.ENDED},
         State.ENDED: {},
     },
 }

@@ -129,11 +129,7 @@ class Member:
         self._sent = [None for _ in self.versions]
 
     def outgoing(
-        self,
-        step: int,
-        fragment: int,
-        params: Any,
-        is_stopping: bool = False,
+        self, step: int, fragment: int, params: Any, is_stopping: bool = False
     ) -> Selected:
         """Returns this cluster's message of a round, encoded.
 
@@ -144,12 +140,7 @@ class Member:
           is_stopping: True to request the end of the run.
         """
         own = diloco.split(params, self._where)[fragment]
-        head = messages.Head(
-            step,
-            fragment,
-            self.versions[fragment],
-            int(is_stopping),
-        )
+        head = messages.Head(step, fragment, self.versions[fragment], int(is_stopping))
         message = {
             "head": np.asarray(head, np.uint32),
             "anchor": self.digest(fragment),
@@ -168,11 +159,7 @@ class Member:
         return np.frombuffer(diloco.digest(anchor), np.uint8)
 
     def incoming(
-        self,
-        step: int,
-        fragment: int,
-        params: Any,
-        payloads: Sequence[Selected | None],
+        self, step: int, fragment: int, params: Any, payloads: Sequence[Selected | None]
     ) -> tuple[Any, list[messages.Head]]:
         """Takes the outer step of a round, and mixes the anchor into the parameters.
 

@@ -188,9 +188,7 @@ class LocalRounds:
     """The rounds of the clusters of this process, with all others."""
 
     def __init__(
-        self,
-        members: Sequence[member_lib.Member],
-        ends: Ends | None = None,
+        self, members: Sequence[member_lib.Member], ends: Ends | None = None
     ) -> None:
         """Begins before the first step, or where no message is in flight.
 
@@ -207,10 +205,7 @@ class LocalRounds:
         self._own: list[Selected] = []  # the payloads that were sent last
 
     def after(
-        self,
-        step: int,
-        params: Sequence[Any],
-        is_requested: Requested = no_request,
+        self, step: int, params: Sequence[Any], is_requested: Requested = no_request
     ) -> tuple[list[Any], list[messages.Head]]:
         """Sends what is to be sent after an inner step, and applies what is due.
 
@@ -263,11 +258,7 @@ class LocalRounds:
         ]
 
     def _send(
-        self,
-        step: int,
-        fragment: int,
-        params: Sequence[Any],
-        is_stopping: bool = False,
+        self, step: int, fragment: int, params: Sequence[Any], is_stopping: bool = False
     ) -> None:
         self._own = [
             member.outgoing(step, fragment, own, is_stopping)

@@ -113,11 +113,7 @@ def ends(carrier: channels.Carrier, form: Form, *, serves: bool) -> Ends:
 
 def settings(handle: str, vocabulary: str, max_length: int) -> dict[str, Any]:
     """Returns what a Hello of both sides has alike."""
-    return {
-        "data": handle,
-        "vocabulary": vocabulary[:16],
-        "max_length": max_length,
-    }
+    return {"data": handle, "vocabulary": vocabulary[:16], "max_length": max_length}
 
 
 def job_of(handle: str) -> str:

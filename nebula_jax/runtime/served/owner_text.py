@@ -44,11 +44,7 @@ class ServedText:
         self._ends: list[int] = []
 
     def add(
-        self,
-        name: str,
-        split: str,
-        key: str,
-        rows: Sequence[Mapping[str, np.ndarray]],
+        self, name: str, split: str, key: str, rows: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
         """Adds a part; for the arguments see `data_channels.Part`.
 
@@ -86,9 +82,7 @@ class ServedText:
 
 
 def opened(
-    provider: Mapping[str, Any],
-    prepared_dir: pathlib.Path,
-    log: Callable[[str], None],
+    provider: Mapping[str, Any], prepared_dir: pathlib.Path, log: Callable[[str], None]
 ) -> ServedText:
     """Opens the text behind a handle; what it takes long to make is kept.
 

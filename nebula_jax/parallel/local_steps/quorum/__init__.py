@@ -168,9 +168,7 @@ Opens = Callable[[str, codec_lib.Spec, selector.CodecOrSelector], EndT]
 
 
 def open_down(
-    opens: Opens[EndT],
-    member: member_lib.Member,
-    clusters: Sequence[str],
+    opens: Opens[EndT], member: member_lib.Member, clusters: Sequence[str]
 ) -> Down[EndT]:
     """Opens one end of the channels from the hub to a leaf.
 

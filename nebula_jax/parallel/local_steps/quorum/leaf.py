@@ -234,8 +234,7 @@ class Leaf:
             for state, outer in zip(states, self._member.outers, strict=True)
         ]
         self._member.resume(
-            {"outers": outers, "codecs": self._member.codecs},
-            {"versions": versions},
+            {"outers": outers, "codecs": self._member.codecs}, {"versions": versions}
         )
         for outer in outers:
             params = diloco.replace(params, jax.tree.map(jnp.copy, outer.anchor))
