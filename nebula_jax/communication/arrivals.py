@@ -24,9 +24,6 @@ class Checked(Protocol):
 def check_payload(payload: Any) -> None:
     """Checks all nodes of a payload that are `Checked`, and that bool is 0 or 1.
 
-    Args:
-      payload: of a codec, on the host.
-
     Raises:
       ValueError: names the leaf, the value and its range.
     """

@@ -132,7 +132,6 @@ class Receiver:
     """The receiving end of a channel.
 
     Args:
-      transport, channel, name, spec, codec: as the sender's.
       sharding: of the received arrays on this cluster's devices.
       check: raises ValueError at arrays that `recv` must not return; of codecs without
         a state. What the codec's payload can hold is checked in any case (`arrivals`).

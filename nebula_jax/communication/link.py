@@ -205,7 +205,6 @@ class Link:
         raise session.LocalProtocolError.
 
         Args:
-          name, spec, codec: as the peer's `sender`.
           sharding: of the received arrays (a tree like `spec`, or one for all).
           check: raises ValueError at arrays that the receiver must not return.
         """
@@ -338,7 +337,6 @@ class Link:
         """Waits until `predicate` holds, which only the peer can bring about.
 
         Args:
-          what: a name of what is waited for.
           most_seconds: without room to read before that is an error.
         """
         if predicate():

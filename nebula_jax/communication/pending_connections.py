@@ -128,7 +128,6 @@ class Pool:
         the fewest. Of one address the newest: in a flood the oldest ones have given up.
 
         Args:
-          ready: some of them.
           known: groups of the peers of sessions.
         """
 
@@ -205,12 +204,7 @@ class RejectedLog:
         burst: int = LOG_BURST,
         period: float = LOG_SECONDS,
     ) -> None:
-        """Starts with nothing counted.
-
-        Args:
-          log: called with a line.
-          burst, period: of an `Allowance`.
-        """
+        """Starts with nothing counted."""
         self._log, self._allowed, self._others = log, Allowance(burst, period), 0
 
     def add(self, line: str, now: float) -> int | None:

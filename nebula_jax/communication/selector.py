@@ -50,7 +50,6 @@ class Selector(NamedTuple):
         """Chooses and encodes; on the host, hence not to be jitted.
 
         Args:
-          state: used by the codec that is chosen.
           step: defaults to 1, so codecs with a start step stay inactive.
         """
         option = self.choose(arrays, state, step)

@@ -81,7 +81,6 @@ def check_batches(
     Args:
       batch_of: step -> batch.
       step: the first one of this process.
-      batch: of it.
       start: step that the run resumes after.
       saved: digest of the batch of `start`, when it was trained on; None at the
         beginning.

@@ -38,8 +38,6 @@ class Connections:
         """Begins without any.
 
         Args:
-          context: of this process.
-          clusters: names of all.
           agreed: settings that all have alike.
           addresses: of the others by name; of one without a name by "".
         """
@@ -76,9 +74,6 @@ class Connections:
         In a chain a middle part listens first, and dials then: what it tells the next
         part about its checkpoints depends on the parts before it.
 
-        Args:
-          peer: its name.
-
         Yields:
           The link, for `open` of a half and for channels of your own. Closes with the
           block.
@@ -101,9 +96,6 @@ class Connections:
     @contextlib.contextmanager
     def listen(self, *clusters: str) -> Iterator[Any]:
         """Waits for clusters that dial this one.
-
-        Args:
-          clusters: their names.
 
         Yields:
           The link, or the links in the order of `clusters`. They close with the block.

@@ -41,7 +41,6 @@ def report(
     """Writes summary.json, curves and page unless up to date; prints a table.
 
     Args:
-      workdir: of the run.
       clusters: name -> folder.
       more: what the summary has of the run, its flags among it.
       seconds: wall time of this command.

@@ -235,7 +235,6 @@ class Target(nn.Module):
           input_ids: [B N] int32, the tokens at `position`.
           position: [] int32.
           cache: transformer.empty_cache(target, B N, longest), then what this returned.
-          memory: what `read` returned.
           source_mask: [B, L] bool.
 
         Returns:

@@ -71,7 +71,6 @@ def start(found: Moments, rank: int) -> Start:
     """Returns the best bottleneck of a rank for activations with these moments.
 
     Args:
-      found: of tokens of the run's own text.
       rank: R, 1 to D.
 
     Raises:
@@ -115,7 +114,6 @@ def read_through(
 
     Args:
       reader: `kernel` [D, ...] and `bias` [...].
-      beginning: of the bottleneck.
 
     Returns:
       `kernel` [R, ...] and `bias` [...].

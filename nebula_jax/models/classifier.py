@@ -92,7 +92,6 @@ def logits(
     """Computes the logits of pairs.
 
     Args:
-      params: as `init` makes them.
       input_ids: [B, L] int32, padded (see `data.ragged_rows`).
       rng: key of the dropout; none without.
 

@@ -117,10 +117,6 @@ def cast_kernels(params: Any, dtype: jax.typing.DTypeLike) -> Any:
     For frozen parameters: they are rounded once, not again in every pass, and a
     backward pass uses them instead of keeping a rounded copy. Results are the same to
     the bit.
-
-    Args:
-      params: nested dict of arrays.
-      dtype: of the model's products.
     """
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(

@@ -86,8 +86,6 @@ def near(attention_mask: jax.Array, length: int, window: int | None) -> jax.Arra
 
     Args:
       attention_mask: bool, [B, M] or [B, Q, M] (see `transformer.attend`), Q = M.
-      length: Q.
-      window: see `Reach`.
 
     Returns:
       The mask, of the shape that it has without a window, else [B, Q, M] bool.

@@ -129,7 +129,6 @@ def dense(
     Args:
       config: of the encoder: its dtype, and its width for the initialization.
       name: of the module; None if Flax names it.
-      axis: of the input, contracted.
       kernel_init: of the matrix; None for BERT's, scaled to the width.
     """
     return nn.DenseGeneral(
@@ -287,10 +286,8 @@ def attend(
 
     Args:
       query: [B, Q, H, K] float32.
-      memory: M keys and values.
       attention_mask: bool; [B, M], true where all queries may attend, or [B, Q, M],
         where each may. B may be 1.
-      config: for the dtype of the products' operands.
       drop: dropout of the probabilities [B, H, Q, M].
 
     Returns:
@@ -530,7 +527,6 @@ def hidden_states(
       params: `embeddings` and `encoder`, parameters of these, perhaps among others.
       input_ids: [B, L] int32.
       attention_mask: bool, [B, L] or [B, L, L] (see `attend`).
-      after_layer: see `Encoder`.
 
     Returns:
       [B, L, D] float32.

@@ -33,10 +33,6 @@ def generator_step(
 ) -> GeneratorStep:
     """Compiles a generator's step.
 
-    Args:
-      config: of the run, with n.
-      fresh: the generator's state at step 0.
-
     Returns:
       (state, [n B, L] int32, send) -> (next state, metrics); the state is used up.
     """

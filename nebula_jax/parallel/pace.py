@@ -33,7 +33,6 @@ def last_step_after_stop(done: int, window: int, total: int) -> int:
     Args:
       done: latest step with a token.
       window: how many steps a follower may be ahead.
-      total: where the run ends anyway.
     """
     return min(done + window + 1, total)
 
@@ -66,7 +65,6 @@ def follow(
 
     Args:
       link: to the leader, or to the cluster before this one in a chain.
-      start: the step that the run goes on after.
       last: of the run, unless the leader names an earlier one.
       window: how many steps this cluster may be ahead.
       stop_requested: True once the run should end; the leader then names a last step
@@ -107,10 +105,8 @@ class Lead:
         """Begins after step `start`.
 
         Args:
-          start: the step that the run goes on after.
           window: how many steps a follower may be ahead.
           stop_requested: True once the run should end.
-          log: takes a message about where the run stops.
         """
         self._links, self._window, self._log = links, window, log
         self._step, self._last = start, last

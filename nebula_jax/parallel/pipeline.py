@@ -82,8 +82,6 @@ def front_step(
     """Takes one batch through a part, each backward pass once it is possible.
 
     Args:
-      half: the front of the model, or a middle part.
-      params: all of its parameters.
       micro_batches: of this batch, in order; each is requested when it is due.
       rng: the run's key, of which the part gets `micro_batch_key`; None for no keys.
       step: counted from 1; tag of the tensors, and an argument of a Selector's choice.
@@ -163,8 +161,6 @@ def back_step(
 
     Args:
       params, micro_batches, rng, step, states, identity: as in `front_step`.
-      hidden: channel of h.
-      gradient: channel of the gradient in h.
 
     Returns:
       The batch's gradient, the half's states, and the sum of the micro-batches'
@@ -202,7 +198,6 @@ def in_process_step(
 
     Args:
       halves, params, micro_batches, rngs, states: of the front and of the back.
-      step: as in `front_step`.
       hidden, gradient: both ends of each channel, of one `loopback.Loopback`.
 
     Returns:

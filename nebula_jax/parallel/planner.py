@@ -95,7 +95,6 @@ def fan_out(run: M3, replicas: int) -> tuple[int, float]:
     """Returns n of section 3.3, and t_d / t_g.
 
     Args:
-      run: its pace.
       replicas: of the discriminator, of which each trains on one micro-batch in t_d.
     """
     ratio = run.discriminator * replicas / run.generator

@@ -59,7 +59,6 @@ def spec_of(rules: Rules, mesh: Mesh, path: str, shape: Sequence[int]) -> Partit
     Args:
       rules: the first whose pattern is found counts; no match means a copy on every
         device.
-      path: of the array, its parts joined by `/`.
 
     Returns:
       The rule's spec; an axis that `fsdp` does not divide is left whole.
@@ -96,10 +95,6 @@ def nearest_divisor(size: int, wanted: int) -> int:
 
 def shardings(mesh: Mesh, rules: Rules, tree: Any) -> Any:
     """Finds the NamedSharding of every leaf of a state.
-
-    Args:
-      rules: see `spec_of`.
-      tree: arrays or ShapeDtypeStructs.
 
     Raises:
       errors.SettingsError: see `spec_of`.

@@ -252,11 +252,7 @@ class Context:
             yield step
 
     def finish(self, described: Mapping[str, Any]) -> None:
-        """Closes the records after the last step; says so if it is the run's last.
-
-        Args:
-          described: JSON values that belong into the summary.
-        """
+        """Closes the records after the last step; says so if it is the run's last."""
         self.record.finish(self.step, described)
         if self.step >= self.settings.steps:
             process.message(
@@ -280,8 +276,6 @@ class Context:
         """Returns function(*arguments); a traced run waits for the devices, and notes.
 
         Args:
-          step: in which this is computed.
-          function: such as a compiled training step.
           about: JSON values that the trace shows with the time that it took.
         """
         with self.trace.span("compute", step=step, **about):

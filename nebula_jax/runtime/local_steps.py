@@ -68,11 +68,8 @@ class Rounds:
         """Takes what `begin` and `in_one_process` have made.
 
         Args:
-          context: of this process.
-          members: see there.
           ends: of the rounds; None if there are none.
           peers: the other clusters; None if their replicas are here.
-          share: of this cluster.
         """
         self._context = context
         self.members = list(members)
@@ -195,12 +192,7 @@ class Rounds:
         return start, is_behind
 
     def report_growth(self, saved: checkpoints.Checkpoints, start: int) -> None:
-        """Reports what a run with more steps than it had keeps of its former end.
-
-        Args:
-          saved: checkpoints of one of its clusters.
-          start: step that it resumes after.
-        """
+        """Reports what a run with more steps than it had keeps of its former end."""
         now = self._context.settings.steps
         has_ended = 0 < start == saved.steps_of_run(start) < now
         if has_ended and self.members and self.members[0].config.last_rounds(start):
@@ -296,13 +288,11 @@ def begin(
     """Begins local steps on a model of any kind, from the same parameters everywhere.
 
     Args:
-      context: of this process.
       peers: the other clusters; without any, nothing is sent. With a quorum they may
         return.
       params: any pytree of arrays: those of step 0, in every cluster the same, also
         where the run resumes from a checkpoint. Or specs of them, with shardings, for
         `Rounds.resume` to bring the first anchors.
-      settings: of the run.
 
     Raises:
       errors.SettingsError: at what cannot be; begins with a setting's name.
@@ -354,12 +344,7 @@ def in_one_process(
     params: Any,
     settings: settings_lib.Settings,
 ) -> Rounds:
-    """Returns the rounds of the replicas of all clusters, without a line.
-
-    Args:
-      context, params, settings: as of `begin`.
-      names: of the clusters.
-    """
+    """Returns the rounds of the replicas of all clusters, without a line."""
     if len(names) == 1:
         return Rounds(context, [])
     members = [member_lib.Member(settings, names, own, params) for own in names]

@@ -71,7 +71,6 @@ def front(
     """Computes the hidden states of PLM-S (eq. 12) and the length loss.
 
     Args:
-      params: of an `abnet.Source`.
       given: the batch of cluster S, and the key of the run, not of the step: dropout is
         drawn per example, so that H^E may be sent as a difference to its value in the
         epoch before.
@@ -111,8 +110,6 @@ def back(
     """Computes the translation loss with PLM-T (eq. 13), its labels smoothed.
 
     Args:
-      params: of an `abnet.Target`.
-      hidden: output of `front`.
       given: the batch of cluster T, and the key of the step: a sentence is masked anew
         in every epoch.
       rng: as of `front`.
@@ -172,7 +169,6 @@ def held_out(
     in every run.
 
     Args:
-      params: of an `abnet.Target`.
       hidden: from `front`, or as it is sent to be translated: `index` has the numbers
         of the examples.
       target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.

@@ -44,7 +44,6 @@ def example_keys(key: jax.Array, example_ids: jax.Array) -> jax.Array:
     """Derives a key for each example that does not depend on its batch.
 
     Args:
-      key: of the run, or of the epoch.
       example_ids: [B] int32 or uint32.
 
     Returns:

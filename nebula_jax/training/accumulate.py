@@ -50,8 +50,6 @@ def total(loss: Loss, params: Any, batch: Any, micro_batches: int) -> Outcome:
     """Computes the loss of a batch, without a gradient.
 
     Args:
-      loss: of a micro-batch.
-      params: its first argument.
       batch: tree of arrays [B, ...].
       micro_batches: N; divides B.
     """

@@ -35,7 +35,6 @@ def gradients(
 
     Args:
       loss: of a micro-batch; what it closes over is whole on every device.
-      params: its first argument.
       batch: tree of arrays [B, ...], split over the mesh's `data` and `fsdp`.
       micro_batches: N; together with the devices, divides B.
       when: one of WHEN.

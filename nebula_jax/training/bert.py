@@ -186,7 +186,6 @@ def loss_of(
     Args:
       rng: key for dropout; None for none.
       weight: [] float32, masked tokens of the whole batch.
-      frozen: the parameters that do not train.
 
     Returns:
       The loss of `masking.Masked`, with how many tokens were predicted (of several
@@ -232,7 +231,6 @@ def step(
     """Takes one optimization step.
 
     Args:
-      frozen: the other parameters, from `init`.
       input_ids: [B, L] int32, padded text.
       first_row: [] int32, number of the first of these rows in the batch of all
         clusters.

@@ -31,11 +31,8 @@ def save(
     """Writes the checkpoint of `step`, then removes all but the newest `keep`.
 
     Args:
-      saved: this cluster's checkpoints.
       step: optimization steps taken.
-      state: pytree of arrays.
       about: metadata, JSON values that `restore` returns: data position, settings.
-      keep: how many to keep.
 
     Raises:
       CheckpointError: if it cannot be written, such as on a full disk. Earlier
@@ -70,7 +67,6 @@ def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, 
     """Reads a verified checkpoint.
 
     Args:
-      folder: of this cluster's checkpoints.
       step: one of `checkpoint_files.verified_steps`.
       like: pytree of ShapeDtypeStructs with shardings, see `abstract`.
 
@@ -104,11 +100,6 @@ def read(folder: pathlib.Path, step: int, like: Any = None) -> Any:
 
 def put_back(params: Any, trained: Any, is_trained: partition.IsTrained) -> Any:
     """Returns parameters with what a run trained in its place; the rest stays.
-
-    Args:
-      params: of a new model.
-      trained: of a checkpoint.
-      is_trained: of the run.
 
     Raises:
       CheckpointError: if shapes differ.

@@ -64,10 +64,6 @@ def encode_manifest(
 def decode_manifest(data: bytes, step: int) -> Manifest:
     """Decodes a manifest.
 
-    Args:
-      data: from `encode_manifest`, or anything.
-      step: that it must be of.
-
     Raises:
       ValueError: if it is not the manifest of that step; in words.
     """
@@ -110,7 +106,6 @@ class Folder:
         Args:
           path: of the folder, which need not be there.
           differs: compares a checkpoint's metadata with this run's.
-          log: takes messages for a person.
 
         Raises:
           CheckpointError: if there are checkpoints, but none that this run can use.

@@ -32,7 +32,6 @@ def step(
 
     Args:
       micro_batches: parts of the batch, whose gradients are added up.
-      frozen: the other parameters, from `partition.split`.
       input_ids: [B, L] int32, padded.
       labels: [B] int32.
 

@@ -339,9 +339,6 @@ def robust_weights(weights: Sequence[float], norms: Sequence[float]) -> list[flo
 
     >>> robust_weights([0.25, 0.5, 0.25], [1.0, 2.0, 8.0])
     [0.25, 0.5, 0.0625]
-
-    Args:
-      weights, norms: R, of the deltas.
     """
     most = float(np.median(norms))
 
@@ -364,7 +361,6 @@ def outer_step(
     Not for another function's `jit`, whose compiler would fuse what is kept apart here.
 
     Args:
-      outer: of the fragment, before.
       deltas: R, what every cluster has sent, decoded, in the order of the clusters.
       weights: R, of the clusters; their sum is 1, or less if they are robust.
       is_first: True in the first round of the fragment. Nesterov's first step would be
@@ -458,7 +454,6 @@ def follow(
     this cluster has learned and not sent.
 
     Args:
-      params: of this cluster, now.
       sent: its delta, as it was received; None if the round closed without it.
       before, after: the anchor, before the round and after it.
     """

@@ -76,7 +76,6 @@ def masked(
     """Masks the batch of a step as `bert.step` does; the second value is for teachers.
 
     Args:
-      config: of the student.
       rng: key of the run, that of the state of `bert.init`.
       step: [] int32, counted from 1.
       input_ids: [B, L] int32, padded text.
@@ -94,11 +93,7 @@ def answer(
     """Answers a question.
 
     Args:
-      encoder: of the teacher.
-      slots: M.
-      count: K.
       params: of the teacher, a `masked_lm.MaskedLM`.
-      asked: question of the student.
     """
     places = mask_slots.find(asked.is_masked, slots)
     is_text = asked.input_ids != bert.PAD
@@ -128,7 +123,6 @@ def imitation(logits: jax.Array, answered: Answer) -> jax.Array:
 
     Args:
       logits: [B, M, V] float32, the student's.
-      answered: to the same places.
 
     Returns:
       [B, M] float32, in nats.
@@ -145,7 +139,6 @@ def likelihood(answered: Answer, originals: jax.Array, vocab_size: int) -> jax.A
 
     Args:
       originals: [B, M] int32, the masked pieces.
-      vocab_size: V.
 
     Returns:
       [B, M] float32, above 0.
@@ -172,7 +165,6 @@ def gradients(
     Args:
       params: of the student, a `masked_lm.MaskedLM`.
       scores: [T] float32.
-      rows: masked batch, from `masked`.
       answers: T, in the order of the teachers.
       rng: key for dropout.
 

@@ -181,7 +181,6 @@ def mask(config: Config, rng: jax.Array, input_ids: jax.Array) -> tuple[Any, jax
     """Masks a batch of text, as the first thing of a step.
 
     Args:
-      config: sizes and mask rate.
       rng: `mask` of the step's keys.
       input_ids: [B, L] int32, text.
 
@@ -206,8 +205,6 @@ def generator_loss_of(
     """Returns eq. 6 of a micro-batch, and the samples of eq. 7 from the same logits.
 
     Args:
-      config: sizes.
-      rngs: keys of the step.
       weight: [] float32, masked tokens of the whole batch.
       training: with dropout. ELECTRA too samples from the training-mode logits.
 
@@ -266,8 +263,6 @@ def generator_loss(
 
     Args:
       config, input_ids: as for `mask`.
-      rng: key of the step.
-      training: as for `generator_loss_of`.
 
     Returns:
       L_G, [] float32, and (tokens to send, metrics).
@@ -319,10 +314,6 @@ def discriminator_parts(
     """Prepares λ L_D + γ L_CLM of eq. 11.
 
     Eq. 8 over all tokens, eq. 10 over masked ones.
-
-    Args:
-      rng: key of this step.
-      tokens: one batch.
 
     Returns:
       The loss of a micro-batch, with its parts; the batch that it is of; metrics that

@@ -90,8 +90,6 @@ def micro_batch(
     """Adds one micro-batch to a step.
 
     Args:
-      state: of this generator, before the step.
-      begun: the step so far.
       number: [] int32, of the micro-batch; from 0 to n - 1, in order.
     """
     part = m3.generator_loss_of(config, m3.keys(state.key()), begun.weight)

@@ -142,7 +142,6 @@ def mask_random_count(
     Args:
       keys: [B] keys, one for each example.
       target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
-      special: special tokens of the target vocabulary.
       policy: shares of [MASK] and of random pieces.
 
     Returns:
@@ -179,7 +178,6 @@ def corrupt_span(
     Args:
       keys: [B] keys, one for each example.
       source_ids: [B, L] int32, padded.
-      special: special tokens of the source vocabulary.
       rate: share of the pieces that the span has, less one piece.
       policy: shares of [MASK] and of random pieces in the span.
 

@@ -36,7 +36,6 @@ class MetricsLog:
 
         Args:
           step: after which the run goes on; 0 to begin.
-          log: takes a message for a person if there are damaged records.
 
         Raises:
           errors.NebulaError: if the disk refuses, here and in `write`.

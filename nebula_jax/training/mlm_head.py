@@ -42,9 +42,7 @@ def step(
 
     Args:
       config: of the encoder; its dropout is not used.
-      special: tokens of its vocabulary.
       objective: one of `abnet.OBJECTIVES`.
-      slots: P.
       encoder: {"embeddings", "encoder"} parameters, frozen.
       target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
 

@@ -83,7 +83,6 @@ def adam(
     """Makes Adam after clipping by global norm, with decoupled weight decay.
 
     Args:
-      schedule: learning rate of each step.
       beta2, epsilon: Adam's; the defaults are ELECTRA's.
       weight_decay: of every parameter but those called `bias` or `scale`; 0 for none.
       clip_norm: largest global gradient norm; 0 for no clipping.
@@ -110,7 +109,6 @@ def muon(
     HK x D. Updates of both kinds are of a size, so the rates of Adam fit.
 
     Args:
-      schedule: learning rate of each step.
       beta2: of Adam; Muon's momentum is 0.95.
       weight_decay: of the hidden matrices.
       clip_norm: largest global gradient norm; 0 for no clipping.
@@ -182,10 +180,6 @@ def scale_by_layer(decay: float, layers: int) -> optax.GradientTransformation:
     Smaller steps for lower layers (ELECTRA; ERNIE-M's fine-tuning, section 4.1):
 
         optax.chain(optimizers.adam(rates), optimizers.scale_by_layer(0.8, layers=12))
-
-    Args:
-      decay: d of `layer_factor`.
-      layers: n of `layer_factor`.
     """
 
     def scale(path: str, update: jax.Array) -> jax.Array:

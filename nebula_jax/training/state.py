@@ -69,7 +69,6 @@ class TrainState:
         what is updated in place cannot be taken back.
 
         Args:
-          grads: like the parameters.
           metrics: of the step, with its `loss`, [] float32, if it has one.
           seen: what an optimizer needs besides, such as that of `warm_start`; others do
             without.

@@ -108,8 +108,6 @@ def rate(
     Args:
       step: [] int32, of the run.
       begin: [] int32, the first step that they train in.
-      peak: the highest rate.
-      warmup_steps: of them.
 
     Returns:
       [] float32; 0 before they begin.

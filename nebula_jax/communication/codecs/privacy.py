@@ -112,7 +112,6 @@ def described(
     """Returns what a run's report has of a codec's noise; {} if it has none.
 
     Args:
-      codec: that begins with `private`, or another.
       states: of its senders in this cluster.
     """
     found = _NOISE.match(codec.name)

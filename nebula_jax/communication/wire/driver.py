@@ -56,13 +56,11 @@ class Driver:
         """Makes a driver without a socket.
 
         Args:
-          line: what to emulate for all that leaves.
           receive: called with each message that comes; must not wait.
           has_room: returns True if more may be read.
           dial: connector: makes a new connection by a monotonic time; raises
             NebulaError or OSError.
           reconnect_timeout: seconds that the session may be without a connection.
-          log: called with a line when a connection breaks or comes back.
         """
         self.is_dead = False
         """True if nothing moves any more."""

@@ -296,7 +296,6 @@ def decode_head(
 
     Args:
       data: the first `head_bytes` of a frame.
-      header: as many bytes as `header_bytes` found in them.
 
     Raises:
       Damaged: if its tag is wrong.

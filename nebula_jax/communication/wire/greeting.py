@@ -182,7 +182,6 @@ def exchange_hellos(
 
     Args:
       sock: non-blocking.
-      session_: that has begun on it, or resumed.
 
     Returns:
       The Hello, unchecked.

@@ -24,7 +24,6 @@ def read(
     """Reads one frame after the other, as code that waits for bytes would.
 
     Args:
-      buffer: the bytes of a connection, from its first on.
       allowed: what may come, and how large; read anew for every frame.
       admit: given each head, verified, before anything is done about it; raises if the
         message is out of place.

@@ -126,9 +126,7 @@ def load_with_tokenizer(
     """Reads a checkpoint folder and the tokenizer in it, and checks that they fit.
 
     Args:
-      folder: as for `load`.
       min_length: positions that the model must have: tokens of the longest row.
-      log, fields: as for `load`.
 
     Raises:
       PretrainedError: as from `load`; if the model has fewer positions; if the

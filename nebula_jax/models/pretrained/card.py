@@ -32,7 +32,6 @@ def write(folder: pathlib.Path, model: pretrained.Pretrained, about: str) -> Non
 
     Args:
       folder: of the checkpoint; the example has its name.
-      model: as `pretrained.save` wrote it.
       about: a paragraph: where the model is from.
     """
     is_classifier = "classifier_head" in model.params

@@ -40,9 +40,6 @@ def read(
 ) -> tuple[str, transformer.Config]:
     """Reads family and shape of a foreign model.
 
-    Args:
-      path: of that file, for errors.
-
     Raises:
       PretrainedError: for another architecture than our encoder's.
     """

@@ -163,9 +163,7 @@ def prepare(
     """Downloads a model of MODELS into a folder unless it is there, unchanged.
 
     Args:
-      name: a key of MODELS.
       folder: of all prepared models; `folder / name` is written if need be.
-      log: receives a line for each download.
 
     Raises:
       PretrainedError: for an unknown name, if the packages cannot be downloaded or

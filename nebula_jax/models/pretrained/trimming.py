@@ -46,7 +46,6 @@ def trim_to(
     """Trims a model and its tokenizer to the pieces of a text.
 
     Args:
-      model: whole, or trimmed before.
       counts: [N] integers, how often each piece occurs (`tokenizers.count_pieces` of
         texts, `ragged_rows.count_pieces` of tokenized rows).
 

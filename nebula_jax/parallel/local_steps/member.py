@@ -47,9 +47,7 @@ class Member:
         """Begins at step 0; without arrays if there are specs of them alone.
 
         Args:
-          settings: of the run.
           clusters: names of all, in the order in which their deltas are added.
-          own: name of this one.
           params: the parameters, or specs of them; with the shardings of a mesh, if
             they are on one.
 
@@ -120,7 +118,6 @@ class Member:
         """Resumes from a checkpoint, or begins with `first`.
 
         Args:
-          arrays: like `arrays`.
           position: like `position`; None at step 0.
         """
         self.outers, self.codecs = list(arrays["outers"]), list(arrays["codecs"])
@@ -135,8 +132,6 @@ class Member:
 
         Args:
           step: after which it is sent.
-          fragment: its number.
-          params: of this cluster.
           is_stopping: True to request the end of the run.
         """
         own = diloco.split(params, self._where)[fragment]
@@ -165,8 +160,6 @@ class Member:
 
         Args:
           step: after which the messages were sent.
-          fragment: their number.
-          params: of this cluster now.
           payloads: R, of all clusters in their order, this one's own too, as `outgoing`
             has returned it; None of those that the round goes on without.
 
@@ -258,11 +251,7 @@ class Member:
         return found
 
     def closing(self, step: int) -> Selected:
-        """Returns the message after the last round: a digest of all anchors.
-
-        Args:
-          step: the last one.
-        """
+        """Returns the message after the last round: a digest of all anchors."""
         head = messages.Head(step, len(self.outers), sum(self.versions))
         message = {
             "head": np.asarray(head, np.uint32),
@@ -276,8 +265,6 @@ class Member:
         """Returns the parameters at the anchors, which all clusters have alike.
 
         Args:
-          step: the last one.
-          params: of this cluster.
           payloads: R, closing messages of all clusters in their order.
 
         Raises:

@@ -63,11 +63,7 @@ class Exchange:
         """Opens the channels; all clusters in the same order.
 
         Args:
-          clusters: R names.
-          own: name of this one.
           links: name -> link; with a hub, its own to all, or the others' to it.
-          specs: P, of the messages.
-          codec: of the messages.
           hub: name of the cluster that passes messages on; empty for none.
         """
         self._clusters, self._own, self._is_hub = list(clusters), own, hub == own
@@ -94,13 +90,7 @@ class Exchange:
                 ]
 
     def send(self, step: int, fragment: int, message: Selected) -> None:
-        """Sends this cluster's message of a round to all others.
-
-        Args:
-          step: after which it is sent.
-          fragment: its number.
-          message: its payload.
-        """
+        """Sends this cluster's message of a round to all others."""
         self._pass_on(self._own, (step, fragment), message)
 
     def _pass_on(self, origin: str, key: Key, message: Selected) -> None:
@@ -139,10 +129,6 @@ class Exchange:
 
     def receive(self, step: int, fragment: int, message: Selected) -> list[Selected]:
         """Waits for all messages of a round.
-
-        Args:
-          step, fragment: of the round.
-          message: this cluster's own payload.
 
         Returns:
           R payloads, in the order of the clusters.
@@ -234,10 +220,6 @@ class LocalRounds:
 
     def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
         """Takes a last round of every fragment, and ends at the anchors.
-
-        Args:
-          step: the last one of the run.
-          params: after it, of each cluster of this process.
 
         Raises:
           member_lib.RoundError: as `after`; and if clusters come to different anchors.

@@ -28,9 +28,6 @@ class Share(NamedTuple):
         >>> Share(1, (1, 2, 1)).rows(8)
         slice(2, 6, None)
 
-        Args:
-          batch_size: rows of all clusters together.
-
         Raises:
           errors.SettingsError: if they cannot be split so.
         """

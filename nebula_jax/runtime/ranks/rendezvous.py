@@ -80,7 +80,6 @@ class Door:
 
         Args:
           server: bound and listening; closed with the door.
-          secret: of the run.
           address: the coordinator's, as all processes were given it.
         """
         self.came: queue.Queue[tuple[int, Line, Message]] = queue.Queue()
@@ -294,7 +293,6 @@ def knock(
     """Connects to the root's door once, with proofs of both sides.
 
     Args:
-      purpose: see `handshake`.
       deadline: monotonic time at which to give up; later by a moment if it is past.
 
     Raises:

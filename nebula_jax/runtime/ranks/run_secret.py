@@ -21,9 +21,6 @@ LEAST = 32  # characters
 def of_run(folder: pathlib.Path) -> bytes:
     """Returns the secret, which is made if there is none.
 
-    Args:
-      folder: of the run.
-
     Raises:
       errors.SettingsError: if it is too short, or can be neither read nor made.
     """

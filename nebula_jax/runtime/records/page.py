@@ -90,7 +90,6 @@ def write(path: pathlib.Path, title: str, sections: Mapping[str, str]) -> None:
     """Writes a page.
 
     Args:
-      title: plain text.
       sections: heading -> Markdown, or SVG; empty ones are left out.
     """
     parts = [

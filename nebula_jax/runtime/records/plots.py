@@ -117,7 +117,6 @@ def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
 
     Args:
       axes: of matplotlib, with all of its lines.
-      lines: name -> its line.
     """
     axes.get_ylim()  # brings limits up to date with what was drawn
     to_share = axes.transData + axes.transAxes.inverted()

@@ -166,7 +166,6 @@ class Progress:
           start: the step that the run goes on after; 0 at its beginning.
           log_every: steps between progress lines.
           links: to the other clusters, whose traffic is reported.
-          work: of this process, which counts the steps.
           allow_nonfinite: steps of the run that may be skipped (`Skips`).
           phases: of this process, which end with its first step.
           delay: seconds of an emulated line, both ways, which no kernel measures.

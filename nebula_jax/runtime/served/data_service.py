@@ -220,9 +220,6 @@ class DataService:
     def _served(self, link: Link, trainer: switch_client.Trainer) -> str:
         """Serves a reader until it needs no more; returns who it was.
 
-        Args:
-          link: to it, not yet welcome.
-
         Raises:
           grants.GrantError: at a use that its grant does not allow.
           errors.NebulaError: if it is not who it claims to be, requests what is not

@@ -72,8 +72,6 @@ class RemoteText:
         """Connects to who serves it, and reads what parts there are.
 
         Args:
-          settings: of this cluster, in a federation.
-          cluster: its name.
           vocabulary: digest of the one that it reads with.
           form: of the rows that it reads.
 

@@ -187,12 +187,7 @@ def open_down(
 
 
 def open_up(opens: Opens[EndT], member: member_lib.Member, origin: str) -> list[EndT]:
-    """Opens one end of the channels for a cluster's messages, P + 1.
-
-    Args:
-      opens, member: as in `open_down`.
-      origin: name of the cluster.
-    """
+    """Opens one end of the channels for a cluster's messages, P + 1."""
     return [
         opens(f"delta {number} of {origin}", spec, member.codec)
         for number, spec in enumerate(member.specs)
