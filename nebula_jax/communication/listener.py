@@ -211,11 +211,7 @@ class Listener:
         self._came.put_nowait(link)
 
     def _find(self, opening: frames.Open, acknowledged: int) -> link_lib.Link | None:
-        """Returns the link of a session; None if it is to be made.
-
-        Raises:
-          session.SessionOver: if the session should be known and is not.
-        """
+        """Returns the link of a session; None if it is to be made."""
         link = self._sessions.get(opening.session_id)
         if acknowledged:
             if link is None:

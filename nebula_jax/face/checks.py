@@ -20,11 +20,7 @@ class Misuse(errors.SettingsError):
 
 
 def numbers(what: str, found: Any) -> dict[str, Any]:
-    """Returns name -> scalar.
-
-    Raises:
-      Misuse: if they are something else.
-    """
+    """Returns name -> scalar; raises Misuse if they are something else."""
     if not isinstance(found, Mapping):
         raise Misuse(f"{what} are a dict of numbers, not a {type(found).__name__}")
     for name, value in found.items():
@@ -76,7 +72,7 @@ def digest(batch: Any) -> str:
 def check_batches(
     batch_of: Callable[[int], Any], step: int, batch: Any, start: int, saved: str | None
 ) -> None:
-    """Checks that a function makes a step's batch again.
+    """Checks that a function makes a step's batch again; raises Misuse if it does not.
 
     Args:
       batch_of: step -> batch.
@@ -84,9 +80,6 @@ def check_batches(
       start: step that the run resumes after.
       saved: digest of the batch of `start`, when it was trained on; None at the
         beginning.
-
-    Raises:
-      Misuse: if it does not.
     """
     again = "; draw from a generator seeded by the step: np.random.default_rng(step)"
     if digest(batch_of(step)) != digest(batch):

@@ -196,16 +196,13 @@ class Target(nn.Module):
         source_mask: jax.Array,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Computes H^D of the last layer.
+        """Computes H^D of the last layer; returns [B N, Q, D] float32.
 
         Args:
           input_ids: [B N, Q] int32; hypotheses of a sentence follow each other.
           attention_mask: [B N, Q] bool, false at padding.
           memory: what `read` returned.
           source_mask: [B, L] bool, false at padding.
-
-        Returns:
-          [B N, Q, D] float32.
         """
         if self.config.objective == "ar":
             causal = transformer.causal_mask(input_ids.shape[-1])

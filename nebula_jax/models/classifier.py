@@ -89,14 +89,11 @@ def segments(input_ids: jax.Array, sep: int) -> jax.Array:
 def logits(
     config: Config, params: Any, input_ids: jax.Array, rng: jax.Array | None = None
 ) -> jax.Array:
-    """Computes the logits of pairs.
+    """Computes the logits of pairs; returns [B, C] float32.
 
     Args:
       input_ids: [B, L] int32, padded (see `data.ragged_rows`).
       rng: key of the dropout; none without.
-
-    Returns:
-      [B, C] float32.
     """
     deterministic = rng is None
     keys = [None] * 3 if rng is None else jax.random.split(rng, 3)
@@ -118,15 +115,12 @@ def logits(
 
 
 def pool(how: str, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
-    """Pools positions.
+    """Pools positions; returns [B, D] float32.
 
     Args:
       how: one of POOLINGS.
       hidden: [B, L, D] float32.
       attention_mask: [B, L] bool, false at padding.
-
-    Returns:
-      [B, D] float32.
     """
     if how == "cls":
         return hidden[:, 0]

@@ -42,16 +42,13 @@ class MaskedLM(nn.Module):
         masked: jax.Array,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Computes logits of masked tokens.
+        """Computes logits of masked tokens; returns [B, M, V] float32.
 
         Args:
           input_ids: [B, L] int32, with [MASK]s.
           attention_mask: [B, L] bool, false at padding.
           masked: [B, M] int32, places of masked tokens; L in empty slots, whose logits
             mean nothing.
-
-        Returns:
-          [B, M, V] float32.
         """
         hidden = self.embeddings(input_ids, deterministic)
         hidden = self.encoder(

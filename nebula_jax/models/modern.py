@@ -60,7 +60,7 @@ def inner_units(feed_forward: int) -> int:
 
 
 def turn(vectors: jax.Array, theta: float) -> jax.Array:
-    """Turns queries or keys by their positions (RoPE).
+    """Turns queries or keys by their positions (RoPE); returns [B, L, H, K] float32.
 
     Number i of a vector's first half and number i of its second half are a point of the
     plane, which turns by p theta^(-2i/K) at position p: so the product of a query and a
@@ -68,9 +68,6 @@ def turn(vectors: jax.Array, theta: float) -> jax.Array:
 
     Args:
       vectors: [B, L, H, K] float32, K even.
-
-    Returns:
-      [B, L, H, K] float32.
     """
     _, length, _, width = vectors.shape
     rates = theta ** (-np.arange(0, width, 2) / width)

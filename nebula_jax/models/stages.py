@@ -107,7 +107,6 @@ def _stages(
     """Runs one device's layers on every micro-batch of its group, in their turn.
 
     Args:
-      layer, micro_batches, key: as for `apply`.
       params: tree of [N / S, ...], of this device's layers.
       hidden, attention_mask: this device's rows, [B / S, ...].
     """

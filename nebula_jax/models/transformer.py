@@ -207,16 +207,13 @@ class Embeddings(nn.Module):
         token_type_ids: jax.Array | None = None,
         first_position: jax.Array | int = 0,
     ) -> jax.Array:
-        """Embeds tokens.
+        """Embeds tokens; returns [B, L, D] float32.
 
         Args:
           input_ids: [B, L] int32.
           token_type_ids: [B, L] int32; type 0 everywhere if None.
           first_position: [] int32, position of the first token; for decoding token by
             token.
-
-        Returns:
-          [B, L, D] float32.
         """
         embedded = jnp.take(self.table, input_ids, axis=0)
         if self.config.disentangled:
@@ -282,16 +279,13 @@ def attend(
     config: Config,
     drop: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Computes scaled dot-product attention.
+    """Computes scaled dot-product attention; returns [B, Q, H, K] float32.
 
     Args:
       query: [B, Q, H, K] float32.
       attention_mask: bool; [B, M], true where all queries may attend, or [B, Q, M],
         where each may. B may be 1.
       drop: dropout of the probabilities [B, H, Q, M].
-
-    Returns:
-      [B, Q, H, K] float32.
     """
     if attention_mask.ndim == 2:
         attention_mask = attention_mask[:, None, :]
@@ -397,14 +391,11 @@ class PreNormBlock(nn.Module):
     def __call__(
         self, hidden: jax.Array, attention_mask: jax.Array, deterministic: bool
     ) -> jax.Array:
-        """Applies the block.
+        """Applies the block; returns [B, L, D] float32.
 
         Args:
           hidden: [B, L, D] float32.
           attention_mask: bool, [B, L] or [B, L, L] (see `attend`).
-
-        Returns:
-          [B, L, D] float32.
         """
         config = self.config
         assert config.body is not None  # else its layers are of another class
@@ -521,15 +512,12 @@ def hidden_states(
     attention_mask: jax.Array,
     after_layer: Callable[[int, jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
-    """Applies Embeddings and Encoder without dropout.
+    """Applies Embeddings and Encoder without dropout; returns [B, L, D] float32.
 
     Args:
       params: `embeddings` and `encoder`, parameters of these, perhaps among others.
       input_ids: [B, L] int32.
       attention_mask: bool, [B, L] or [B, L, L] (see `attend`).
-
-    Returns:
-      [B, L, D] float32.
     """
     embeddings, encoder = ({"params": params[n]} for n in ("embeddings", "encoder"))
     hidden = Embeddings(config).apply(embeddings, input_ids, True)

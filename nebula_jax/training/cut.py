@@ -434,11 +434,7 @@ def with_aux(fn: Callable[..., Any], has_aux: bool) -> Callable[..., Any]:
 
 
 def _first_aux(aux: Any, has_aux: bool) -> Any:
-    """Returns the auxiliary state that a part begins with.
-
-    Raises:
-      PartError: if it has none and needs one, or the other way round.
-    """
+    """Returns the auxiliary state that a part begins with."""
     if has_aux != (aux is not None):
         raise PartError(
             f"aux=: a part made with has_aux=True begins with one, others with none;"

@@ -15,14 +15,11 @@ import jax.numpy as jnp
 
 
 def categorical(rng: jax.Array, logits: jax.Array) -> jax.Array:
-    """Draws a sample of softmax(logits) per row.
+    """Draws a sample of softmax(logits) per row; returns [...] int32, in [0, V).
 
     Args:
       logits: [..., V] floating point, finite or -inf, which is never drawn; not all of
         a row -inf.
-
-    Returns:
-      [...] int32, in [0, V).
     """
     logits = logits.astype(jnp.float32)
     size = logits.shape[-1]

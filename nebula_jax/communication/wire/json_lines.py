@@ -24,11 +24,7 @@ def encode(fields: Mapping[str, Any]) -> bytes:
 
 
 def decode(data: bytes | bytearray) -> dict[str, Any]:
-    """Reads an object.
-
-    Raises:
-      Malformed: if it is none.
-    """
+    """Reads an object; raises Malformed if it is none."""
     try:
         fields = strict_json.loads(data)
     except ValueError:

@@ -70,12 +70,7 @@ def read(
 def _tensor_sizes(
     shape: schema.Shape, head: frames.Head, table: bytearray, tags: Integrity
 ) -> Sequence[int]:
-    """Returns the size of each buffer of a tensor, by its table if it has one.
-
-    Raises:
-      frames.FrameError: if the schema does not allow them.
-      frames.Damaged: if the table may not be the one that was sent.
-    """
+    """Returns the size of each buffer of a tensor, by its table if it has one."""
     sizes: Sequence[int] = shape.sizes
     try:
         if table:

@@ -87,9 +87,6 @@ def _global_every(metadata: dict[str, Any], path: pathlib.Path) -> int:
     """Reads every how many layers, from the first on, one attends to all positions.
 
     transformers 5 writes the kind of each layer, and ignores the number beside it.
-
-    Raises:
-      PretrainedError: if no number gives these kinds.
     """
     kinds = metadata.get("layer_types")
     if kinds is None:

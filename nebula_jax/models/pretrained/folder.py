@@ -40,11 +40,7 @@ def read_config(folder: pathlib.Path) -> dict[str, Any]:
 
 
 def read_json(path: pathlib.Path) -> Any:
-    """Reads a JSON file.
-
-    Raises:
-      PretrainedError: if it is missing or no JSON.
-    """
+    """Reads a JSON file; raises PretrainedError if it is missing or no JSON."""
     try:
         return json.loads(path.read_text("utf-8-sig"))
     except OSError as error:

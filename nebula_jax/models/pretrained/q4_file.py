@@ -165,14 +165,11 @@ def _decode(data: bytes, kind: int, elements: int) -> np.ndarray:
 
 
 def decode_blocks(data: bytes) -> np.ndarray:
-    """Decodes 4-bit blocks (Q4_0).
+    """Decodes 4-bit blocks (Q4_0); returns [32 * blocks] float32, (nibble - 8) * scale.
 
     Args:
       data: blocks of 18 bytes: a float16 scale, then 16 bytes whose low nibbles are
         weights 0 to 15 and whose high nibbles are weights 16 to 31.
-
-    Returns:
-      [32 * blocks] float32, (nibble - 8) * scale.
     """
     blocks = np.frombuffer(data, np.uint8).reshape(-1, BLOCK_BYTES)
     scales = blocks[:, :2].copy().view("<f2").astype(np.float32)  # [blocks, 1]

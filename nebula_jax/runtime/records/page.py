@@ -46,10 +46,7 @@ def of_run(
     """Writes the page of a run.
 
     Args:
-      path: of the file.
       summary: of the run, with its `flags`.
-      clusters: their summaries.
-      markdown: of the run's report.
       panels: its curves, those of the line among them.
       samples: lines of text that the run has made.
     """

@@ -218,13 +218,7 @@ class DataService:
             link.abort(f"{self._handle} cannot be read at present; its owner sees why")
 
     def _served(self, link: Link, trainer: switch_client.Trainer) -> str:
-        """Serves a reader until it needs no more; returns who it was.
-
-        Raises:
-          grants.GrantError: at a use that its grant does not allow.
-          errors.NebulaError: if it is not who it claims to be, requests what is not
-            there, or has gone.
-        """
+        """Serves a reader until it needs no more; returns who it was."""
         subject, form = self._dialed(link, trainer), self._form(link)
         # Before it can wait for anything: who has no grant takes nobody's place.
         self._count(subject, 0)
@@ -242,11 +236,7 @@ class DataService:
         return subject
 
     def _dialed(self, link: Link, trainer: switch_client.Trainer) -> str:
-        """Returns who a reader is, as the switches know it: `ana`, or `ana@lab-t`.
-
-        Raises:
-          data_channels.DataError: if they do not, or know several.
-        """
+        """Returns who a reader is, as the switches know it: `ana`, or `ana@lab-t`."""
         owner = site_folder.parse_name(link.owner)
         if owner is None:
             raise data_channels.DataError("is of no lab")
@@ -278,9 +268,6 @@ def _checked(wanted: np.ndarray, total: int) -> list[int]:
     Args:
       wanted: [N] int32, as it came.
       total: rows that there are.
-
-    Raises:
-      data_channels.DataError: if there is no such row.
     """
     count = int((wanted != data_channels.NO_ROW).sum())
     rows = wanted[:count]

@@ -166,11 +166,7 @@ class Leaf:
     # The log.
 
     def _wait(self, what: str) -> None:
-        """Waits for more of the log.
-
-        Raises:
-          quorum.LeftOut: if there is no more.
-        """
+        """Waits for more of the log; raises quorum.LeftOut if there is no more."""
         if not self._link.wait_for_any(what):
             raise self._left_out()
         self._log.receive()
@@ -322,11 +318,7 @@ class _Log:
         ]
 
     def receive(self) -> bool:
-        """Takes all that has arrived; returns False if no more can come.
-
-        Raises:
-          member_lib.RoundError: if a verdict cannot be.
-        """
+        """Takes all that has arrived; returns False if no more can come."""
         is_there = not self._link.control.has_ended
         # Verdicts first: what comes with one has come before it.
         for arrays in _all_of(self._down.verdicts):
@@ -358,11 +350,7 @@ class _Log:
             self._deltas[self._own, key] = message
 
     def payloads(self, entry: quorum.Entry) -> list[Selected | None]:
-        """Returns R payloads of a round, None of those that are not in it.
-
-        Raises:
-          member_lib.RoundError: if one that is in it has not come.
-        """
+        """Returns R payloads of a round, None of those that are not in it."""
         key = entry.verdict.step, entry.verdict.fragment
         is_in = dict(zip(self._clusters, entry.members, strict=True))
         if not is_in[self._hub]:
@@ -381,11 +369,7 @@ class _Log:
         ]
 
     def states(self, entry: quorum.Entry) -> list[Any]:
-        """Returns the states of all fragments that came with an entry, P.
-
-        Raises:
-          member_lib.RoundError: if one has not come, or cannot be.
-        """
+        """Returns the states of all fragments that came with an entry, P."""
         if not all(self._states):
             raise member_lib.RoundError(
                 f"{self._hub} sent a verdict on states of the run that did not come"
