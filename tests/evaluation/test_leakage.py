@@ -87,12 +87,12 @@ def test_an_inverter_learns_a_rotation_that_the_nearest_embedding_cannot_undo(pa
 
 
 def test_an_inverter_recovers_tokens_from_the_last_layer_beyond_chance(params):
-    own, attacked = text(250, seed=3), text(60, seed=4)
+    own, attacked = text(125, seed=3), text(60, seed=4)
     table = params["embeddings"]["word_embeddings"]["embedding"]
     hidden = jax.device_get(encode(LAYERS, params, np.concatenate([own, attacked])))
-    before, after = np.split(hidden, [250])
+    before, after = np.split(hidden, [125])
     inverter = leakage.fit_inverter(
-        before.reshape(-1, D), own.reshape(-1), table, jax.random.key(5)
+        before.reshape(-1, D), own.reshape(-1), table, jax.random.key(5), steps=40
     )
     guesses = leakage.invert(inverter, after.reshape(-1, D), table)
     guesses, labels = jax.device_get(guesses), attacked.reshape(-1)

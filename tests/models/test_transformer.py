@@ -215,7 +215,7 @@ def test_rounded_matrices_are_no_residuals():
 
 
 def test_activations_computed_again_give_the_same_gradient_and_are_not_kept():
-    config = dataclasses.replace(CONFIG, dropout=0.5)
+    config = dataclasses.replace(CONFIG, dropout=0.5, layers=1)
     hidden = np.random.RandomState(1).randn(4, 8, 16).astype(np.float32)
     mask = np.ones((4, 8), bool)
     params = drawn.params(transformer.Encoder(config), hidden, mask, True)

@@ -28,6 +28,7 @@ ROWS = 12  # of a batch of all clusters
 Settings = functools.partial(
     settings_lib.Settings, codec=codecs.from_string("e3m0(256)")
 )
+FEEDBACK = codecs.from_string("error_feedback(int4(8))")
 ADAM, SGD = optax.adam(1e-2), optax.sgd(0.1)
 
 
@@ -258,10 +259,8 @@ def test_one_inner_step_is_an_all_reduce():
 
 
 def test_three_around_a_hub_are_three_in_a_mesh():
-    codec = codecs.from_string("error_feedback(sparse_loco(1, 4), 0.9)")
-
     def body(process, peers):
-        return train(process, peers, dict_model(), ADAM, inner_steps=3, codec=codec)
+        return train(process, peers, dict_model(), ADAM, inner_steps=3, codec=FEEDBACK)
 
     ends = [*together(body, 3), *together(body, 3, hub="lab1")]
     for each in ends[1:]:
@@ -311,7 +310,7 @@ def test_all_stop_after_the_step_that_one_requests_and_say_who(capfd):
 def test_a_checkpoint_falls_where_no_message_is_in_flight_and_resumes_bit_for_bit():
     model = dict_model()
     settings = {"inner_steps": 4, "fragments": 2, "delay": 1, "momentum": 0.9}
-    settings |= {"codec": codecs.from_string("error_feedback(int4(8))")}
+    settings |= {"codec": FEEDBACK}
     saves: dict = {"lab0": {}, "lab1": {}}
 
     def body(process, peers):

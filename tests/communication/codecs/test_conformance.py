@@ -350,6 +350,13 @@ tensors = np.load(f"{folder}/tensors.npy")
 h = {"h": tensors[0]}
 for number, string in enumerate(strings):
     codec = codecs.from_string(string)
+    state = codec.init(h)
+    if hasattr(state, "residual"):
+        encode = jax.jit(codec.encode)
+        for tensor in tensors:
+            _, state = encode({"h": tensor}, state)
+        np.savez(f"{folder}/{number}_got.npz", *state.residual)
+        continue
     specs, structure = jax.tree.flatten(codec_lib.payload_spec(codec, h))
     buffers = np.load(f"{folder}/{number}.npz")
     leaves = [
@@ -359,15 +366,11 @@ for number, string in enumerate(strings):
 
     @jax.jit
     def step(payload, anchor):
-        got, _ = codec.decode(payload, codec.init(h))
+        got, _ = codec.decode(payload, state)
         return jax.tree.map(lambda a, x: a - x, anchor, got), got
 
     moved, got = step(jax.tree.unflatten(structure, leaves), {"h": tensors[1]})
-    encode, state = jax.jit(codec.encode), codec.init(h)
-    for tensor in tensors:
-        _, state = encode({"h": tensor}, state)
-    waiting = getattr(state, "residual", ())
-    np.savez(f"{folder}/{number}_got.npz", *waiting, got=got["h"], moved=moved["h"])
+    np.savez(f"{folder}/{number}_got.npz", got=got["h"], moved=moved["h"])
 """
 
 
@@ -376,7 +379,7 @@ def test_another_process_has_the_same_bits_of_differences_and_of_feedback(tmp_pa
 
     There XLA optimizes fully, and decodes within the step that uses the result.
     """
-    decoded = ("e3m0", "sparse_loco(16,256)", "error_feedback(sparse_loco, 0.95)")
+    decoded = ("e3m0", "sparse_loco(16,256)")
     fed_back = ("error_feedback(int4(64))", "error_feedback(e3m0, 0.9)")
     tensors = np.stack([batch(step)["h"] for step in range(STEPS)])
     np.save(tmp_path / "tensors.npy", tensors)
