@@ -87,9 +87,7 @@ def test_who_waits_for_one_that_waits_for_the_stuck_one_does_not_end_first(star,
     receives = pool.submit(star.receivers[0].recv, 1)
     watch = star.there[1]._session.watch
     wait_until(lambda: watch.activity is Activity.WAITING_FOR_ANOTHER)
-    with pytest.raises(
-        stuck_peers.PeerStuck, match="from generator:0, which"
-    ) as caught:
+    with pytest.raises(stuck_peers.PeerStuck, match="from generator:0") as caught:
         receives.result(20.0)
     star.here[1].abort(str(caught.value))  # as the end of its block would
     with pytest.raises(session.PeerAborted, match="gave up: discriminator has waited"):

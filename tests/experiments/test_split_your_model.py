@@ -10,7 +10,8 @@ import jax
 import numpy as np
 import optax
 import pytest
-from example_runs import assert_near, ended, params, start, train_here
+import trees
+from example_runs import ended, params, start, train_here
 
 import nebula_jax as nebula
 from experiments import chain_of_three, split_your_model
@@ -69,7 +70,9 @@ def test_a_decoder_in_two_clusters_is_the_uncut_one(tmp_path):
     expected = whole(loss, begin, example.OPTIMIZER, 6, batches)
     for name, like, one in zip(("front", "back"), begin, expected, strict=True):
         found = params(folder, name, 6, like)
-        assert_near(found, one, atol=2e-4)  # Adam divides by what is almost nothing
+        trees.assert_close(
+            found, one, atol=2e-4
+        )  # Adam divides by what is almost nothing
 
 
 @pytest.mark.parametrize(
@@ -153,4 +156,4 @@ def test_a_stopped_chain_is_the_uncut_model_after_the_step_that_all_saved(tmp_pa
         tree = optax.apply_updates(tree, updates)
     for name, like, one in zip(("front", "middle", "back"), begin, tree, strict=True):
         found = params(tmp_path / "runs" / "chain_of_three", name, last, like)
-        assert_near(found, one, atol=1e-3)
+        trees.assert_close(found, one, atol=1e-3)

@@ -6,7 +6,6 @@ import subprocess
 import sys
 
 import jax
-import numpy as np
 import ports
 import tiny_runs
 
@@ -53,9 +52,3 @@ def params(workdir, cluster, step, like):
     saved = checkpoint.read(workdir / cluster / "checkpoints", step)
     names = sorted(name for name in saved if " 0.params." in name)
     return jax.tree.unflatten(jax.tree.structure(like), [saved[n] for n in names])
-
-
-def assert_near(found, expected, atol):
-    pairs = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
-    for one, two in pairs:
-        np.testing.assert_allclose(one, two, atol=atol)

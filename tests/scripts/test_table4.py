@@ -38,9 +38,7 @@ def test_speed_up_is_of_the_median_step_and_says_that_compute_is_slept(made):
     text = table4.markdown(report.provenance(1.0, commits=["abc123"]) | found)
     assert "| 1 | 4100 | 100 | 1.00 | 1.00 |" in text
     assert "| 8 | 4800 | 800 | 6.83 | 4.34 |" in text
-    assert (
-        "**A sleep stands in for a worker's compute** (--emulate_compute): 4000" in text
-    )
+    assert "**A sleep stands in for a worker's compute** (--emulate_compute)" in text
 
 
 def test_a_process_that_fails_is_an_error():

@@ -241,10 +241,7 @@ def test_a_level_is_what_the_codec_encodes_with():
 @pytest.mark.parametrize(
     ("flags", "problem"),
     [
-        (
-            {"backward_codec": "fp16"},
-            "--forward_codec=auto: --forward_codec and --back",
-        ),
+        ({"backward_codec": "fp16"}, "--forward_codec=auto: --forward_codec and"),
         ({"forward_codec": "fp16"}, "--backward_codec=auto: --forward_codec and"),
         ({"cluster": "whole"}, "not for --cluster=whole"),
     ],

@@ -2,13 +2,13 @@
 
 import json
 import signal
-import socket
 import time
 
-import jax
-import numpy as np
+import ports
 import psutil
 import pytest
+import tiny_runs
+import trees
 
 NAMES = ["cluster-0", "cluster-1", "cluster-2"]
 STEPS = 150
@@ -19,8 +19,7 @@ class ByHand:
 
     def __init__(self, runs, workdir, **flags):
         self._runs, self.workdir = runs, workdir
-        with socket.create_server(("127.0.0.1", 0)) as found:
-            address = f"127.0.0.1:{found.getsockname()[1]}"
+        address = f"127.0.0.1:{ports.free_port()}"
         self._flags = flags | {"workdir": workdir, "tls": "off", "restart": 0}
         self._reach = [{"listen": address}, {"peer": address}, {"peer": address}]
         self.processes = [self.start(number) for number in range(3)]
@@ -37,8 +36,7 @@ class ByHand:
         """Waits until a cluster has saved a step after this one; returns it."""
         deadline = time.monotonic() + 120
         while True:
-            saved = (self.folder(number) / "checkpoints").glob("[0-9]" * 8)
-            newest = max((int(each.name) for each in saved), default=0)
+            newest = tiny_runs.newest(self.folder(number) / "checkpoints")
             if newest > step:
                 return newest
             if self.processes[number].poll() is not None:
@@ -95,10 +93,9 @@ def test_a_killed_cluster_comes_anew_and_all_end_alike(runs, by_hand):
     assert "cluster:2 has rejoined" in outputs[0]
     assert "cluster:2 is sent the state after step" in outputs[0]
     states = [runs.state("quorum", name, STEPS) for name in NAMES]
-    same = np.testing.assert_array_equal
     for each in states[1:]:
-        jax.tree.map(same, each["state"]["params"], states[0]["state"]["params"])
-        jax.tree.map(same, each["outers"], states[0]["outers"])
+        trees.assert_same(each["state"]["params"], states[0]["state"]["params"])
+        trees.assert_same(each["outers"], states[0]["outers"])
         assert each["state"]["step"] == STEPS
     summaries = [
         json.loads((run.folder(number) / "summary.json").read_text())["rounds"]

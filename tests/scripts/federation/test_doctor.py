@@ -112,9 +112,7 @@ def test_a_line_that_is_not_there_is_named_with_the_reason(tmp_path):
             two_labs.wait_until(lambda lab=lab, w=words: w in examined(lab).out)
         labs.s.stop()
         labs.s.__init__(labs.s.folder, listens=True)
-        assert "wrong  line to lab-t: none at present: it was revoked on 20" in (
-            examined(labs.s).out
-        )
+        assert "none at present: it was revoked on" in examined(labs.s).out
 
 
 def test_who_waits_for_a_lab_without_a_line_is_told_what_to_do(labs):
