@@ -37,7 +37,6 @@ from scripts import (
     table3_throughput,
     table4_speedup,
     table5_compression,
-    table_body,
     table_local_steps,
     table_teachers,
 )
@@ -64,7 +63,6 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "table5_": table5_compression.markdown,
     "bert_": bert_report.markdown,
     "local_steps": table_local_steps.markdown,
-    "body": table_body.markdown,
     "teachers": table_teachers.markdown,
     "bench_codecs": bench_report.codecs,
     "bench_device": bench_device.markdown,
@@ -81,7 +79,7 @@ SECURITY = ("bench_security",)
 WITHDRAWN = (
     *("bert_ladder", "mutation_score", "fake_rates", "m3_recipe", "xnli_recipe"),
     *("table1_small", "bench_planner", "scaling", "codec_control", "long_run"),
-    *("bench_training", "bench_faults_quorum", "bench_bridge_60mbit"),
+    *("bench_training", "bench_faults_quorum", "bench_bridge_60mbit", "body"),
 )
 """The records of withdrawn scripts: their blocks stay as the last commit rendered them
 that had the script (of table1_small, an older form of one); the page names it."""
