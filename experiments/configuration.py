@@ -236,10 +236,6 @@ def flags_of_run(folder: str | os.PathLike[str], module: str) -> flags.FlagValue
 
     For a notebook, which has none. Paths are relative to where the run was started.
 
-    Args:
-      folder: of the run.
-      module: of `experiments`, whose run it is to be.
-
     Raises:
       errors.SettingsError: if it is no such run.
     """
@@ -279,7 +275,6 @@ def is_evaluation(command: Any, module: str) -> bool:
 
     Args:
       command: `shared_flags.Command`.
-      module: of `experiments`, whose run it is to be.
 
     Raises:
       errors.SettingsError: if it is no such run, or --run stands alone.

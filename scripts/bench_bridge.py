@@ -51,7 +51,6 @@ def run(name: str, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
     """Measures with one transport, by two processes.
 
     Args:
-      name: of the transport.
       folder: with credentials of both ends.
 
     Returns:

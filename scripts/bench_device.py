@@ -53,7 +53,6 @@ def steps(
 
     Args:
       rungs: as RUNGS.
-      options: of each process.
       is_gpu: False to leave out the flags of a GPU's compiler.
       seconds: for all, together.
 

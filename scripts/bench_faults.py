@@ -167,7 +167,6 @@ def goodput(samples: Sequence[Sample], faults: Sequence[Fault]) -> dict[str, Any
 
     Args:
       samples: of that time, in its order.
-      faults: in that time.
 
     Returns:
       steps that remained, rate (steps a second between faults), goodput, kills.

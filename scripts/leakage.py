@@ -65,12 +65,9 @@ def gather(
     """Makes all attacks.
 
     Args:
-      found: the run.
       rows: of Table 5, whose codecs are attacked.
       table5: its record; {} if there is none.
-      seeds: of the attackers.
       attacked: sentences that each attacks.
-      steps: in which an inverter is trained.
 
     Returns:
       The record without its provenance.

@@ -125,9 +125,6 @@ def check(given: Settings) -> None:
 def plan(given: Settings) -> dict[str, Any]:
     """Returns the numbers of a plan.
 
-    Args:
-      given: its settings.
-
     Raises:
       errors.NebulaError: at settings that cannot work.
     """
@@ -181,7 +178,6 @@ def _pace(
     """Returns the run as the planner takes it.
 
     Args:
-      given: settings of the plan.
       flops: of a micro-batch, of both sides.
       speeds: operations a second of a device of both sides.
     """

@@ -42,14 +42,7 @@ MASKED_LOSS = (
 
 
 def run_of(base: Sequence[str], method: str, pair: str, seed: str) -> table_runs.Run:
-    """Describes a run of the table.
-
-    Args:
-      base: flags of all runs.
-      method: a key of FLAGS.
-      pair: languages, as in `es-en`.
-      seed: of the run.
-    """
+    """Describes a run of the table."""
     own = f"--pair={pair}", f"--seed={seed}", *FLAGS[method]
     kind = method.lower().replace(",", "").replace(" ", "_")
     name = f"{kind}-{pair}-seed{seed}"

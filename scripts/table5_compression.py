@@ -82,7 +82,6 @@ def line_of(plain: Mapping[str, Any], settings: Mapping[str, str]) -> dict[str, 
 
     Args:
       plain: its figures; the median of its steps has neither compiling nor evaluations.
-      settings: of the flagfile.
     """
     steps = [
         (after["time"] - before["time"]) / (after["step"] - before["step"])

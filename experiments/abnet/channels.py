@@ -165,10 +165,6 @@ def open_ends(
 ) -> Ends:
     """Opens one role's ends of all channels.
 
-    Args:
-      examples: N, of the training set.
-      width: D of PLM-S.
-
     Raises:
       errors.SettingsError: if a codec cannot encode what crosses, or packs integers.
     """
@@ -210,7 +206,6 @@ def translation_ends(
 
     Args:
       rows: B, sentences that cross together.
-      width: D of PLM-S.
     """
     spec = evaluation_spec(agreed, agreed.sent_width(width), rows)
     room = rows * agreed.length_buckets[-1] * PIECE_BYTES
@@ -228,7 +223,6 @@ def fresh(agreed: config.Agreed, half: models.Half, width: int) -> mesh_lib.Shar
 
     Args:
       half: of the side; its codecs have states for each length bucket.
-      width: D of PLM-S.
     """
     codecs_of = [
         half.program.init_states(hidden_spec(agreed, length, agreed.sent_width(width)))
@@ -269,7 +263,6 @@ def hidden_spec(
 
     Args:
       length: L, of the length bucket.
-      width: of what crosses.
     """
     return _hidden_spec(agreed.batch_size // agreed.micro_batches, length, width)
 

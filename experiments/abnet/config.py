@@ -313,10 +313,6 @@ def newest_saved(
 
     These are the sides' own, or that of one process, whichever has the newer one.
 
-    Args:
-      workdir: the run's folder.
-      roles: the sides, source or target or both.
-
     Raises:
       errors.NebulaError: if there is none.
     """

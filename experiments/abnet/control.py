@@ -123,8 +123,6 @@ class Control:
         """Probes the codecs, and writes the decision log: the source proposes what.
 
         Args:
-          step: that is probed; its batch has crossed.
-          state: before the step.
           batch: of the step, made again by `data`.
           states: of the half's codecs; used up.
 

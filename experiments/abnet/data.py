@@ -281,7 +281,6 @@ def evaluation_indices(agreed: config.Agreed, name: str, total: int) -> np.ndarr
 
     Args:
       name: of the split; of those held out all are translated.
-      total: examples of it.
 
     Returns:
       [<= total] int64, the first ones.
@@ -297,10 +296,6 @@ def evaluation_batches(
     """Makes batches of chosen examples, those of similar length together.
 
     The source side makes them; the target side needs no more than what crosses.
-
-    Args:
-      rows: of a split.
-      indices: examples of it.
 
     Returns:
       Batches whose indices are places in `indices`.

@@ -200,8 +200,6 @@ def scores_of(
     """Returns the scores of all held-out sentences.
 
     Args:
-      losses: of each of them.
-      translations: of each of them, in their order.
       tokenize: for BLEU, from `bleu.tokenizer_of`.
     """
     ids = text.ids[HELD_OUT]

@@ -93,7 +93,6 @@ def load(
     It trains its adapters, the table of lengths, a bottleneck.
 
     Args:
-      folder: of the checkpoint and its tokenizer.
       layers: how many to keep, from the first; 0 for all.
       new_head: True if its MLM head was made here, and so trains too.
 

@@ -165,12 +165,7 @@ def begin(
     peers: all_clusters.Peers,
     side: int,
 ) -> Begun:
-    """Opens all channels, restores the common step, exchanges what crosses only once.
-
-    Args:
-      context: of its loop, which begins.
-      side: SOURCE or TARGET of `models`.
-    """
+    """Opens all channels, restores the common step, exchanges what crosses once."""
     agreed, text, is_source = run.agreed, own.text, side == models.SOURCE
     [link] = peers.links.values()
     own.saved.add_fingerprints(peer_fingerprints(link.peer))

@@ -42,12 +42,7 @@ class Source:
     def __init__(
         self, run: config.Run, plm: models.Plm, target: transformer.Config, trained: Any
     ) -> None:
-        """Puts the model on this process's device.
-
-        Args:
-          target: shape of PLM-T.
-          trained: parameters of this side's checkpoint.
-        """
+        """Puts the model on this process's device."""
         shapes = plm.model.config, target
         task, self._params = _placed(run, models.SOURCE, plm, shapes, trained)
         self._buckets, self._tokenizer = run.agreed.length_buckets, plm.tokenizer
@@ -63,7 +58,6 @@ class Source:
 
         Args:
           numbered: one line or more, with the numbers that remarks name them by.
-          rows: B.
           words: the target side's, wherever that is; see `Target.words`. It is called
             with the same number of rows each time, B.
         """
@@ -167,7 +161,6 @@ def _placed(
     """Returns what a side computes with, and its parameters on the device.
 
     Args:
-      side: SOURCE or TARGET of `models`.
       shapes: of PLM-S and PLM-T.
     """
     translator = models.model(run.agreed, *shapes)

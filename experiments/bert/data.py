@@ -57,7 +57,6 @@ def checked(run: config.Run, only: int | None = None) -> config.Run:
     Text that is served elsewhere is checked there, when the cluster comes.
 
     Args:
-      run: of this process.
       only: the one cluster whose text has to be here; None for all of them.
     """
     groups = text.groups(run.agreed.languages, run.local)

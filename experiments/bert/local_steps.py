@@ -146,9 +146,6 @@ def fragment_of(fragments: int) -> diloco.FragmentOf:
 
     >>> [fragment_of(2)(path) for path in ("encoder/layer_3/bias", "mlm_head/bias")]
     [1, 1]
-
-    Args:
-      fragments: P.
     """
 
     def of(path: str) -> int:

@@ -73,8 +73,6 @@ def export(
     No checkpoint format has adapters between layers, and the encoder is as it was.
 
     Args:
-      folder: of the cluster.
-      run, made, vocabulary: of this process.
       params: of the model, on the root's host.
     """
     if run.agreed.trains != "all":

@@ -76,7 +76,6 @@ class Replica(NamedTuple):
         Args:
           arrays: restored, like `fresh`.
           saved: the position beside them; None at step 0.
-          text: of the cluster.
         """
         position = saved or {"text": None, "rounds": None}
         here = mesh_lib.rows_here(self.mesh, self.share.rows)

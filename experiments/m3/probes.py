@@ -68,10 +68,7 @@ class Probes:
         """Records figures on held-out text, and the probes.
 
         Args:
-          context: of the loop.
-          step: just taken.
           predictions: language and predictions of each held-out batch.
-          params: of the discriminator.
           tokens: of the step; none before the first, which has no gradient yet.
         """
         found: dict[str, list[m3_predictions.Predictions]] = {}

@@ -143,12 +143,7 @@ def curves(
     found: Mapping[str, Mapping[str, Any]],
     of_all: Mapping[str, Sequence[dict[str, Any]]],
 ) -> list[plots.Panel]:
-    """Returns losses of all clusters, RTD AUC by language and probes against steps.
-
-    Args:
-      found: cluster -> its summary; the first one has the discriminator.
-      of_all: cluster -> its metrics.
-    """
+    """Returns losses of all clusters, RTD AUC by language and probes against steps."""
     name, records = next(iter(of_all.items()))
     trained = [record for record in records if "loss" in record]
     losses = {

@@ -112,7 +112,6 @@ def shape_of_size(
     Args:
       size: key of `transformer.SIZES`.
       layers: how many; 0 for those of the size.
-      vocab_size: V.
     """
     return transformer.config_of_size(
         size,
@@ -153,9 +152,6 @@ def rows_of(
 ) -> np.ndarray:
     """Returns [V] integers, the row of --hot_start's table of each piece.
 
-    Args:
-      whole: --hot_start with all of its pieces.
-
     Raises:
       errors.NebulaError: if the vocabulary is not of --hot_start's tokenizer, or that
         is not its model's.
@@ -190,10 +186,8 @@ def write(
 
     Args:
       of_cluster: the folder; FOLDER in it is replaced (`files.replacing`).
-      shape: of the encoder.
       params: of the model, on the root's host; with --hot_start its heads are left out,
         else all but that of a masked language model.
-      languages: of the text of each reader.
     """
     if not ranks.is_root():
         return
@@ -224,11 +218,9 @@ def write_own(
 
     Args:
       of_cluster: the folder; FOLDER in it is replaced.
-      shape: of its encoder.
       vocabulary: that was trained here: a sentencepiece model.
       params: of the model, on the host; the head of a masked language model goes along,
         others do not.
-      about: a paragraph of the card.
     """
     parts = [name for name in ("embeddings", "encoder", "mlm_head") if name in params]
     own = {part: params[part] for part in parts}

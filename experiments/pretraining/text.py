@@ -120,7 +120,6 @@ class Text:
         """Prepares the text.
 
         Args:
-          reader: of the text.
           work: of this process, for --data.
 
         Raises:
@@ -218,7 +217,6 @@ class Text:
 
         Args:
           position: of the stream; None is its beginning.
-          batch_size: rows of a step.
           rows: of every batch, those that this process trains on.
 
         Raises:

@@ -52,10 +52,8 @@ def shared(
     Before it is made, every line of the text is checked.
 
     Args:
-      local: of the process that starts the run.
       groups: languages of each reader.
       mixes: task weights of each reader.
-      pairs: --parallel_pairs.
     """
     if local.vocabulary:
         return pathlib.Path(local.vocabulary)
@@ -121,7 +119,6 @@ def make(local: config.Local, languages: Sequence[str], path: pathlib.Path) -> i
     Reports how many lines of each language were cut or left out, and what is unknown.
 
     Args:
-      languages: of the whole run.
       path: of a sentencepiece model; with --hot_start, of a folder, which must not be
         there.
     """

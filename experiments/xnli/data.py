@@ -64,7 +64,6 @@ def read(
 
     Args:
       wanted: split -> languages.
-      model: whole.
       tokenizer: of the whole model.
 
     Raises:

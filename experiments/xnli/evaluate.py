@@ -30,10 +30,7 @@ def probabilities(
 
     Args:
       predict: from `models.predictor`.
-      params: all of them.
       parts: language -> its N pairs.
-      text: that they are of.
-      batch_size: pairs at once.
 
     Returns:
       language -> [N, C] float32, probabilities.

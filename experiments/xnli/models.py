@@ -116,7 +116,6 @@ def trained(
     """Compiles the training step, and plans what it begins with.
 
     Args:
-      shape: of the classifier.
       text: with the kept pieces.
 
     Returns:
@@ -197,7 +196,6 @@ class Trained(NamedTuple):
 
         Args:
           model: whole, as the run began with it.
-          pooling: of the run.
         """
         trained = jax.device_get(self.params)
         whole = self.with_trained_rows(model).params

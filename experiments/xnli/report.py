@@ -80,7 +80,6 @@ def summary(
     """Gathers the record of a run.
 
     Args:
-      text: its pairs.
       scores: language -> score on the split that is tested.
       position: of the loop: the selected step, the dev curve, and the commits that
         trained the run.
@@ -154,7 +153,6 @@ def results_markdown(results: Mapping[str, Any], title: str) -> str:
 
     Args:
       results: from `as_json`.
-      title: of the table.
     """
     rows = [
         [

@@ -40,7 +40,6 @@ class Selection(NamedTuple):
 
         Args:
           rule: --checkpoint_selection.
-          step: that was evaluated.
           accuracy: on English dev.
           params: after `step`; copied, because the next step uses them up.
         """

@@ -47,9 +47,6 @@ _NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
 def parse(argv: Sequence[str]) -> list[str]:
     """Parses flags, and checks what holds for all of them.
 
-    Args:
-      argv: the command's name, and its arguments.
-
     Returns:
       What is no flag.
 
@@ -122,7 +119,6 @@ def help_text(about: str, full: bool = False) -> str:
     """Returns what --help prints: the flags of this command by their groups.
 
     Args:
-      about: the command.
       full: True for --helpfull, which also describes what is for experts.
     """
     grouped: dict[str, list[flags.Flag]] = {group: [] for group in GROUPS}

@@ -65,7 +65,6 @@ def fingerprint(ids: Ids, key: bytes) -> dict[str, Any]:
 
     Args:
       ids: of all splits that both sides hold.
-      key: shared by the two sides.
 
     Returns:
       JSON values: `key`, by which different keys differ from different examples;

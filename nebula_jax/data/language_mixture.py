@@ -129,8 +129,6 @@ def parse_tasks(
 
     Args:
       text: mixes, in the order of their readers.
-      groups: languages of each reader.
-      reader: kind of cluster that reads a group, for errors.
       pairs: named ones, see `pairs_of`.
 
     Raises:
@@ -189,9 +187,7 @@ def open_generator(
 
     Args:
       exponents: α of its two kinds of text.
-      max_length: L, tokens of a sequence.
       prepared_dir: gets the packed text.
-      pairs: named ones, see `pairs_of`.
 
     Raises:
       CorpusError: where text is missing or malformed.
@@ -238,7 +234,6 @@ def check_known(
 
     Args:
       held_out: language -> its held-out sequences, of which some are read.
-      log: called with each warning.
 
     Raises:
       MixtureError: if the vocabulary lacks half of a language's pieces, or more.

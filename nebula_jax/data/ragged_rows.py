@@ -86,11 +86,7 @@ class TokenRows:
         return rows
 
     def warnings(self, kind: str = "sentences") -> list[str]:
-        """Describes examples that were cut or are unknown; empty if there are none.
-
-        Args:
-          kind: plural noun for the examples.
-        """
+        """Describes examples that were cut or are unknown; empty if there are none."""
         return [
             f"{len(indices)} of {len(self)} {kind} {problem}: {self._named(indices)}"
             for indices, problem in (
@@ -221,7 +217,6 @@ def renumber(rows: TokenRows, keep: np.ndarray) -> TokenRows:
     """Converts rows to the ids of a trimmed tokenizer.
 
     Args:
-      rows: of pieces that are all kept.
       keep: ascending ids (`tokenizers.kept_ids`).
     """
     tokens = np.searchsorted(keep, rows.tokens).astype(np.int32)

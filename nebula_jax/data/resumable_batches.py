@@ -60,9 +60,6 @@ def _place(sequences: Sequence[dict[str, np.ndarray]], number: int) -> Place:
 def training_batches(batches: "grain.MapDataset") -> "grain.DatasetIterator":
     """Streams batches, mostly without end; the position is `get_state()`, a small dict.
 
-    Args:
-      batches: from `numbered`.
-
     Returns:
       Iterator over them.
     """

@@ -104,7 +104,6 @@ def pairs_to_test(
 
     Args:
       data_dir: a text folder, which may lack training text, or `package:django`.
-      languages: (source, target).
       max_words: as for `split`.
 
     Returns:

@@ -129,7 +129,6 @@ def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:
 
     Args:
       data_dir: a text folder with `mono/families.json`.
-      generators: K, the number of groups.
 
     Returns:
       K lists of language codes (the grouping by family of section 3.1).

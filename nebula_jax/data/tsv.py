@@ -50,7 +50,6 @@ def lines(
     A CR alone is text, unless it ends the first line: then every one ends a line.
 
     Args:
-      path: of the file.
       given: a stream that is read in its place; errors name it by `path`.
 
     Raises:

@@ -99,10 +99,6 @@ def statistics(
 ) -> np.ndarray:
     """Counts what BLEU is computed from, as `corpus_bleu` does.
 
-    Args:
-      hypotheses, references: of `corpus_bleu`.
-      tokenize: likewise.
-
     Returns:
       [N, 10] int64, `STATISTICS` of each sentence; of several sentences they add up.
     """

@@ -40,7 +40,6 @@ def sample(
 
     Args:
       prediction: as numpy arrays.
-      row: of the batch.
       piece: id -> piece, with `▁` for a space.
     """
     originals = iter(prediction.originals[row])

@@ -34,7 +34,6 @@ def time_runs(
 
     Args:
       runs: name -> the timed function, which returns what it computes.
-      rounds: the number that counts.
 
     Returns:
       Name -> seconds, one for each round.

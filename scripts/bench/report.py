@@ -10,7 +10,6 @@ def table_of(records: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -
     """Renders a table.
 
     Args:
-      records: one for each row.
       columns: title -> its cells, as `str.format` makes them of a record.
     """
     rows = [[form.format(**each) for form in columns.values()] for each in records]

@@ -71,7 +71,6 @@ def train(table: config.Table, flagfile: pathlib.Path) -> pathlib.Path:
 
     Args:
       table: its folder gets `run`.
-      flagfile: of the run.
     """
     arguments = [*table.arguments(flagfile), "--cluster=whole", "--seed=0"]
     arguments += ["--bleu_sentences=1", "--held_out_pairs=0"]  # Table 5 has the BLEU
@@ -103,7 +102,6 @@ def assemble(
     """Puts together a run's models, its text and what was trained.
 
     Args:
-      run: that is attacked.
       folders: text of source and target.
       trained: parameters of the two sides; those at step 0 if None.
     """
@@ -149,13 +147,7 @@ class Sides(NamedTuple):
 
 
 def sides(rows: Rows, seed: int, attacked: int) -> Sides:
-    """Draws the rows that an attacker attacks; all others are its own text.
-
-    Args:
-      rows: of the source side.
-      seed: of the attacker.
-      attacked: A.
-    """
+    """Draws the rows that an attacker attacks; all others are its own text."""
     order = length_buckets.shuffled(len(rows.ids), seed)
     chosen = order[:attacked]
     same = {rows.ids[number].tobytes() for number in chosen}

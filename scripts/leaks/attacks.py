@@ -44,8 +44,6 @@ def line(
     Args:
       codec: as in a flag.
       batch_size: B; what a codec loses may depend on what is encoded together.
-      length: L.
-      width: D.
 
     Returns:
       (hidden states [N, L, D] float32, mask [N, L] bool) -> Received, micro-batch by
@@ -120,8 +118,6 @@ def on_hidden(
 
     Args:
       received: [N, L, D] float32.
-      rows: of the source side.
-      tables: public embeddings.
       attackers: seed of an inverter -> rows of the attacker that trains it.
       steps: in which an inverter is trained.
 

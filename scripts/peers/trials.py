@@ -159,7 +159,6 @@ def running(
     """Yields an arm at work in new sites and a new folder; all ends with the block.
 
     Args:
-      python: the interpreter of its environment.
       megabits: of the line each way, Mbit/s; None for a line that nothing slows.
     """
     with tempfile.TemporaryDirectory(prefix="peers") as folder:

@@ -151,7 +151,6 @@ def bytes_on_device(
 
     Args:
       tree: of ShapeDtypeStructs.
-      devices: of the cluster.
       fsdp, model_parallel: as the flags of the mesh.
 
     Raises:

@@ -16,11 +16,7 @@ LOCAL = ("exchange", "clusters", "bytes a token", "times fewer", "loss")
 
 
 def markdown(results: pathlib.Path) -> str:
-    """Renders the table of a cut model and that of local steps.
-
-    Args:
-      results: folder of the records.
-    """
+    """Renders the table of a cut model and that of local steps."""
     cut, local = (
         json.loads((results / f"{name}.json").read_text("utf-8"))
         for name in ("table5_bottleneck", "local_steps")

@@ -174,11 +174,7 @@ ROWS = (
 
 
 def markdown(results: pathlib.Path) -> str:
-    """Renders one row for each of ROWS.
-
-    Args:
-      results: folder of the records.
-    """
+    """Renders one row for each of ROWS."""
     cells = []
     for name, what, figures in ROWS:
         record = json.loads((results / f"{name}.json").read_text("utf-8"))

@@ -127,11 +127,7 @@ def mean_curve(
 
 
 def quality_points(results: pathlib.Path) -> list[Point]:
-    """Returns what `quality` draws: rows of several seeds that are not withdrawn.
-
-    Args:
-      results: folder of the records.
-    """
+    """Returns what `quality` draws: rows of several seeds that are not withdrawn."""
     cut, local = (
         json.loads((results / f"{name}.json").read_text("utf-8"))
         for name in ("table5_bottleneck", "local_steps")
@@ -175,7 +171,6 @@ def quality(points: Sequence[Point], path: pathlib.Path) -> None:
 
     Args:
       points: from `quality_points`.
-      path: of the SVG.
     """
     with installed.extra("plots"):
         import matplotlib.figure

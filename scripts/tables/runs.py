@@ -62,7 +62,6 @@ class Runs:
 
         Args:
           folder: `run/` has the run in progress, `models/` what runs make for others.
-          figures: reads the figures of a run.
           execute: does a run; the real command if not given.
           results: has the figures of finished runs; `results/` of the folder if not
             given.

@@ -56,7 +56,6 @@ def spread(by_seed: Collection[float], form: str, of_mean: bool = False) -> str:
     """Renders a mean over seeds with the standard deviation; empty without a seed.
 
     Args:
-      by_seed: figures.
       form: of the mean, such as +.2f.
       of_mean: True for the standard error of the mean instead.
     """

@@ -186,7 +186,6 @@ def trim(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> Tokenizer:
 
     Args:
       tokenizer: may itself have been trimmed.
-      keep_ids: ids to keep; the special ones are kept anyway.
 
     Raises:
       TokenizerError: if an id is out of range.
