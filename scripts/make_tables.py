@@ -98,7 +98,6 @@ PICTURES = {
     "": "Curves of {name}",
     "_fig8": "Fig. 8: a run that moved",
     "_fig9": "Fig. 9: training loss",
-    "_fig10": "Fig. 10: first compressed step",
 }
 """End of a picture's name, after the record's -> its text."""
 
