@@ -88,8 +88,6 @@ SIZES = {
     ),
 }
 LINES = {"60 Mbit/s": 60.0, "170 Mbit/s": 170.0, "none": None}
-SECONDS = {"1 M": (27, 25, 24), "22 M": (70, 45, 40), "the cut": (33, 30, 28)}
-"""Of a row by line, about, and of a kill as long as the first: for the time left."""
 
 
 def arms_of(size: str) -> dict[str, Arm]:
@@ -202,14 +200,8 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
 def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     """Returns the record; measures the rows that are missing."""
     del table
-    wanted = list(_chosen())
-    left = [each for each in wanted if runs.found(run_of(*each)) is None]
     rows: list[Mapping[str, Any]] = []
-    for each in wanted:
-        if each in left:
-            minutes = sum(map(_seconds, left)) / 60
-            process.message(f"{len(left)} rows left, about {minutes:.0f} minutes")
-            left.remove(each)
+    for each in _chosen():
         try:
             rows.append(runs.result(run_of(*each))["summary"]["row"])
         except errors.NebulaError as error:  # the others go on
@@ -231,11 +223,6 @@ def _chosen() -> Iterator[tuple[str, str, str]]:
             is_told = not about.is_for_kills or (size, line) == KILLED
             if is_told and arm in (only or [arm]):
                 yield size, line, arm
-
-
-def _seconds(row: tuple[str, str, str]) -> float:
-    size, line, _ = row
-    return SECONDS[size][list(LINES).index(line)] * (1 + ((size, line) == KILLED))
 
 
 FIGURES = {
