@@ -82,22 +82,29 @@ def _described(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
         config.check(run)
     small, large = (hot_start.load(agreed, each, vocabulary) for each in with_starts)
     if small is None or large is None:
-        generator, discriminator = (
-            hot_start.shape_of_size(agreed, local, size, layers, vocabulary.size)
-            for size, layers in (
-                (agreed.generator_size, agreed.generator_layers),
-                (agreed.discriminator_size, agreed.discriminator_layers),
-            )
-        )
-        discriminator = dataclasses.replace(
-            discriminator, disentangled=agreed.disentangled
-        )
-        return Models(config.model(agreed, generator, discriminator), None, None)
+        return Models(config.model(agreed, *of_sizes(run, vocabulary.size)), None, None)
     of_generator, of_discriminator = layers(run, small.config, large.config)
     small = trimming.first_layers(small, of_generator)
     large = trimming.first_layers(large, of_discriminator)
     return Models(
         config.model(agreed, small.config, large.config), small.params, large.params
+    )
+
+
+def of_sizes(
+    run: config.Run, vocab_size: int
+) -> tuple[transformer.Config, transformer.Config]:
+    """Returns the shapes of both models that begin with random weights."""
+    agreed = run.agreed
+    generator, discriminator = (
+        hot_start.shape_of_size(agreed, run.local, size, layers, vocab_size)
+        for size, layers in (
+            (agreed.generator_size, agreed.generator_layers),
+            (agreed.discriminator_size, agreed.discriminator_layers),
+        )
+    )
+    return generator, dataclasses.replace(
+        discriminator, disentangled=agreed.disentangled
     )
 
 

@@ -109,18 +109,12 @@ def model(run: m3_config.Run) -> m3.Config:
             "dtype": agreed.dtype,
             "remat": local.remat,
         }
-        pair = [
+        pair = tuple(
             dataclasses.replace(shape, layers=layers, **fields)
             for shape, layers in zip((small, large), of_layers, strict=True)
-        ]
+        )
     else:
-        pair = [
-            hot_start.shape_of_size(agreed, local, size, layers, local.vocab_size)
-            for size, layers in (
-                (agreed.generator_size, agreed.generator_layers),
-                (agreed.discriminator_size, agreed.discriminator_layers),
-            )
-        ]
+        pair = models.of_sizes(run, local.vocab_size)
     whole = dataclasses.replace(agreed, micro_batches=1, fan_out=1)
     return m3_config.model(whole, *pair)
 
