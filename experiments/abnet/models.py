@@ -152,8 +152,7 @@ def half(
     agreed, own = run.agreed, plm.model.config
     source, target = (own, other) if side == SOURCE else (other, own)
     translator = model(agreed, source, target)
-    special = plm.tokenizer.special  # each side reads its own alone
-    task = make_task(agreed, translator, special, special)
+    task = make_task(agreed, translator, plm.tokenizer.special)
     layout = run.local.layout()
     mesh = devices.mesh(layout, agreed.batch_size, agreed.micro_batches)
     if side == SOURCE:
@@ -258,20 +257,13 @@ def model(
 
 
 def make_task(
-    agreed: config.Agreed,
-    translator: abnet.Config,
-    source: tokenizers.SpecialTokens,
-    target: tokenizers.SpecialTokens,
+    agreed: config.Agreed, translator: abnet.Config, special: tokenizers.SpecialTokens
 ) -> abnet_training.Task:
-    """Returns what a side needs besides its parameters and its batch.
-
-    Args:
-      source, target: special tokens of the two tokenizers.
-    """
+    """Returns what a side needs besides its parameters and its batch."""
     return abnet_training.Task(
         translator,
-        source,
-        target,
+        special,  # each side reads its own alone
+        special,
         agreed.label_smoothing,
         agreed.source_corruption,
         has_dropout=agreed.plm_dropout > 0 or agreed.adapter_dropout > 0,

@@ -47,28 +47,21 @@ LARGEST_MODEL = {
 """Far beyond any encoder; a side's own layers are as wide as the peer's model."""
 
 
-class Read(NamedTuple):
-    """The pretrained model and the text of a side."""
+def read(
+    run: config.Run, side: int, folder: pathlib.Path
+) -> tuple[models.Plm, data.Text, dict[str, str]]:
+    """Reads model and text of a side; PLM-T as `target_model.prepare` left it.
 
-    plm: models.Plm
-    text: data.Text
-    fingerprints: dict[str, str]
-    """Of both, which must be the same when a run resumes."""
-
-
-def read(run: config.Run, side: int, folder: pathlib.Path) -> Read:
-    """Reads model and text of a side; PLM-T as `target_model.prepare` left it."""
-    if side == models.SOURCE:
-        plm = models.load_source(run)
-        digest = plm.digest
-    else:
-        plm = target_model.load(run)
-        digest = target_model.fingerprint(run)
-    is_translated = side == models.SOURCE
-    text = data.read(run, folder, plm.tokenizer, is_translated=is_translated)
+    Returns:
+      Both, and their fingerprints, which must be the same when a run resumes.
+    """
+    is_source = side == models.SOURCE
+    plm = models.load_source(run) if is_source else target_model.load(run)
+    digest = plm.digest if is_source else target_model.fingerprint(run)
+    text = data.read(run, folder, plm.tokenizer, is_translated=is_source)
     role = models.ROLES[side]
     digests = {f"{role}_model": digest, f"{role}_text": data.digest(run, text)}
-    return Read(plm, text, digests)
+    return plm, text, digests
 
 
 class Side(NamedTuple):

@@ -164,8 +164,7 @@ def _placed(
       shapes: of PLM-S and PLM-T.
     """
     translator = models.model(run.agreed, *shapes)
-    special = plm.tokenizer.special  # each side reads its own alone
-    task = models.make_task(run.agreed, translator, special, special)
+    task = models.make_task(run.agreed, translator, plm.tokenizer.special)
     fresh = models.params_of(run.agreed, translator, plm.model, side)
     fresh = mixed_precision.cast_kernels(fresh, plm.model.config.operands)
     whole = checkpoint.put_back(fresh, trained, plm.is_trained)

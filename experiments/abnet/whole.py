@@ -24,7 +24,6 @@ from experiments.abnet import target as target_side
 from nebula_jax.communication import loopback
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import pipeline
-from nebula_jax.runtime import context as context_lib
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import partition
 
@@ -128,7 +127,14 @@ def train(run: config.Run, folders: Folders) -> int:
         saved, metrics = context.compute(step, whole_step, both, take_step, saved, step)
         context.record.step(step, metrics)
         if agreed.is_evaluated(step):
-            evaluate(run, context, both, (encode, decode), saved, step)
+            params, texts = both.params(saved), both.texts
+            there, here = (ends.evaluation for ends in both.ends)
+            with context.evaluating():
+                evaluation.send(agreed, texts[0], encode, params[0], step, there)
+                figures = evaluation.evaluate(
+                    run, texts[1], decode, params[1], step, here
+                )
+            context.record.evaluation(step, figures)
         checkpoints.after(step, saved)
     checkpoints.at_end(context.step, saved)
     carriers = both.carriers
@@ -165,26 +171,6 @@ def whole_step(
     second, metrics = target.apply(saved[1]["state"], of_target, metrics)
     metrics["is_finite"] &= at_source["is_finite"]
     return (saved[0] | {"state": first}, saved[1] | {"state": second}), metrics
-
-
-def evaluate(
-    run: config.Run,
-    context: context_lib.Context,
-    both: Both,
-    coders: tuple[Callable[..., Any], evaluation.Decoder],
-    saved: Saved,
-    step: int,
-) -> None:
-    """Translates after a step, and records the figures."""
-    (encode, decode), (sender, receiver) = coders, both.ends
-    (source_text, text), params = both.texts, both.params(saved)
-    end = sender.evaluation
-    with context.evaluating():
-        evaluation.send(run.agreed, source_text, encode, params[0], step, end)
-        figures = evaluation.evaluate(
-            run, text, decode, params[1], step, receiver.evaluation
-        )
-    context.record.evaluation(step, figures)
 
 
 def uncut(both: Both) -> StepFn:

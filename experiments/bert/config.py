@@ -75,14 +75,7 @@ class Agreed(pretraining_config.Agreed, local_steps.Settings):
         return text.parsed(self.languages)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Local(pretraining_config.Local):
-    """The settings that each cluster chooses for itself.
-
-    `emulate_compute` is of a step: one number.
-    """
-
-
+Local = pretraining_config.Local
 Run = configuration.Run[Agreed, Local]
 
 FLAGS = fields.define(Agreed, Local)

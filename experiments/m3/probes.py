@@ -98,7 +98,10 @@ class Probes:
         def embed(batch: np.ndarray) -> np.ndarray:
             return jax.device_get(self._embed(params, self._put(batch)))
 
-        probed = translations.probe(self._pairs, embed)
+        probed = {
+            language: translations.figures(embed(each.english), embed(each.foreign))
+            for language, each in self._pairs.items()
+        }
         for name in translations.FIGURES if probed else ():
             found[name] = {language: each[name] for language, each in probed.items()}
         return found

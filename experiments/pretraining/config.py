@@ -126,14 +126,8 @@ class Local(configuration.Local):
     def __post_init__(self) -> None:
         """Raises errors.SettingsError at what cannot work."""
         super().__post_init__()
-        if self.data:
-            self._check_data()
-
-    def _check_data(self) -> None:
-        """Raises errors.SettingsError unless text can be read from where it is served.
-
-        The process with the link would have to share the rows with the others.
-        """
+        if not self.data:
+            return
         data_channels.parse(self.data)
         if not self.federation:
             raise errors.SettingsError(f"--data={self.data} needs --federation=FOLDER")
@@ -141,6 +135,7 @@ class Local(configuration.Local):
             raise errors.SettingsError(
                 f"--data={self.data} is for clusters, not for --cluster=whole"
             )
+        # The process with the link would have to share the rows with the others.
         if self.coordinator or self.processes_per_cluster > 1:
             raise errors.SettingsError(
                 f"--data={self.data} is for clusters of one process each"

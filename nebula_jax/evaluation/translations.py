@@ -8,17 +8,15 @@ P pairs, B sentences of a batch, L length, D width.
 
 import itertools
 import pathlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 
-from nebula_jax.data import language_mixture, text_folder
+from nebula_jax.data import language_mixture, text_folder, tsv
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 FIGURES = ("translation_gap", "retrieval")
-Embed = Callable[[np.ndarray], np.ndarray]
-"""[B, L] int32, padded, -> [B, D] float32: a vector of each sentence."""
 
 
 class Pairs(NamedTuple):
@@ -49,7 +47,7 @@ def read(
       named: the run's pairs, see `language_mixture.pairs_of`; their names are the keys.
 
     Raises:
-      text_folder.CorpusError: if the text is malformed.
+      tsv.CorpusError: if the text is malformed.
     """
     found = {}
     wanted = [
@@ -60,7 +58,7 @@ def read(
     for name, pair in wanted:
         try:
             path = text_folder.parallel_path(folder, pair, "dev")
-        except text_folder.CorpusError:
+        except tsv.CorpusError:
             continue
         pairs = list(itertools.islice(text_folder.read_parallel(path), most))
         found[name] = Pairs(
@@ -81,14 +79,6 @@ def _batch(
         pieces = vocabulary.encode(sentence)[: max_length - 2]
         row[: len(pieces) + 2] = [special.cls, *pieces, special.sep]
     return rows
-
-
-def probe(pairs: Mapping[str, Pairs], embed: Embed) -> dict[str, dict[str, float]]:
-    """Returns language -> figures of its pairs; see `figures`."""
-    return {
-        language: figures(embed(each.english), embed(each.foreign))
-        for language, each in pairs.items()
-    }
 
 
 def figures(first: np.ndarray, second: np.ndarray) -> dict[str, float]:

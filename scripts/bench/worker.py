@@ -36,7 +36,7 @@ def stream(end: transports.End, sends: bool, size: int, count: int) -> dict[str,
       seconds: from the first byte to the answer, where it sends.
       cpu: seconds of this process.
     """
-    message = _message(size)
+    message = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     _answer(end, sends)  # both are there
     start, cpu = time.perf_counter(), time.process_time()
     for _ in range(count):
@@ -91,11 +91,6 @@ def _on_a_core(which: int) -> Iterator[None]:
         yield
     finally:
         os.sched_setaffinity(0, before)
-
-
-def _message(size: int) -> np.ndarray:
-    """Draws [size] uint8."""
-    return np.random.default_rng(0).integers(0, 256, size, np.uint8)
 
 
 def _answer(end: transports.End, sends: bool) -> None:

@@ -54,12 +54,3 @@ def test_dev_pairs_are_read_where_there_are_any(tmp_path):
     assert found["sw"].english[0].tolist() == [2, *english[:-1], 3]
     padding = [0] * (length - 2 - len(foreign))
     assert found["sw"].foreign[0].tolist() == [2, *foreign, 3, *padding]
-
-    seen = []
-
-    def embed(batch):
-        seen.append(batch)
-        return batch.astype(np.float32)
-
-    assert list(translations.probe(found, embed)) == ["sw"]
-    assert len(seen) == 2

@@ -41,7 +41,7 @@ def target(objective):
     agreed = configured(objective=objective, decoder_adapter_dim=8)
     shape = transformer.Config(40, 1, WIDTH, 2, 32, 16)
     translator = models.model(agreed, shape, shape)
-    task = models.make_task(agreed, translator, SPECIAL, SPECIAL)
+    task = models.make_task(agreed, translator, SPECIAL)
     init = jax.jit(functools.partial(abnet_params.init_target, translator))
     return task, init(jax.random.key(0))
 
