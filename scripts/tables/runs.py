@@ -91,10 +91,6 @@ class Runs:
         command = re.sub(r" --?results_dir[= ]\S+", "", about["command"])
         return about | {"command": command}
 
-    def path(self, name: str) -> pathlib.Path:
-        """Returns the file of a run's figures, which is there once it has ended."""
-        return self._results / f"{name}.json"
-
     def made(self, name: str) -> pathlib.Path:
         """Returns the place of the folder that the run of this name made for others."""
         return self.folder / "models" / name
@@ -105,15 +101,19 @@ class Runs:
         """Returns seed -> figures of a row's runs; does those that are missing."""
         return {seed: self.result(run_of(seed)) for seed in seeds}
 
-    def found(self, run: Run) -> dict[str, Any] | None:
-        """Returns the figures of a run that has ended, else None.
+    def result(self, run: Run) -> dict[str, Any]:
+        """Returns the figures of a run, which is done now unless it has been.
+
+        The run that made what this one uses is done again if that is gone.
 
         Raises:
-          errors.NebulaError: if the run had other flags.
+          errors.NebulaError: if it has been done with other flags.
         """
-        path = self.path(run.name)
+        path, before = self._results / f"{run.name}.json", run.after
         if not path.is_file():
-            return None
+            if before and before.makes and not self.made(before.name).is_dir():
+                self._do(before)
+            return self._do(run)
         result = json.loads(path.read_text())
         if result["identity"] != identity(run):
             raise errors.NebulaError(
@@ -128,19 +128,6 @@ class Runs:
             process.message(f"{path} is of commit {commit}; now it is {self._commit}")
         self._summaries[run.name] = result["summary"]
         return result
-
-    def result(self, run: Run) -> dict[str, Any]:
-        """Returns the figures of a run, which is done now unless it has been.
-
-        The run that made what this one uses is done again if that is gone.
-        """
-        found = self.found(run)
-        if found is not None:
-            return found
-        before = run.after
-        if before and before.makes and not self.made(before.name).is_dir():
-            self._do(before)
-        return self._do(run)
 
     def _do(self, run: Run) -> dict[str, Any]:
         workdir = self.folder / "run"
@@ -164,7 +151,7 @@ class Runs:
             "arguments": list(run.arguments),
             "identity": identity(run),
         }
-        path = self.path(run.name)
+        path = self._results / f"{run.name}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         report.write(path, result)
         self._summaries[run.name] = result["summary"]
@@ -268,20 +255,15 @@ def _all(machines: Sequence[Mapping[str, Any]], name: str) -> Any:
 
 def identity(run: Run) -> str:
     """Returns a digest of all that a run's figures depend on, but for the code."""
-    parts = [run.module, *run.arguments, digest(run.arguments)]
+    hashed = hashlib.sha256()
+    for argument in run.arguments:
+        flag, _, value = argument.partition("=")
+        if flag == "--flagfile":  # of which comments do not count
+            hashed.update(json.dumps(settings(pathlib.Path(value))).encode())
+    parts = [run.module, *run.arguments, hashed.hexdigest()[:16]]
     if run.after is not None:
         parts.append(identity(run.after))
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
-
-
-def digest(arguments: Sequence[str]) -> str:
-    """Returns a digest of the flagfiles among arguments, without comments."""
-    hashed = hashlib.sha256()
-    for argument in arguments:
-        flag, _, value = argument.partition("=")
-        if flag == "--flagfile":
-            hashed.update(json.dumps(settings(pathlib.Path(value))).encode())
-    return hashed.hexdigest()[:16]
 
 
 def settings(flagfile: pathlib.Path) -> dict[str, str]:
