@@ -175,12 +175,7 @@ def plan(given: Settings) -> dict[str, Any]:
 def _pace(
     given: Settings, flops: Sequence[float], speeds: Sequence[float]
 ) -> planner.M3:
-    """Returns the run as the planner takes it.
-
-    Args:
-      flops: of a micro-batch, of both sides.
-      speeds: operations a second of a device of both sides.
-    """
+    """Returns the run as the planner takes it."""
     generator, discriminator = (
         # A cluster's devices share its work evenly.
         count / (speed * number)

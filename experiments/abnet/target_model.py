@@ -88,11 +88,7 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
 
 
 def _copy(earlier: pathlib.Path, workdir: pathlib.Path) -> None:
-    """Copies PLM-T of an earlier run, whose pieces and head the adapters go with.
-
-    Raises:
-      errors.SettingsError: if it is not there, or `workdir` has another one.
-    """
+    """Copies PLM-T of an earlier run, whose pieces and head the adapters go with."""
     there = folder(workdir) / MADE_OF
     if not (folder(earlier) / MADE_OF).is_file():
         if there.is_file():  # the run goes on without the earlier one

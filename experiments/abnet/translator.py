@@ -158,11 +158,7 @@ def _placed(
     shapes: tuple[transformer.Config, transformer.Config],
     trained: Any,
 ) -> tuple[abnet_training.Task, Any]:
-    """Returns what a side computes with, and its parameters on the device.
-
-    Args:
-      shapes: of PLM-S and PLM-T.
-    """
+    """Returns what a side computes with, and its parameters on the device."""
     translator = models.model(run.agreed, *shapes)
     task = models.make_task(run.agreed, translator, plm.tokenizer.special)
     fresh = models.params_of(run.agreed, translator, plm.model, side)

@@ -155,11 +155,7 @@ def _connected(
 
 
 def _rows(peer: frames.Hello) -> int:
-    """Returns how many sentences the source site sends together.
-
-    Raises:
-      bridge.Mismatch: if it did not say.
-    """
+    """Returns how many sentences the source site sends together."""
     rows = peer.details.get("rows")
     if type(rows) is not int or not 0 < rows <= translator.BATCH:
         raise bridge.Mismatch(f"{peer.cluster} did not say how many sentences it sends")
@@ -167,11 +163,7 @@ def _rows(peer: frames.Hello) -> int:
 
 
 def _words(page: np.ndarray, rows: int) -> list[str]:
-    """Reads translations as the target site has sent them.
-
-    Raises:
-      session.RemoteProtocolError: if they are not B lines of text.
-    """
+    """Reads translations as the target site has sent them."""
     try:
         found = strict_json.loads(page.tobytes().rstrip(b"\0"))
         is_sound = isinstance(found, list) and len(found) == rows

@@ -71,11 +71,7 @@ def parse(argv: Sequence[str]) -> list[str]:
 
 
 def _with_flagfiles(given: Sequence[str]) -> Iterator[str]:
-    """Yields arguments; a flagfile that is not there may be the package's.
-
-    Raises:
-      flags.Error: if there is no such file.
-    """
+    """Yields arguments; a flagfile that is not there may be the package's."""
     folder = installed.FOLDER / "experiments" / "flags"
     arguments = iter(given)
     for argument in arguments:

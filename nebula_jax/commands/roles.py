@@ -185,12 +185,7 @@ def _program() -> list[str]:
 
 
 def _names(roles: Mapping[str, Role], clusters: Sequence[str]) -> list[str]:
-    """Returns the names of all clusters.
-
-    Raises:
-      errors.SettingsError: if --clusters is no number, or not for these roles; or a
-        role's name is none for a cluster.
-    """
+    """Returns the names of all clusters."""
     count = command_line.whole_number("".join(clusters)) if clusters else 2
     starred = [name for name in roles if name.endswith(":*")]
     if clusters and not starred:
@@ -223,11 +218,7 @@ def _role(roles: Mapping[str, Role], cluster: str) -> Role:
 
 
 def _agreed(own_flags: frozenset[str]) -> dict[str, Any]:
-    """Returns the script's own flags, which all clusters have to have alike.
-
-    Raises:
-      errors.SettingsError: if one of `own_flags` is no flag of the script.
-    """
+    """Returns the script's own flags, which all clusters have to have alike."""
     for name in own_flags:
         if name not in flags.FLAGS or name in NAMES:
             raise errors.SettingsError(

@@ -220,11 +220,7 @@ def _from_sources(
 def _hold_out(
     path: pathlib.Path, pairs: Sequence[_Pair], count: int, max_pairs: int | None
 ) -> dict[str, list[_Pair]]:
-    """Takes `count` pairs out of training, those whose texts occur once alone.
-
-    Raises:
-      tsv.CorpusError: if there are too few, or fewer than `max_pairs` are left.
-    """
+    """Takes `count` pairs out of training, those whose texts occur once alone."""
     seen = [
         collections.Counter(letters(getattr(pair, side)) for pair in pairs)
         for side in ("source", "target")
@@ -289,9 +285,6 @@ def _is_made(out: pathlib.Path, manifest: Mapping[str, Any]) -> bool:
     """Returns whether `out` was made with this manifest; False if it is not there.
 
     The contents of the two folders are not compared: a person may have edited them.
-
-    Raises:
-      CorpusError: if `out` is there and holds anything else.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False

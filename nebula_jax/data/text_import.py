@@ -83,11 +83,7 @@ def read(
 
 
 def _is_plain(name: str) -> bool:
-    """Returns True for the name of a file of plain text.
-
-    Raises:
-      CorpusError: if it is that of another format, whose signs would count as text.
-    """
+    """Returns True for the name of a file of plain text."""
     if name.startswith(TFDS) or pathlib.Path(name).is_dir():
         return False
     last = name.removesuffix(".gz")
@@ -279,11 +275,7 @@ def _columns(
     languages: Sequence[str],
     given: Sequence[str],
 ) -> Sequence[str]:
-    """Returns the columns of the languages' text.
-
-    Raises:
-      CorpusError: if a row lacks one; lists those that it has.
-    """
+    """Returns the columns of the languages' text."""
     within = [f"translation.{each}" for each in languages]
     usual = [list(languages), within, *([["text"]] if len(languages) == 1 else [])]
     for columns in [given] if given else usual:
