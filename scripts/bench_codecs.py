@@ -107,10 +107,6 @@ class Subject:
         """Returns arrays and new state."""
         return self._decode(self.payload, self.state)
 
-    def bytes_ratio(self) -> float:
-        """Divides the payload's bytes by the arrays'."""
-        return codec_lib.nbytes(self.payload) / codec_lib.nbytes(self.arrays)
-
     def error(self, h: jax.Array) -> float:
         """Returns the relative Frobenius error, at real positions if padding is cut."""
         sent = arrays_for(self.string, h)
@@ -122,12 +118,8 @@ class Subject:
                 jnp.where(real, tree["h"], 0) if "mask" in tree else tree["h"]
                 for tree in (sent, got)
             )
-        return _relative(got - sent, sent)
-
-
-def _relative(error: jax.Array, of: jax.Array) -> float:
-    error, of = np.asarray(error, np.float64), np.asarray(of, np.float64)
-    return float(np.linalg.norm(error) / np.linalg.norm(of))
+        lost, of = (np.asarray(each, np.float64) for each in (got - sent, sent))
+        return float(np.linalg.norm(lost) / np.linalg.norm(of))
 
 
 def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, Any]:
@@ -153,7 +145,8 @@ def measure_codecs(h: jax.Array, spread: jax.Array, rounds: int) -> dict[str, An
                 "encode_ms": 1e3 * statistics.median(encoding[name]),
                 "encode_over_copy": harness.ratio(encoding[name], encoding["copy"]),
                 "decode_ms": 1e3 * statistics.median(decoding[name]),
-                "ratio": subject.bytes_ratio(),
+                "ratio": codec_lib.nbytes(subject.payload)
+                / codec_lib.nbytes(subject.arrays),
                 "error_gaussian": subject.error(h),
                 "error_decaying": subject.error(spread),
             }

@@ -110,13 +110,6 @@ def python_of(arm: Arm) -> pathlib.Path:
     return found
 
 
-def version_of(arm: Arm, python: pathlib.Path) -> str:
-    """Returns the version of a framework, and of its Python."""
-    read = f"metadata.version({arm.package!r}), 'on Python', sys.version.split()[0]"
-    code = f"import sys; from importlib import metadata; print({read})"
-    return f"{arm.package} {subprocess.check_output([python, '-c', code], text=True)}"
-
-
 def make_environments() -> None:
     """Installs each framework into an environment of its own, by Python 3.11."""
     folder = pathlib.Path(flags.FLAGS["environments"].value)
@@ -191,7 +184,10 @@ def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
             except errors.NebulaError as error:
                 found["reason"] = f"after a kill, {error}"
     if arm.environment:
-        found["version"] = version_of(arm, python_of(arm)).strip()
+        read = f"metadata.version({arm.package!r}), 'on Python', sys.version.split()[0]"
+        code = f"import sys; from importlib import metadata; print({read})"
+        printed = subprocess.check_output([python_of(arm), "-c", code], text=True)
+        found["version"] = f"{arm.package} {printed.strip()}"
     row = {"model": size, "line": line, "arm": name, **found}
     about = report.provenance(time.monotonic() - begin)
     report.write(workdir / "summary.json", about | {"row": row})

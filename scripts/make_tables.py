@@ -143,16 +143,12 @@ def rewrite(text: str, name: str, block: str) -> str:
     Raises:
       errors.NebulaError: if the markers are not there.
     """
-    begin, end = _markers(name)
+    begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)
     if not found or not closed:
         raise errors.NebulaError(f"no markers for {name}")
     return before + begin + block + end + after
-
-
-def _markers(name: str) -> tuple[str, str]:
-    return f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
 
 
 def block(name: str, results: pathlib.Path) -> str:

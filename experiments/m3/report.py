@@ -194,9 +194,10 @@ def mean(values: Iterable[float | None]) -> float:
 
 def markdown(summary: Mapping[str, Any]) -> str:
     """Renders a run's summary."""
+    slept = summary["flags"].get("emulate_compute")
     return here.markdown(
         summary,
-        _emulated(summary["flags"]),
+        f"**{config.EMULATED.format(*slept)}.**" if slept else "",
         _sizes_markdown(summary["bytes"]),
         *(_held_out_markdown(summary["held_out"]) if summary["held_out"] else ()),
         *_probes_markdown(summary.get("probes", ())),
@@ -264,11 +265,6 @@ def warnings(summary: Mapping[str, Any]) -> list[str]:
             " --learning_rate protect it."
         )
     return found
-
-
-def _emulated(settings: Mapping[str, Any]) -> str:
-    given = settings.get("emulate_compute")
-    return f"**{config.EMULATED.format(*given)}.**" if given else ""
 
 
 def _sizes_markdown(sizes: Mapping[str, float]) -> str:

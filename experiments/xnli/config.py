@@ -109,13 +109,6 @@ def from_flags() -> Run:
     return Run(fields.read(Agreed), fields.read(Local))
 
 
-def with_epochs(run: Run, steps_per_epoch: int) -> Run:
-    """Returns the run with the steps that --epochs takes, if it is given."""
-    if not run.local.epochs:
-        return run
-    return run.with_agreed(steps=max(1, round(run.local.epochs * steps_per_epoch)))
-
-
 def check(run: Run) -> None:
     """Raises errors.SettingsError at what cannot work, before anything starts."""
     devices.check(run.local.layout(), run.agreed.batch_size, run.agreed.micro_batches)

@@ -66,7 +66,9 @@ def train(run: config.Run) -> int:
     """Trains to the end, tests the selected step, reports; returns the exit status."""
     begin = time.monotonic()
     text, batches = _read_text(run)
-    run = config.with_epochs(run, batches.steps_per_epoch)
+    if run.local.epochs:
+        steps = round(run.local.epochs * batches.steps_per_epoch)
+        run = run.with_agreed(steps=max(1, steps))
     context = run.context(cluster=config.NAME)
     pairs, agreed = text.parts["train"][config.ENGLISH], run.agreed
     settings = config.settings(agreed, text.digest)
@@ -80,7 +82,8 @@ def train(run: config.Run) -> int:
     predict = models.predictor(run, shape, mesh)
     tree, position = saved.restore(saved.newest, fresh)
     state, selection = tree["state"], restored_selection(tree["best"], position)
-    commits = _commits(position)
+    before = position["commits"] if position else []
+    commits = list(dict.fromkeys([*before, run_report.commit()]))
     del tree  # the first step uses up what the state was made of
     context.begin(saved.newest)
 
@@ -106,8 +109,7 @@ def train(run: config.Run) -> int:
     # Before the last checkpoint: with that one no step is left to sum up.
     context.finish({"pairs": len(pairs.rows)})
     saved.at_end(context.step, to_save(), position_now)
-    status = context.exit_status()
-    if status == 0:
+    if (status := context.exit_status()) == 0:
         _test(run, predict, selection, frozen, text, position_now(), begin)
     return status
 
@@ -189,9 +191,3 @@ def _test(
         report.show(report.markdown(summary), summary["test"]["warnings"])
         predictions = folder / "predictions"
         process.progress(f"report: {path}, {folder / page.NAME}, {predictions}")
-
-
-def _commits(position: Mapping[str, Any] | None) -> list[str]:
-    """Returns the commits that train the run, each once."""
-    before = position["commits"] if position else []
-    return list(dict.fromkeys([*before, run_report.commit()]))

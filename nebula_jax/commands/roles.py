@@ -92,7 +92,9 @@ def _main(roles: Mapping[str, Role], own_flags: frozenset[str]) -> int:
         )
     layout = devices.Layout(given.devices_per_cluster)
     devices.simulate(layout, given.num_processes or 1)
-    train = functools.partial(_train, _role(roles, given.cluster), given, names, agreed)
+    starred = f"{given.cluster.partition(':')[0]}:*"
+    role = roles.get(given.cluster) or roles[starred]
+    train = functools.partial(_train, role, given, names, agreed)
     return cluster_lib.run(given.processes(), agreed, train)
 
 
@@ -209,12 +211,6 @@ def _names(roles: Mapping[str, Role], clusters: Sequence[str]) -> list[str]:
         )
     names_lib.check(found)
     return found
-
-
-def _role(roles: Mapping[str, Role], cluster: str) -> Role:
-    return (
-        roles[cluster] if cluster in roles else roles[f"{cluster.partition(':')[0]}:*"]
-    )
 
 
 def _agreed(own_flags: frozenset[str]) -> dict[str, Any]:
