@@ -24,7 +24,7 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from absl import flags
@@ -34,7 +34,6 @@ from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from nebula_jax.security.tls import certificates
 from scripts.bench import harness, worker
-from scripts.bench import report as bench_report
 from scripts.bench.transports import OWNERS, TRANSPORTS
 
 LONGEST_SECONDS = 600.0  # for the measurements of one transport, on a busy machine
@@ -154,6 +153,57 @@ def targets(records: Records) -> list[dict[str, Any]]:
     return found
 
 
+def markdown(result: Mapping[str, Any]) -> str:
+    """Renders the record."""
+    before, after = result["load_before_and_after"]
+    columns = _columns()
+    rows = [
+        [name, *(cell(measures) for cell in columns.values())]
+        for name, measures in result["transports"].items()
+    ]
+    return report.join(
+        report.heading(
+            result,
+            f"{result['rounds']} rounds, load {before:.1f} before and {after:.1f}"
+            " after",
+        ),
+        "Medians of the rounds; of throughput with the smallest and the largest.",
+        report.table(["transport", *columns], rows),
+        report.targets(result["targets"]),
+    )
+
+
+def _columns() -> dict[str, Callable[[Mapping], str]]:
+    """Returns title -> the text of a cell, from a transport's figures."""
+
+    def median(measures: Mapping, what: str, figure: str) -> float:
+        return measures[what][figure]["median"]
+
+    def speed(measures: Mapping, what: str) -> str:
+        spread = measures[what]["gigabytes_per_second"]
+        return "{median:.2f} ({min:.2f}-{max:.2f})".format(**spread)
+
+    def cpu(measures: Mapping, what: str) -> str:
+        parts = [
+            median(measures, what, f"{end}cpu_seconds_per_gigabyte")
+            for end in ("sender_", "receiver_", "")
+        ]
+        return "{:.2f}+{:.2f}={:.2f}".format(*parts)
+
+    def trip(measures: Mapping, what: str = "round trip") -> str:
+        parts = [median(measures, what, f"{p}_microseconds") for p in ("p50", "p99")]
+        return "{:.0f} / {:.0f}".format(*parts)
+
+    return {
+        "25 MB, GB/s": lambda each: speed(each, "25 MB"),
+        "3 MB, GB/s": lambda each: speed(each, "3 MB"),
+        "CPU s/GB, 25 MB": lambda each: cpu(each, "25 MB"),
+        "CPU s/GB, 3 MB": lambda each: cpu(each, "3 MB"),
+        "64 B µs, p50 / p99": trip,
+        "on one core": lambda each: trip(each, "round trip, one core"),
+    }
+
+
 @process.sigterm_as_exit()
 def main() -> int:
     """Measures, prints the tables, and writes --out."""
@@ -167,7 +217,7 @@ def main() -> int:
         "transports": summarized(records),
         "targets": targets(records),
     }
-    harness.finish(about, begin, bench_report.bridge)
+    harness.finish(about, begin, markdown)
     return 0
 
 

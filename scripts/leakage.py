@@ -11,7 +11,9 @@ The attacks are simple and small, so that every figure is a lower bound. A codec
 which a token is not recovered here does not protect it.
 """
 
+import functools
 import json
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,8 +22,8 @@ from experiments import shared_flags
 from nebula_jax.evaluation import leakage
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
-from scripts.leaks import attacked_model, attacks, markdown
-from scripts.tables import compression_rows, config
+from scripts.leaks import attacked_model, attacks
+from scripts.tables import compression_rows, config, sweep
 from scripts.tables import runs as table_runs
 
 FLAGFILE = "abnet_table5_tiny"
@@ -104,6 +106,62 @@ def gather(
     }
 
 
+def markdown(result: Mapping[str, Any]) -> str:
+    """Renders the record."""
+    depths = [each["depth"] for each in result["rows"][0]["depths"]]
+
+    def at(place: int, attack: str, name: str, row: Mapping[str, Any]) -> str:
+        shares = [each[name] for each in row["depths"][place][attack]]
+        return sweep.spread([100 * share for share in shares], ".1f")
+
+    codecs = [
+        sweep.Column("H^E through", "name"),
+        sweep.Column("forward codec", lambda row: f"`{row['codec']}`"),
+        sweep.Column("bytes", lambda row: row["depths"][-1]["ratio"], ".3f"),
+        sweep.Column(
+            "BLEU", lambda row: sweep.spread(row["bleu"], ".2f") or report.NOTHING
+        ),
+        *(
+            sweep.Column(
+                f"{title}, {depth}", functools.partial(at, place, attack, "first")
+            )
+            for title, attack in (("nearest", "nearest"), ("trained", "inversion"))
+            for place, depth in enumerate(depths)
+        ),
+        sweep.Column(
+            f"among five, {depths[-1]}", functools.partial(at, -1, "inversion", "among")
+        ),
+    ]
+    return report.join(
+        report.heading(result, report.seeds(result)),
+        _text(result),
+        "Tokens recovered from H^E, after so many layers of PLM-S with their trained"
+        " adapters:",
+        sweep.table(codecs, result["rows"], "ll" + "r" * (len(codecs) - 2)),
+    )
+
+
+def _text(result: Mapping[str, Any]) -> str:
+    found = result["baseline"]
+    frequent = [each["most_frequent"] for each in found]
+
+    def share(values: Sequence[float]) -> str:
+        return f"{100 * statistics.fmean(values):.1f} %"
+
+    own = statistics.fmean(each["own_tokens"] for each in found)
+    return (
+        f"Shares of tokens, in percent. Each seed's attacker attacks"
+        f" {result['attacked']} of {result['pairs']:,} sentences; the others, but for"
+        f" those that equal one of these, are its own text, {own:,.0f} tokens. It"
+        f" chooses among {result['candidates']:,} pieces, those of all these sentences;"
+        f" {share([each['seen'] for each in found])} of the attacked tokens are of"
+        " pieces that occur in its own text. Guesses: the most frequent piece is right"
+        f" for {share([each['first'] for each in frequent])}, one of the five most"
+        f" frequent for {share([each['among'] for each in frequent])}, drawing by"
+        f" frequency for {share([each['unigram'] for each in found])}."
+    )
+
+
 def main() -> int:
     """Trains what is attacked, attacks it, writes and prints the record."""
     begin = time.monotonic()
@@ -118,7 +176,7 @@ def main() -> int:
         found = gather(attacked_model.load(workdir), chosen(), table5, seeds)
     about = report.provenance(time.monotonic() - begin, seeds=table.seeds)
     result = {**about, "settings": settings, **found}
-    table_runs.write(result, markdown.markdown(result), table.out)
+    table_runs.write(result, markdown(result), table.out)
     return 0
 
 

@@ -28,10 +28,13 @@ from experiments.xnli import report as xnli_report
 from nebula_jax import errors
 from nebula_jax.runtime.records import report
 from scripts import (
+    bench_bridge,
+    bench_codecs,
     bench_device,
     bench_faults,
     bench_peers,
     bench_security,
+    leakage,
     table1_xnli,
     table2_bleu,
     table3_throughput,
@@ -41,7 +44,6 @@ from scripts import (
     table_teachers,
 )
 from scripts.bench import report as bench_report
-from scripts.leaks import markdown as leaks_markdown
 from scripts.tables import codec_choice, main_results, pictures
 
 flags.DEFINE_string(
@@ -64,13 +66,13 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "bert_": bert_report.markdown,
     "local_steps": table_local_steps.markdown,
     "teachers": table_teachers.markdown,
-    "bench_codecs": bench_report.codecs,
+    "bench_codecs": bench_codecs.markdown,
     "bench_device": bench_device.markdown,
-    "bench_bridge": bench_report.bridge,
+    "bench_bridge": bench_bridge.markdown,
     "bench_faults": bench_faults.markdown,
     "bench_peers": bench_peers.markdown,
     "bench_security": bench_security.markdown,
-    "leakage": leaks_markdown.markdown,
+    "leakage": leakage.markdown,
     "simulation": bench_report.simulation,
 }
 """Beginning of a record's name -> the function that renders the record."""
