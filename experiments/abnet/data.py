@@ -200,11 +200,8 @@ class SourceBatches(NamedTuple):
 
     agreed: config.Agreed
     mesh: Mesh
-    """Of the cluster."""
     text: Text
-    """Of the source side."""
     order: length_buckets.Schedule
-    """Of the examples."""
     target_lengths: np.ndarray
     """[N] int32, tokens of each target row; 0 with the objective `ar`."""
 

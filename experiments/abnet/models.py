@@ -61,7 +61,6 @@ class Half(NamedTuple):
     fresh: mesh_lib.ShardedInit
     """A TrainState of the trained parameters, at step 0."""
     frozen: Any
-    """The other parameters."""
     program: cut.Front | cut.Back
     """Computes hidden states and gradients, codecs included."""
     apply: Callable[

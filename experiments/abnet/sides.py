@@ -72,7 +72,6 @@ class Side(NamedTuple):
     saved: checkpoints.Checkpoints
     hello: frames.Hello
     check: bridge.Check
-    """Checks the other side's Hello."""
 
 
 def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:

@@ -38,7 +38,6 @@ class Site(NamedTuple):
     other: transformer.Config
     """Shape of the other side's pretrained model."""
     trained: Any
-    """Parameters of this side's checkpoint."""
     sentences: Any
     """End of the channel, as `words`."""
     words: Any

@@ -30,7 +30,6 @@ class Replica(NamedTuple):
     fresh: mesh_lib.ShardedInit
     """`state`, and in rounds `outers` and `codecs`, at step 0."""
     frozen: Any
-    """The parameters that do not train."""
     step: Callable[..., Any]
     """(state, frozen, *batch) -> (state, metrics); see `batch`."""
     evaluate: Callable[..., bert.Sums]

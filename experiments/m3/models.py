@@ -39,7 +39,6 @@ class Models(NamedTuple):
     earlier: pathlib.Path | None = None
     """Run whose parameters all parts begin with, heads too; None for no such."""
     step: int = 0
-    """Step of that run."""
 
     def begun(self, fresh: mesh_lib.ShardedInit, part: str) -> mesh_lib.ShardedInit:
         """Returns a part's first state, with the parameters of an earlier run's."""

@@ -39,7 +39,6 @@ class Reader(NamedTuple):
     languages: list[str]
     mix: language_mixture.TaskWeights
     seed: int
-    """Seed of its stream."""
     rows: int
     """Rows that it reads of a batch."""
     held_out_rows: int

@@ -42,7 +42,6 @@ class Text(NamedTuple):
     digest: str
     """Identifies the texts as they were read."""
     length_buckets: tuple[int, ...]
-    """Tokens of a row."""
 
     def buckets(self, part: Part) -> np.ndarray:
         """Returns [N] uint8, the length bucket of each pair."""

@@ -170,7 +170,6 @@ class Trained(NamedTuple):
     keep: np.ndarray
     """[K] int32, which of the V pieces were kept, ascending."""
     step: int
-    """The selected one."""
 
     def with_trained_rows(self, model: pretrained.Pretrained) -> pretrained.Pretrained:
         """Returns the model with the embeddings that the run trained, if any.

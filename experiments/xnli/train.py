@@ -26,7 +26,6 @@ class Selection(NamedTuple):
     step: int
     """The selected step; 0 before any."""
     params: Any
-    """Parameters of the selected step."""
     curve: tuple[tuple[int, float], ...] = ()
     """(step, accuracy on English dev) of every evaluation."""
 

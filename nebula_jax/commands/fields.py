@@ -42,7 +42,6 @@ class Setting:
     """Bound of a number, which may be the bound; so is `upper`."""
     upper: float | None = None
     choices: Sequence[str] = ()
-    """The values of an enumeration."""
     source: str = ""
     """Section of the paper, or another work, that the default is from."""
 

@@ -33,7 +33,6 @@ class PackedTextConfig(tfds.core.BuilderConfig):
     splits: dict[str, str] = dataclasses.field(default_factory=dict)
     """Split name -> path of its text file."""
     vocabulary: str = ""
-    """Path of the sentencepiece model."""
     max_length: int = 0
     """L, tokens of a sequence."""
 

@@ -47,7 +47,6 @@ class Limits(NamedTuple):
     """The limits of a row that is kept."""
 
     characters: int = 2000
-    """Largest length of a text."""
     ratio: float = 9.0
     """Largest ratio of the lengths of a pair, in characters (Moses' is in words)."""
 

@@ -62,7 +62,6 @@ class Apart(NamedTuple):
     low: float
     """The lower end of the interval that holds it with 95 % confidence."""
     high: float
-    """The upper end."""
 
 
 def tokenizer_of(language: str) -> str:

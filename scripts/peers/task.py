@@ -43,7 +43,6 @@ class Task(Size):
     folder: str
     """With `text.npy`; takes the worker's log and what else the framework writes."""
     host: str = ""
-    """The worker's own address."""
     root: str = ""
     """The address of worker 0, where a server runs if a framework has one."""
     device: str = ""

@@ -33,7 +33,6 @@ class Row(NamedTuple):
     backward: str
     is_ours: bool = True
     bottleneck: str = ""
-    """Columns of a bottleneck."""
 
     @property
     def flags(self) -> tuple[str, ...]:

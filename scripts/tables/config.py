@@ -55,11 +55,8 @@ class Table:
     """Size of the runs; empty if there is one only."""
     seeds: tuple[str, ...]
     workdir: pathlib.Path
-    """The table's own folder."""
     results: pathlib.Path
-    """Folder of the figures of finished runs."""
     out: pathlib.Path
-    """File of the record."""
     data_dir: str
     """A text folder."""
     prepared_dir: str

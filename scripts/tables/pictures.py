@@ -36,7 +36,6 @@ class Point(NamedTuple):
     loss: float
     """Held-out loss above that of sending all, in %, mean of the seeds."""
     error: float
-    """Standard error of this mean."""
 
 
 def table3(record: Mapping[str, Any], out: pathlib.Path) -> None:

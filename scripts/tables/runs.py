@@ -33,7 +33,6 @@ class Run(NamedTuple):
     name: str
     """The name of the run and of its files: `quality-int8-seed0`."""
     module: str
-    """The module, as in `python -m MODULE`."""
     arguments: tuple[str, ...]
     """The flags, all but --workdir."""
     makes: str = ""
