@@ -177,3 +177,9 @@ def test_a_head_is_not_used_before_its_header_has_confirmed_it():
     with pytest.raises(frames.Damaged, match="checksum of a head"):
         next(reader.read(buffer, made_schema(), heads.append))
     assert not heads
+
+
+def test_a_large_buffer_is_where_xla_takes_it_without_a_copy():
+    made = receive_buffer.ReceiveBuffer().place([LARGE])[0]
+    assert made.ctypes.data % receive_buffer.ALIGNMENT == 0
+    assert made.base.nbytes <= LARGE + receive_buffer.ALIGNMENT
