@@ -251,10 +251,10 @@ class Receiver:
         theirs, ours = bytes(message.buffers[0]), identity_bytes(identity)
         self.is_compared = identity_bytes(None) not in (theirs, ours)
         if self.is_compared and theirs != ours:
-            raise session.RemoteProtocolError(
-                f"{self._transport.peer.cluster} has another batch in step {step} than"
-                f" this side (identities {theirs.hex()} and {ours.hex()}): draw batches"
-                " by step, with the same seed on both sides"
+            raise self._fault(
+                f"has another batch in step {step} than this side (identities"
+                f" {theirs.hex()} and {ours.hex()}): draw batches by step, with the"
+                " same seed on both sides"
             )
 
     def _miscounted(
@@ -263,11 +263,13 @@ class Receiver:
         """Returns the error of a step with another number of micro-batches there."""
         count = message.micro_batch
         there = str(count) if message.is_end else f"at least {count + 1}"
-        return session.RemoteProtocolError(
-            f"{self._transport.peer.cluster} has {there} micro-batches in step"
-            f" {message.step}, this side {here} in step {step}: cut a batch into as"
-            " many on both sides"
+        return self._fault(
+            f"has {there} micro-batches in step {message.step}, this side {here} in"
+            f" step {step}: cut a batch into as many on both sides"
         )
+
+    def _fault(self, what: str) -> session.RemoteProtocolError:
+        return session.RemoteProtocolError(f"{self._transport.peer.cluster} {what}")
 
     def _recv_payloads(
         self, step: int, micro_batches: Sequence[int]
@@ -291,10 +293,10 @@ class Receiver:
         if message.is_end:
             raise self._miscounted(message, step, f"at least {micro_batch + 1}")
         if (message.step, message.micro_batch) != (step, micro_batch):
-            raise session.RemoteProtocolError(
-                f"{self._transport.peer.cluster} sent {self.name} for step"
-                f" {message.step}, micro-batch {message.micro_batch}; expected step"
-                f" {step}, micro-batch {micro_batch}"
+            raise self._fault(
+                f"sent {self.name} for step {message.step}, micro-batch"
+                f" {message.micro_batch}; expected step {step}, micro-batch"
+                f" {micro_batch}"
             )
         specs, structure = jax.tree.flatten(self.format.payloads[message.option])
         leaves = [
@@ -318,9 +320,9 @@ class Receiver:
         try:
             check(values)
         except ValueError as error:
-            raise session.RemoteProtocolError(
-                f"{self._transport.peer.cluster} sent {self.name} for step {step},"
-                f" micro-batch {micro_batch}, that cannot be: {error}"
+            raise self._fault(
+                f"sent {self.name} for step {step}, micro-batch {micro_batch}, that"
+                f" cannot be: {error}"
             ) from None
 
     def _decompressed(
@@ -332,29 +334,20 @@ class Receiver:
         try:
             return self._decompressor.decompress(message.buffers, sizes)
         except zstd.EntropyError as error:
-            raise session.RemoteProtocolError(
-                f"{self._transport.peer.cluster} {error}, as {self.name}"
-                f" of step {message.step}"
-            ) from None
+            what = f"{error}, as {self.name} of step {message.step}"
+            raise self._fault(what) from None
 
 
 class Carrier(Protocol):
     """A link, or one end of a loopback: a party opens its channels on it."""
 
-    def sender(
-        self, name: str, spec: codec_lib.Spec, codec: selector.CodecOrSelector
-    ) -> Sender:
+    @property
+    def sender(self) -> Callable[..., Sender]:
         """Opens a channel to the peer; both ends in the same order."""
 
-    def receiver(
-        self,
-        name: str,
-        spec: codec_lib.Spec,
-        codec: selector.CodecOrSelector,
-        sharding: Any = None,
-        check: Check | None = None,
-    ) -> Receiver:
-        """Opens the receiving end of the peer's next channel."""
+    @property
+    def receiver(self) -> Callable[..., Receiver]:
+        """Opens the receiving end of the peer's next channel; see `Link.receiver`."""
 
 
 def as_bytes(leaf: jax.Array) -> np.ndarray:

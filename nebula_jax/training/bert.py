@@ -30,19 +30,10 @@ from nebula_jax.training import (
 )
 from nebula_jax.training import state as train_state
 
-
-def _is_adapter(path: str) -> bool:
-    return path.startswith("adapter_")
-
-
-def _is_adapter_or_head(path: str) -> bool:
-    return path.startswith(("adapter_", "mlm_head/"))
-
-
-TRAINS = {
+TRAINS: dict[str, partition.IsTrained] = {
     "all": partition.train_all,
-    "adapters": _is_adapter,
-    "adapters_and_head": _is_adapter_or_head,
+    "adapters": lambda path: path.startswith("adapter_"),
+    "adapters_and_head": lambda path: path.startswith(("adapter_", "mlm_head/")),
 }
 """The parameters that train; the others are frozen, and never cross a line. The head is
 for a pretrained encoder that comes without one."""
@@ -149,16 +140,7 @@ def init(
     def draw() -> Any:
         return model.init(init_rng, ids, ids == 0, ids[:, :1])["params"]
 
-    if encoder is None:
-        params = draw()
-    else:
-        names = jax.eval_shape(draw).keys()
-        given = {name: encoder[name] for name in sorted(names & encoder.keys())}
-
-        def rest() -> Any:
-            return {name: tree for name, tree in draw().items() if name not in given}
-
-        params = jax.tree.map(jnp.asarray, given) | jax.jit(rest)()
+    params = draw() if encoder is None else warm_start.completed(draw, encoder)
     trained, frozen = partition.split(params, config.is_trained)
     state = train_state.create(trained, config.transformation(), step_rng)
     return state, frozen

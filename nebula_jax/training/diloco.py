@@ -79,31 +79,21 @@ class Config(OuterSettings):
 
     def __post_init__(self) -> None:
         """Raises errors.SettingsError, which begins with a field's name."""
-        if self.inner_steps < 1:
-            raise errors.SettingsError(
-                f"inner_steps must be at least 1, not {self.inner_steps}"
-            )
-        if not 1 <= self.fragments <= self.inner_steps:
-            raise errors.SettingsError(
-                f"fragments must be from 1 to inner_steps={self.inner_steps}, not"
-                f" {self.fragments}"
-            )
-        between = self.inner_steps // self.fragments
-        if not 0 <= self.delay < between:
-            raise errors.SettingsError(
-                f"delay must be below the {between} steps between two fragments"
-                f" (inner_steps / fragments), not {self.delay}"
-            )
-        if not 0 <= self.mixing < 1:
-            raise errors.SettingsError(f"mixing must be in [0, 1), not {self.mixing}")
-        if not self.learning_rate > 0:
-            raise errors.SettingsError(
-                f"learning_rate must be above 0, not {self.learning_rate}"
-            )
-        if not 0 <= self.outer_momentum < 1:
-            raise errors.SettingsError(
-                f"momentum must be in [0, 1), not {self.momentum}"
-            )
+        steps, fragments = self.inner_steps, self.fragments
+        between = steps // max(1, fragments)
+        gap = f"the {between} steps between two fragments (inner_steps / fragments)"
+        for name, is_right, rule in (
+            ("inner_steps", steps >= 1, "at least 1"),
+            ("fragments", 1 <= fragments <= steps, f"from 1 to inner_steps={steps}"),
+            ("delay", 0 <= self.delay < between, f"below {gap}"),
+            ("mixing", 0 <= self.mixing < 1, "in [0, 1)"),
+            ("learning_rate", self.learning_rate > 0, "above 0"),
+            ("momentum", 0 <= self.outer_momentum < 1, "in [0, 1)"),
+        ):
+            if not is_right:
+                raise errors.SettingsError(
+                    f"{name} must be {rule}, not {getattr(self, name)}"
+                )
 
     @property
     def outer_momentum(self) -> float:

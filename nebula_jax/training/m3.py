@@ -155,12 +155,7 @@ def _init(
     def init() -> Any:
         return module.init(init_rng, ids, ids == 0, slots)["params"]
 
-    if encoder is None:
-        params = init()
-    else:
-        heads = jax.eval_shape(init).keys() - encoder.keys()
-        drawn = jax.jit(lambda: {name: init()[name] for name in heads})()
-        params = jax.tree.map(jnp.asarray, encoder) | drawn
+    params = init() if encoder is None else warm_start.completed(init, encoder)
     return train_state.create(params, config.optimizer(shape), step_rng)
 
 

@@ -90,6 +90,17 @@ def is_trained(config: Config, path: str) -> bool:
     return not (config.freeze_embeddings and path.startswith("embeddings/"))
 
 
+def completed(init: Callable[[], Any], given: Any) -> Any:
+    """Returns a model's parameters: those that are given, and the rest drawn by `init`.
+
+    What `given` has beside them is left out.
+    """
+    names = jax.eval_shape(init).keys()
+    kept = {name: given[name] for name in sorted(names & given.keys())}
+    rest = jax.jit(lambda: {n: part for n, part in init().items() if n not in kept})
+    return jax.tree.map(jnp.asarray, kept) | rest()
+
+
 def without_frozen(config: Config, params: Any) -> Any:
     """Returns the parameters; no gradient passes into those that never train."""
     if not config.freeze_embeddings:

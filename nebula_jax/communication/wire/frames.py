@@ -255,17 +255,11 @@ def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
         return (channel, step, micro_batch, option), buffers
     if isinstance(message, Welcome):
         return (message.step,), (message.channels,)
-    if isinstance(message, StepDone | Stop):
-        return (message.step,), ()
     if isinstance(message, Hello):
         return (), (_hello_bytes(message),)
     if isinstance(message, Abort):
         return (), (message.reason.encode("utf-8", "replace")[:MAX_REASON_BYTES],)
-    if isinstance(message, Open):
-        return (message.session_id, message.epoch), ()
-    if isinstance(message, Ping):
-        return (message.activity, message.done, message.received), ()
-    return (), ()
+    return dataclasses.astuple(message), ()
 
 
 def header_bytes(data: bytes | bytearray, tags: Integrity = CHECKSUMS) -> int:
