@@ -58,11 +58,7 @@ def _rows(buffer: np.ndarray) -> jax.Array:
 
 
 def exchange(values: Sequence[int]) -> np.ndarray:
-    """Returns the values of every process, [P, N] int64, in all of them.
-
-    Args:
-      values: N integers of 64 bits; as many in every process.
-    """
+    """Returns the values of every process, [P, N] int64, in all of them: N of each."""
     own = np.asarray(values, np.int64)
     if count() == 1:
         return own[None]

@@ -41,7 +41,6 @@ def report(
     """Writes summary.json, curves and page unless up to date; prints a table.
 
     Args:
-      clusters: name -> folder.
       more: what the summary has of the run, its flags among it.
       seconds: wall time of this command.
       curves: (summaries, records) -> the curves, both by cluster.

@@ -27,8 +27,7 @@ _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar(
 def on(mesh: Mesh | None, fn: Callable[..., Any]) -> Callable[..., Any]:
     """Wraps a function that is to be traced, so that its activations lie on `mesh`.
 
-    Args:
-      mesh: with the axes AXES; None lets `place` do nothing in it.
+    That has the axes AXES; None lets `place` do nothing in it.
     """
 
     @functools.wraps(fn)

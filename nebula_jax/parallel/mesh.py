@@ -65,11 +65,7 @@ def rows_here(mesh: Mesh, batch_size: int) -> slice:
 
 
 def put_rows(mesh: Mesh, rows: Any, batch_size: int) -> Any:
-    """Puts a batch [B, ...] on the devices; each process gives the rows it has.
-
-    Args:
-      rows: tree of arrays [rows_here, ...] on the host.
-    """
+    """Puts a batch [B, ...] on the devices; each process gives [rows_here, ...]."""
     where = batch_sharding(mesh)
     if jax.process_count() == 1:
         return jax.device_put(rows, where)
@@ -82,11 +78,9 @@ def put_rows(mesh: Mesh, rows: Any, batch_size: int) -> Any:
 
 
 def put(arrays: Any, where: Any) -> Any:
-    """Puts arrays on the devices that every process has whole.
+    """Puts arrays on the devices, of which every process has them whole on its host.
 
-    Args:
-      arrays: tree of arrays on the host, equal in all processes.
-      where: their NamedShardings, or one for several.
+    `where` has their NamedShardings, or one for several.
     """
     if jax.process_count() == 1:
         return jax.device_put(arrays, where)

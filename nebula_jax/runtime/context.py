@@ -240,11 +240,7 @@ class Context:
         return pace.alone(self.step, self.settings.steps, self.stop_requested)
 
     def each(self, steps: Iterable[int]) -> Iterator[int]:
-        """Yields steps, the same in all processes of the cluster.
-
-        Args:
-          steps: of `pace`: each as soon as it may begin.
-        """
+        """Yields the steps of `pace`, the same in all processes of the cluster."""
         # From here on there is something to save: a first signal ends the run softly.
         self._interrupt.is_graceful = True
         for step in self.trace.each("wait", ranks.in_step(iter(steps))):
@@ -288,8 +284,7 @@ class Context:
     def emulate_compute(self, computed: Any = None) -> None:
         """Sleeps for as long as a step is to take longer than it does here.
 
-        Args:
-          computed: arrays of the step, which the devices finish first, if given.
+        The devices finish `computed`, arrays of the step, first.
         """
         if self.settings.emulated_seconds:
             jax.block_until_ready(computed)

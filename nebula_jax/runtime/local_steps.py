@@ -67,9 +67,7 @@ class Rounds:
     ) -> None:
         """Takes what `begin` and `in_one_process` have made.
 
-        Args:
-          ends: of the rounds; None if there are none.
-          peers: the other clusters; None if their replicas are here.
+        Without rounds `ends` is None, and `peers` if all replicas are here.
         """
         self._context = context
         self.members = list(members)

@@ -62,10 +62,8 @@ def make(
 ) -> TargetInputs:
     """Makes inputs and labels of [B, Q], with the objective `ar` of [B, Q - 1].
 
-    `ar` predicts every token but [CLS] from those before it. Of `cmlm`, m ~ U{1..n} of
-    a row's n pieces are chosen, uniformly and without replacement; of these, 80 %
-    become [MASK], 10 % a random piece, 10 % stay. Unlike in ABNet's code [SEP] is never
-    chosen: the length, which is given when decoding, implies its place.
+    `ar` predicts every token but [CLS] from those before it, `cmlm` the pieces that
+    `masking.mask_random_count` chooses.
 
     Args:
       objective: one of `abnet.OBJECTIVES`.

@@ -34,9 +34,6 @@ class MetricsLog:
     ) -> None:
         """Opens the files; sets aside the records after `step`, which come again.
 
-        Args:
-          step: after which the run goes on; 0 to begin.
-
         Raises:
           errors.NebulaError: if the disk refuses, here and in `write`.
         """

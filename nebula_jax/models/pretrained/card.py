@@ -30,9 +30,7 @@ PAIR = f'{{"text": {SENTENCE}, "text_pair": "Somebody is awake."}}'
 def write(folder: pathlib.Path, model: pretrained.Pretrained, about: str) -> None:
     """Writes the card of a model, with a command that uses it.
 
-    Args:
-      folder: of the checkpoint; the example has its name.
-      about: a paragraph: where the model is from.
+    `about` is a paragraph: where the model is from.
     """
     is_classifier = "classifier_head" in model.params
     card = CARD.format(

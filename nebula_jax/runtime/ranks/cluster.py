@@ -76,8 +76,7 @@ _members: members_lib.Members | None = None
 def watch(work: activity.Work, interrupt: process.Interrupt) -> None:
     """Lets the other processes of this cluster see how far this one is.
 
-    Args:
-      interrupt: of this process; in the root, one of any other process counts too.
+    In the root, an interrupt of any other process counts too.
     """
     if _members is not None:
         _members.work, _members.interrupt = work, interrupt

@@ -356,14 +356,7 @@ def begun_with(
     """Returns a TrainState at step 0 with the parameters of another run.
 
     They are read when the state is made; that is an error if the model of that run has
-    another shape.
-
-    Args:
-      fresh: the state; its optimizer begins anew.
-      workdir: folder of the other run.
-      cluster: of it.
-      step: of it.
-      params_of: picks them from the checkpoint.
+    another shape. `params_of` picks them from the checkpoint.
     """
 
     def init() -> Any:

@@ -84,11 +84,7 @@ def write_samples(folder: pathlib.Path, lines: Sequence[str]) -> None:
 
 
 def write(path: pathlib.Path, title: str, sections: Mapping[str, str]) -> None:
-    """Writes a page.
-
-    Args:
-      sections: heading -> Markdown, or SVG; empty ones are left out.
-    """
+    """Writes sections, heading -> Markdown or SVG, as a page; leaves out empty ones."""
     parts = [
         f"<!doctype html><html lang=en><meta charset=utf-8><title>{html.escape(title)}"
         f"</title><meta name=viewport content='width=device-width'>"

@@ -209,10 +209,7 @@ def _row(cells: Sequence[str]) -> str:
 def heading(record: Mapping[str, Any], detail: str, more: str = "") -> str:
     """Renders a record's provenance.
 
-    Args:
-      record: begins with `provenance`.
-      detail: put behind the commits, such as `seed 0`.
-      more: put behind the minutes.
+    `detail` is put behind the commits, such as `seed 0`, `more` behind the minutes.
     """
     machine, commits = record["hardware"], record["commit"]
     return (

@@ -110,10 +110,9 @@ class Hub:
         return quorum.nbytes([*deltas, leaf.down.verdicts])
 
     def begin(self, start: int) -> None:
-        """Resumes the run after a step; leaves that do not have it get its state.
+        """Resumes the run after the hub's newest checkpoint, or begins it at 0.
 
-        Args:
-          start: the hub's newest checkpoint, or 0.
+        Leaves that do not have that step get its state.
         """
         self.step = self._applied = start
         self._closed = [start] * len(self._closed)

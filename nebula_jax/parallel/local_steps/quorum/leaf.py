@@ -42,11 +42,7 @@ class Leaf:
         link: Link,
         last: int = frames.MAX_STEP,
     ) -> None:
-        """Opens the channels.
-
-        Args:
-          last: step after which there is none.
-        """
+        """Opens the channels; there is no step after `last`."""
         self._member, self._config = member, member.config
         self._number = list(clusters).index(own)
         self._own, self._link, self._hub = own, link, link.peer.cluster
