@@ -190,7 +190,7 @@ def _opened(
     rows: list[Channel], carrier: channels.Carrier, role: Role
 ) -> dict[str, Any]:
     """Opens one role's ends of channels; returns them by their names."""
-    ends = {}
+    ends: dict[str, Any] = {}
     for name, sender, spec, codec, check in rows:
         if sender == role:
             ends[name] = carrier.sender(name, spec, codec)

@@ -343,11 +343,11 @@ class Carrier(Protocol):
 
     @property
     def sender(self) -> Callable[..., Sender]:
-        """Opens a channel to the peer; both ends in the same order."""
+        """The function that opens a channel to the peer, in the order of both ends."""
 
     @property
     def receiver(self) -> Callable[..., Receiver]:
-        """Opens the receiving end of the peer's next channel; see `Link.receiver`."""
+        """The function that opens the receiving end of the peer's next channel."""
 
 
 def as_bytes(leaf: jax.Array) -> np.ndarray:
