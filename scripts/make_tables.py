@@ -40,6 +40,7 @@ from scripts import (
     table3_throughput,
     table4_speedup,
     table5_compression,
+    table_body,
     table_local_steps,
     table_teachers,
 )
@@ -65,6 +66,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "table5_": table5_compression.markdown,
     "bert_": bert_report.markdown,
     "local_steps": table_local_steps.markdown,
+    "body": table_body.markdown,
     "teachers": table_teachers.markdown,
     "bench_codecs": bench_codecs.markdown,
     "bench_device": bench_device.markdown,
@@ -81,7 +83,7 @@ SECURITY = ("bench_security",)
 WITHDRAWN = (
     *("bert_ladder", "mutation_score", "fake_rates", "m3_recipe", "xnli_recipe"),
     *("table1_small", "bench_planner", "scaling", "codec_control", "long_run"),
-    *("bench_training", "bench_faults_quorum", "bench_bridge_60mbit", "body"),
+    *("bench_training", "bench_faults_quorum", "bench_bridge_60mbit"),
 )
 """The records of withdrawn scripts: their blocks stay as the last commit rendered them
 that had the script (of table1_small, an older form of one); the page names it."""
@@ -100,6 +102,7 @@ PICTURES = {
     "": "Curves of {name}",
     "_fig8": "Fig. 8: a run that moved",
     "_fig9": "Fig. 9: training loss",
+    "_fig10": "Fig. 10: first compressed step",
 }
 """End of a picture's name, after the record's -> its text."""
 

@@ -1,4 +1,4 @@
-"""Reproduces Table 5 and Fig. 9 on two cores, with more codecs.
+"""Reproduces Table 5, Fig. 9 and Fig. 10 on two cores, with more codecs.
 
     python -m scripts.table5_compression --scale=tiny --data_dir=../shared/data
     python -m scripts.table5_compression --scale=quick --data_dir=../shared/data
@@ -207,11 +207,14 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
                 **quality(row),
             }
         )
+    has_starts = any(row.name == compression_rows.START_ROW for row in chosen)
+    starts = compression_rows.starts(settings) if has_starts else []
     return {
         "settings": dict(settings),
         "padded_bytes": padded,
         "line": line,
         "rows": rows,
+        "starts": [{"step": step, **quality(row)} for step, row in starts],
     }
 
 
@@ -332,7 +335,7 @@ SWEEP = sweep.Sweep(
     record,
     markdown,
     figures=abnet_runs.figures,
-    draw=pictures.figure9,
+    draw=pictures.table5,
     scales=list(abnet_runs.CUTS),
 )
 

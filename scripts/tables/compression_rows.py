@@ -1,6 +1,6 @@
 """The rows of Table 5: the paper's ten, and ours."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from absl import flags
@@ -9,6 +9,8 @@ from nebula_jax import errors
 
 flags.DEFINE_list("rows", [], "Names of the rows to run; empty for all.")
 
+STARTS = (16, 8, 2)  # Fig. 10: compression begins at 1/16, 1/8, 1/2 of the steps
+START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
 RANKS = (192, 128, 96, 64)
 NARROWEST = 48
 NARROW = "pack_tokens|hadamard|int4(64)|fp16"
@@ -17,10 +19,7 @@ BY_TOKEN, BY_TOKEN_RANKS = "pack_tokens|int4(row)|fp16|zstd(1)", (208, 192)
 """With one scale for a token, and without a rotation that would make columns alike,
 numbers of the last columns are small, and zstd packs them well. With the first
 rank there are still 25 times fewer bytes each way over a whole run."""
-QUICK = (
-    *("baseline", "FP16+INT8", "FP16(SVD(0.6))+INT8"),
-    *("int4 both ways", "bottleneck of 96"),
-)
+QUICK = ("baseline", "FP16+INT8", START_ROW, "int4 both ways", "bottleneck of 96")
 """Rows of the scale that takes minutes."""
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
 
@@ -46,8 +45,7 @@ class Row(NamedTuple):
 def rows() -> list[Row]:
     """Lists the paper's ten rows, which send padding, and ours, which do not.
 
-    Commit 1b5534d has three more that the records list: subspace, top_k and delta;
-    4abc75ea late starts (Fig. 10).
+    Commit 1b5534d has three more that the records list: subspace, top_k and delta.
     """
     paper = [
         Row("baseline", "identity", "identity", False),
@@ -90,6 +88,23 @@ def chosen(known: Sequence[Row]) -> list[Row]:
             there = ", ".join(names)
             raise errors.SettingsError(f"--rows: no {name}; there are {there}")
     return [row for row in known if row.name in (names[0], *given)]
+
+
+def starts(settings: Mapping[str, str]) -> list[tuple[int, Row]]:
+    """Lists Fig. 10's rows: the step at which compression begins, and START_ROW so."""
+    (row,) = (each for each in rows() if each.name == START_ROW)
+    steps = [max(2, int(settings["steps"]) // part) for part in STARTS]
+    return [
+        (
+            step,
+            row._replace(
+                name=f"{row.name} from {step}",
+                forward=f"from_step({step}, {row.forward})",
+                backward=f"from_step({step}, {row.backward})",
+            ),
+        )
+        for step in steps
+    ]
 
 
 def file_name(name: str) -> str:

@@ -62,6 +62,13 @@ def compare(row: BySeed, beside: BySeed) -> dict[str, Any]:
     return {"held_out": found}
 
 
+def bleus(rows: Sequence[Mapping[str, Any]]) -> list[list[float]]:
+    """Returns each row's BLEU, in the order of the seeds that all of them have."""
+    found = [row["held_out"]["bleu"] for row in rows]
+    seeds = [seed for seed in found[0] if all(seed in each for each in found)]
+    return [[each[seed] for seed in seeds] for each in found]
+
+
 def with_error(by_seed: Mapping[str, float], form: str) -> str:
     """Renders a mean over seeds with its standard error; empty without a seed."""
     return sweep.spread(by_seed.values(), form, of_mean=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from nebula_jax import installed
 from nebula_jax.runtime.records import plots
-from scripts.tables import abnet, compression_rows, sweep
+from scripts.tables import abnet, compression_rows, held_out, sweep
 
 QUALITY = "quality.svg"
 """The picture of README.md."""
@@ -65,22 +65,54 @@ def table3(record: Mapping[str, Any], out: pathlib.Path) -> None:
     plots.draw(panels, out.with_name(f"{out.stem}_fig8.png"))
 
 
-def figure9(record: Mapping[str, Any], out: pathlib.Path) -> None:
-    """Draws the training loss of each row, mean of the seeds, beside the record."""
+def table5(record: Mapping[str, Any], out: pathlib.Path) -> None:
+    """Draws Fig. 9 beside the record, and Fig. 10 where it has that."""
+    figure9(record["rows"], out.with_name(f"{out.stem}_fig9.png"))
+    if record["starts"]:
+        figure10(record, out.with_name(f"{out.stem}_fig10.png"))
+
+
+def figure9(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+    """Draws the training loss of each row, mean of the seeds: the paper's left."""
     panels = [
         plots.Panel(
             title,
             "nats per target token",
             {
                 row["name"]: mean_curve(row["losses"])
-                for row in record["rows"]
+                for row in rows
                 if row["name"] == "baseline" or row["is_ours"] == is_ours
             },
             under="baseline",
         )
         for title, is_ours in (("the paper's rows", False), ("our rows", True))
     ]
-    plots.draw(panels, out.with_name(f"{out.stem}_fig9.png"))
+    plots.draw(panels, path)
+
+
+def figure10(record: Mapping[str, Any], path: pathlib.Path) -> None:
+    """Draws BLEU against the step at which FP16(SVD(0.6))+INT8 begins."""
+    by_name = {row["name"]: row for row in record["rows"]}
+    starts = {1: by_name[compression_rows.START_ROW]}
+    starts |= {each["step"]: each for each in record["starts"]}
+    rows = dict(sorted(starts.items()))
+    *bleus, plain = held_out.bleus([*rows.values(), by_name["baseline"]])
+    means = [statistics.fmean(each) for each in bleus]
+    errors = [sweep.standard_error(each) for each in bleus if len(each) > 1]
+    name = "mean of the seeds"
+    score = plots.Panel(
+        "BLEU against the first compressed step; dotted: baseline",
+        "BLEU",
+        {name: [*zip(rows, means, strict=True)]},
+        {"baseline": statistics.fmean(plain)},
+        errors={name: errors} if errors else {},
+    )
+    losses = {
+        f"from step {step}": mean_curve(row["losses"]) for step, row in rows.items()
+    }
+    first, unit = next(iter(losses)), "nats per target token"
+    loss = plots.Panel("Training loss", unit, losses, under=first)
+    plots.draw([score, loss], path)
 
 
 def mean_curve(

@@ -129,11 +129,12 @@ def test_the_papers_ten_rows_and_ours_are_legal_codecs():
         "mask": jax.ShapeDtypeStruct((8, 12), jnp.bool_),
         "index": jax.ShapeDtypeStruct((8,), jnp.int32),
     }
-    for row in rows:
+    late = [row for _, row in compression_rows.starts(SETTINGS)]
+    for row in rows + late:
         if row.is_ours:  # padding never crosses
             assert "pack_tokens" in row.forward
             assert "pack_tokens" in row.backward
-    for text in {text for row in rows for text in (row.forward, row.backward)}:
+    for text in {text for row in rows + late for text in (row.forward, row.backward)}:
         made = codecs.from_string(text)
         payload = codec_lib.payload_spec(selector.as_selector(made).codecs[-1], spec)
         assert codec_lib.nbytes(payload), text
@@ -144,10 +145,12 @@ def test_the_papers_ten_rows_and_ours_are_legal_codecs():
 def test_every_run_is_done_once(made):
     (folder, names, result), second = made, Stub()
     rows = compression_rows.rows()
-    assert len(names) == 3 * len(rows)
+    starts = compression_rows.STARTS
+    assert len(names) == 3 * len(rows) + 2 * len(starts)
     again = run_all(folder, second)
     assert second.names == []
     assert {**again, "command": ""} == {**result, "command": ""}
+    assert [start["step"] for start in result["starts"]] == [10, 20, 80]
 
 
 def test_no_text_is_kept(made):
@@ -242,8 +245,10 @@ def test_held_out_loss_and_bleu_are_beside_the_baseline(result, tmp_path):
     bleu = [row["bleu"]["0"] for row in (rows["baseline"], int4)]
     assert int4["bleu_difference"]["difference"] == pytest.approx(bleu[1] - bleu[0])
     assert int4["bleu_difference"]["difference"] < 0
-    pictures.figure9(result, tmp_path / "t.json")
-    assert (tmp_path / "t_fig9.png").is_file()
+    for start in result["starts"]:
+        assert start["held_out"]["difference"] == pytest.approx({"0": 0.1, "1": 0.2})
+    pictures.table5(result, tmp_path / "t.json")
+    assert (tmp_path / "t_fig10.png").is_file()
 
 
 def test_bytes_of_whole_runs_are_told_where_they_differ(result):

@@ -33,6 +33,7 @@ class Panel(NamedTuple):
     levels: name -> a value that is drawn as a dotted line, in the color of the curve of
       this name if there is one.
     has_mean: True if the mean of the curves, which have the same steps, is drawn too.
+    errors: name -> errors of a curve's points, drawn as bars.
     under: name of a curve that is drawn wide and pale, since others may lie on it.
     """
 
@@ -41,6 +42,7 @@ class Panel(NamedTuple):
     curves: Mapping[str, Sequence[tuple[int, float]]]
     levels: Mapping[str, float] = {}
     has_mean: bool = False
+    errors: Mapping[str, Sequence[float]] = {}
     under: str = ""
 
 
@@ -87,6 +89,10 @@ def drawn(panels: Sequence[Panel]) -> Any:
             style = {"color": "black", "linewidth": 2.5, "linestyle": "-"}
             mean = np.mean(every, axis=0)
             lines["mean"] = axes.plot(steps, mean, label="mean", **style)[0]
+        for name, errors in panel.errors.items():
+            line = lines[name]
+            style = {"color": line.get_color(), "fmt": "none", "capsize": 3}
+            axes.errorbar(*line.get_data(), errors, **style)
         for name, level in panel.levels.items():
             color = lines[name].get_color() if name in lines else "black"
             axes.axhline(level, color=color, linewidth=0.8, linestyle=":")

@@ -71,6 +71,15 @@ def test_names_beside_points_are_inside_and_none_is_over_another_or_a_point():
         assert not box.count_contains(axes.transData.transform(points))
 
 
+def test_errors_are_bars_around_their_curve():
+    curve = {"mean": [(1, 2.0), (2, 3.0)]}
+    panel = plots.Panel("BLEU", "", curve, errors={"mean": [0.5, 0.25]})
+    (axes,) = plots.drawn([panel]).axes
+    (bars,) = axes.collections
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
+    assert ends == [[1.5, 2.5], [2.75, 3.25]]
+
+
 def test_ends_are_named_beside_where_lines_end_on_logarithmic_axes_too():
     axes = matplotlib.figure.Figure().subplots()
     axes.set(yscale="log", ylim=(1, 100))

@@ -88,3 +88,10 @@ def test_the_explanation_has_the_number_of_pairs_and_what_rows_are_beside():
     assert text.startswith("On 4 pairs that no run trains on. ")
     assert "Differences are from the baseline:" in text
     assert held_out.explanation([{}], "the baseline") == ""
+
+
+def test_bleus_are_of_the_seeds_that_all_rows_have():
+    row = held_out.compare(ROW, BESIDE)
+    alone = held_out.compare({"1": ROW["1"]}, BESIDE)
+    figure = row["held_out"]["bleu"]["1"]
+    assert held_out.bleus([row, alone]) == [[figure], [figure]]
