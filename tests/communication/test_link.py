@@ -9,12 +9,7 @@ import pytest
 from two_labs import wait_until
 
 from nebula_jax.communication import codec
-from nebula_jax.communication.wire import (
-    activity,
-    session,
-    stuck_peers,
-    windows,
-)
+from nebula_jax.communication.wire import activity, session, stuck_peers, windows
 from nebula_jax.communication.wire.activity import Activity
 
 SPEC = jax.ShapeDtypeStruct((8,), np.int32)

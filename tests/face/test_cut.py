@@ -250,10 +250,7 @@ def test_the_last_part_has_no_loss_beside_its_own():
 @pytest.mark.parametrize(
     ("fn", "words"),
     [
-        (
-            lambda params, h, *_: h @ params["w"],
-            r"one number, not of shape \[3",
-        ),
+        (lambda params, h, *_: h @ params["w"], r"one number, not of shape \[3"),
         (lambda params, h, *_: (jnp.sum(h), 3.0), "dict of metrics"),
         (lambda params, h, *_: {"loss": jnp.sum(h)}, "as one number, not <class 'dict"),
         (lambda params, h, *_: jnp.sum(h).astype(jnp.int32), "not int32, which has no"),

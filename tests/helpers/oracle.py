@@ -44,11 +44,7 @@ MODELS = {
         {"type_vocab_size": 2, "pad_token_id": 0, "embedding_size": 4},
         "electra",
     ),
-    "ernie_m": (
-        "ErnieMModel",
-        {"pad_token_id": 1, "layer_norm_eps": 1e-5},
-        "ernie_m",
-    ),
+    "ernie_m": ("ErnieMModel", {"pad_token_id": 1, "layer_norm_eps": 1e-5}, "ernie_m"),
     "modernbert": (
         "ModernBertForMaskedLM",
         # Layers of both reaches after the first, and windows shorter than a row.

@@ -31,12 +31,7 @@ TARGET = transformer.Config(
     token_types=2,
 )
 shape = functools.partial(
-    abnet.Config,
-    SOURCE,
-    TARGET,
-    encoder_inner=8,
-    decoder_inner=8,
-    max_target_length=12,
+    abnet.Config, SOURCE, TARGET, encoder_inner=8, decoder_inner=8, max_target_length=12
 )
 CMLM, AR = shape(objective="cmlm"), shape(objective="ar")
 RANDOM = np.random.RandomState(0)

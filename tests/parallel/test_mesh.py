@@ -18,11 +18,7 @@ from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES, Rule
 from nebula_jax.training import m3, m3_steps
 
 STEPS, ROWS, LENGTH = 2, 8, 16
-LAYOUTS = [
-    (1, 1, 1),
-    (2, 2, 2),
-    pytest.param((8, 1, 1), marks=pytest.mark.slow),
-]
+LAYOUTS = [(1, 1, 1), (2, 2, 2), pytest.param((8, 1, 1), marks=pytest.mark.slow)]
 """Devices along data, fsdp and model."""
 COLLECTIVES = (
     "all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute"

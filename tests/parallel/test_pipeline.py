@@ -244,9 +244,7 @@ def test_no_more_than_ahead_micro_batches_are_in_flight(ahead, arrive, calls):
         trace=trace_lib.OFF,
     )
     gradient = types.SimpleNamespace(
-        has_arrived=arrive,
-        recv_payload=lambda *tag: sent.pop(0),
-        trace=trace_lib.OFF,
+        has_arrived=arrive, recv_payload=lambda *tag: sent.pop(0), trace=trace_lib.OFF
     )
     grads, states, _ = pipeline.front_step(
         half, None, batches(), None, 1, hidden, gradient, "states", ahead=ahead

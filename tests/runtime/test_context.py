@@ -30,11 +30,7 @@ class Link:
 @pytest.fixture
 def context(tmp_path):
     settings = context_lib.Settings(
-        workdir=tmp_path,
-        cluster="here",
-        steps=STEPS,
-        checkpoint_every=5,
-        window=WINDOW,
+        workdir=tmp_path, cluster="here", steps=STEPS, checkpoint_every=5, window=WINDOW
     )
     made = context_lib.Context(settings)
     yield made

@@ -215,10 +215,7 @@ def train(process, peers, model, optimizer, saves=None, resumed=None, **settings
 
 @pytest.mark.parametrize(
     ("model", "optimizer"),
-    [
-        (nnx_model, optax.adamw(1e-2)),
-        (dataclass_model, optax.sgd(1e-1, momentum=0.9)),
-    ],
+    [(nnx_model, optax.adamw(1e-2)), (dataclass_model, optax.sgd(1e-1, momentum=0.9))],
     ids=["nnx-adamw", "dataclass-sgd"],
 )
 def test_replicas_of_any_model_end_alike(model, optimizer):

@@ -49,9 +49,7 @@ def test_every_record_has_a_page_and_every_page_is_in_the_index():
     assert listed == {path.stem for path in make_tables.RESULTS.glob("*.md")}
 
 
-def test_the_file_has_the_markdown_that_a_terminal_has_and_the_records_pictures(
-    capsys,
-):
+def test_the_file_has_the_markdown_that_a_terminal_has_and_the_records_pictures(capsys):
     block = make_tables.block("m3_quickstart", make_tables.RESULTS)
     record = json.loads((make_tables.RESULTS / "m3_quickstart.json").read_text())
     report.show(m3_report.markdown(record))

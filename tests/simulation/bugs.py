@@ -140,7 +140,7 @@ BUGS: dict[str, list[Patch]] = {
         (windows.ReceiveWindow, "acknowledge", _one_less),
     ],
     "a frame is sent again that the peer has": [
-        (windows.ReceiveWindow, "acknowledge", _one_less),
+        (windows.ReceiveWindow, "acknowledge", _one_less)
     ],
     "a frame is acknowledged before it was handed over": [
         (session.Session, "_admit", _counted_at_its_head),
@@ -148,57 +148,53 @@ BUGS: dict[str, list[Patch]] = {
     ],
     "an epoch is used twice": [(session.Session, "begin", _same_epoch)],
     "nothing is sent again on a new connection": [
-        (windows.SendWindow, "rewind", lambda _: lambda self: None),
+        (windows.SendWindow, "rewind", lambda _: lambda self: None)
     ],
-    "a closed connection is an end": [
-        (connection.Connection, "lose", _closed_is_end),
-    ],
+    "a closed connection is an end": [(connection.Connection, "lose", _closed_is_end)],
     "no attempt follows one that failed": [
-        (reconnect.Reconnect, "failed", _first_failure_is_final),
+        (reconnect.Reconnect, "failed", _first_failure_is_final)
     ],
-    "silence never ends a connection": [
-        (liveness.Liveness, "timed_out", _never),
-    ],
+    "silence never ends a connection": [(liveness.Liveness, "timed_out", _never)],
     "nothing is sent while there is nothing to send": [
-        (liveness.Liveness, "needs_ping", _never),
+        (liveness.Liveness, "needs_ping", _never)
     ],
     "a checksum is not compared": [
-        (frames, "verify_payload", lambda _: lambda head, payload, tags: None),
+        (frames, "verify_payload", lambda _: lambda head, payload, tags: None)
     ],
     "a checkpoint is not flushed before it counts": [
-        (checkpoint_files.Folder, "_write_manifest", _not_flushed),
+        (checkpoint_files.Folder, "_write_manifest", _not_flushed)
     ],
     "a damaged checkpoint counts": [
-        (checkpoint_files, "_damage", lambda _: lambda *args: ""),
+        (checkpoint_files, "_damage", lambda _: lambda *args: "")
     ],
     "one checkpoint is kept": [
-        (checkpoints, "to_keep", lambda _: lambda window, every: 1),
+        (checkpoints, "to_keep", lambda _: lambda window, every: 1)
     ],
     "clusters go on from the newest step of any": [
-        (checkpoints, "newest_of_all", _newest_of_any),
+        (checkpoints, "newest_of_all", _newest_of_any)
     ],
     "a peer that is stuck is waited for": [(stuck_peers.Watch, "is_stuck", _never)],
     "who is dropped stays open": [
-        (pending_connections.Acceptor, "_forget", lambda _: _forgotten),
+        (pending_connections.Acceptor, "_forget", lambda _: _forgotten)
     ],
     "the window is one step wider": [
         (
             pace,
             "token_needed",
             lambda needed: lambda step, window: needed(step, window + 1),
-        ),
+        )
     ],
     "the last step is one too early": [
         (
             pace,
             "last_step_after_stop",
             lambda last: lambda done, window, total: last(done - 1, window, total),
-        ),
+        )
     ],
     "what waits to be taken has no bound": [
-        (receive_queue.ReceiveQueue, "has_room", lambda _: lambda self: True),
+        (receive_queue.ReceiveQueue, "has_room", lambda _: lambda self: True)
     ],
     "what waits for an acknowledgement has no bound": [
-        (windows.SendWindow, "can_send", _always),
+        (windows.SendWindow, "can_send", _always)
     ],
 }

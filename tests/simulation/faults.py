@@ -113,10 +113,7 @@ def _mild(dice: random.Random, scenario: Scenario, horizon: float) -> Scenario:
         seconds = min(fault.seconds, MILD_SECONDS)
         tape.append(dataclasses.replace(fault, seconds=seconds))
     return dataclasses.replace(
-        scenario,
-        peer_timeout=1.0,
-        reconnect_timeout=MILD_PATIENCE,
-        tape=tuple(tape),
+        scenario, peer_timeout=1.0, reconnect_timeout=MILD_PATIENCE, tape=tuple(tape)
     )
 
 

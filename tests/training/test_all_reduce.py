@@ -85,8 +85,7 @@ def sums(text):
 
 
 @pytest.mark.parametrize(
-    ("when", "inside", "outside"),
-    [("each", 1, 0), ("once", 0, 1)],
+    ("when", "inside", "outside"), [("each", 1, 0), ("once", 0, 1)]
 )
 def test_gradients_are_added_up_as_often_as_is_promised(when, inside, outside):
     """In the loop over micro-batches, and outside of it."""
@@ -97,8 +96,7 @@ def test_gradients_are_added_up_as_often_as_is_promised(when, inside, outside):
 
 
 @pytest.mark.parametrize(
-    ("fsdp", "model_parallel", "named"),
-    [(2, 1, "fsdp=2"), (1, 2, "model_parallel=2")],
+    ("fsdp", "model_parallel", "named"), [(2, 1, "fsdp=2"), (1, 2, "model_parallel=2")]
 )
 def test_parameters_that_are_split_cannot_be_added_up_by_each_device(
     fsdp, model_parallel, named

@@ -21,8 +21,7 @@ from nebula_jax.training import mlm_head, optimizers, partition
 
 
 @pytest.mark.parametrize(
-    ("step", "rate"),
-    [(0, 0.0), (5, 0.5), (10, 1.0), (55, 0.5), (100, 0.0)],
+    ("step", "rate"), [(0, 0.0), (5, 0.5), (10, 1.0), (55, 0.5), (100, 0.0)]
 )
 def test_the_learning_rate_rises_then_falls_to_zero(step, rate):
     schedule = optimizers.linear_decay(1.0, warmup_steps=10, total_steps=100)

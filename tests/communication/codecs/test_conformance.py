@@ -109,10 +109,7 @@ CASES = [
         1e-3,
     ),
     Case(
-        "error_feedback(int4(64))",
-        0.2,
-        lambda i: N // 2 + 4 * (N // 64) + BESIDE,
-        64,
+        "error_feedback(int4(64))", 0.2, lambda i: N // 2 + 4 * (N // 64) + BESIDE, 64
     ),
     Case(
         "error_feedback(sparse_loco(64,256), 0.95)",

@@ -15,14 +15,7 @@ from absl import flags
 from absl.testing import flagsaver
 
 from experiments import train_abnet
-from experiments.abnet import (
-    channels,
-    data,
-    sides,
-    source,
-    target,
-    target_model,
-)
+from experiments.abnet import channels, data, sides, source, target, target_model
 from nebula_jax import errors, files
 from nebula_jax.communication import loopback
 from nebula_jax.communication.wire import frames

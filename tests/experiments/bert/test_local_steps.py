@@ -104,10 +104,7 @@ def test_an_outer_step_that_cannot_be_is_no_flag(flag):
 
 @pytest.mark.parametrize(
     "codec",
-    [
-        "error_feedback(int4(8))",
-        "hadamard(16)|error_feedback(sparse_loco(2, 16))",
-    ],
+    ["error_feedback(int4(8))", "hadamard(16)|error_feedback(sparse_loco(2, 16))"],
 )
 def test_what_was_not_sent_is_kept_once(codec):
     """Wherever error feedback stands in a codec: kept twice, the anchor runs away."""

@@ -36,10 +36,7 @@ def test_bad_flags_are_refused(flag):
     [
         ({"cluster": "teacher"}, "--cluster=teacher: expected all, whole"),
         ({"cluster": "generator:0"}, "needs peer=HOST:PORT"),
-        (
-            {"cluster": "generator:7", "peer": "h:1", "tls": "off"},
-            "--generators has 2",
-        ),
+        ({"cluster": "generator:7", "peer": "h:1", "tls": "off"}, "--generators has 2"),
         ({"cluster": "generator:x", "peer": "h:1", "tls": "off"}, "expected all"),
         ({"cluster": "generator:²", "peer": "h:1", "tls": "off"}, "expected all"),
         ({"generators": "en|../sw"}, "'../sw' is no language"),

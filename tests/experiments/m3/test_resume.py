@@ -66,10 +66,7 @@ def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
 @pytest.mark.slow
 def test_a_line_that_breaks_for_seconds_changes_no_number(runs, undisturbed):
     output = runs.finished(
-        **flags("cut"),
-        wan="cut=2s@1s,cut=2s@5s,cut=2s@9s",
-        peer_timeout=0.6,
-        window=8,
+        **flags("cut"), wan="cut=2s@1s,cut=2s@5s,cut=2s@9s", peer_timeout=0.6, window=8
     )
     assert "waiting for it to come back" in output
     assert "is back after" in output

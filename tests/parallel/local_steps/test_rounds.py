@@ -44,8 +44,7 @@ def message(cluster: int, step: int, fragment: int):
 
 
 @pytest.mark.parametrize(
-    ("count", "hub"),
-    [(2, ""), (4, ""), (2, "cluster:0"), (4, "cluster:2")],
+    ("count", "hub"), [(2, ""), (4, ""), (2, "cluster:0"), (4, "cluster:2")]
 )
 def test_every_cluster_gets_the_message_of_every_other(count, hub):
     ends = exchanges(count, hub)

@@ -13,10 +13,7 @@ from nebula_jax.runtime.ranks.devices import Layout
         (Layout(), 6, 4, "micro_batches=4 does not divide batch_size=6; 3 does"),
         (Layout(3, 1, 2), 16, 1, "model_parallel=2 does not divide the cluster's 3"),
         (*(Layout(8, 3, 2), 16, 1), "fsdp=3 does not divide the cluster's 4"),
-        (
-            *(Layout(3), 16, 1),
-            "batch_size=16 does not divide over 3 devices; 18 would",
-        ),
+        (*(Layout(3), 16, 1), "batch_size=16 does not divide over 3 devices; 18 would"),
         (*(Layout(12, 3, 2), 16, 1), "with model_parallel=2; 18 would"),
         (*(Layout(8), 16, 4), "does not divide over 8 devices; 32 would"),
     ],

@@ -133,8 +133,7 @@ def test_numbers(text, number):
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["", "1.5", "1e-3", "nan", "inf", "1,000", "0x10", "10 GB"],
+    "text", ["", "1.5", "1e-3", "nan", "inf", "1,000", "0x10", "10 GB"]
 )
 def test_what_is_no_number_of_rows(text):
     with pytest.raises(arguments.InputError, match="is no whole number, as in"):

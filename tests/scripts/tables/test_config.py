@@ -7,12 +7,7 @@ from absl.testing import flagsaver
 
 from experiments import shared_flags  # noqa: F401  (defines --out and others)
 from nebula_jax import errors
-from scripts import (
-    table1_xnli,
-    table2_bleu,
-    table5_compression,
-    table_local_steps,
-)
+from scripts import table1_xnli, table2_bleu, table5_compression, table_local_steps
 from scripts.tables import abnet, config
 
 

@@ -68,10 +68,7 @@ def test_a_run_that_was_stopped_goes_on_unless_it_is_another_or_of_other_code(tm
 def test_a_table_goes_on_elsewhere_with_the_figures_of_runs_that_ended(tmp_path):
     def runs(name, execute):
         return table_runs.Runs(
-            tmp_path / name,
-            table_runs.summary_of,
-            execute,
-            results=tmp_path / "kept",
+            tmp_path / name, table_runs.summary_of, execute, results=tmp_path / "kept"
         )
 
     run = table_runs.Run("a", "m", ("--x=1",))
