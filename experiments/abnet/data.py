@@ -99,14 +99,20 @@ def read(
             ids[name], sentences[name] = parallel_side.read(file)
             if not is_translated and name != split_parallel.HELD_OUT:
                 continue
-        rows[name] = ragged_rows.prepare(
-            file,
-            tokenizer,
-            run.agreed.length_buckets[-1],
-            # What is only translated may be cut: the training set is a person's choice.
-            truncate=run.local.truncate or name != "train",
-            prepared_dir=run.local.prepared_dir,
-        )
+        try:
+            rows[name] = ragged_rows.prepare(
+                file,
+                tokenizer,
+                run.agreed.length_buckets[-1],
+                # What is only translated may be cut: training text is chosen.
+                truncate=run.local.truncate or name != "train",
+                prepared_dir=run.local.prepared_dir,
+            )
+        except ragged_rows.TokenError as error:
+            raise errors.SettingsError(
+                f"{file}: {error}; --truncate cuts, and a longer last one of"
+                " --length_buckets allows more"
+            ) from error
         for remark in rows[name].warnings():
             process.message(f"{file}: {remark}")
         ids[name] = rows[name].ids

@@ -161,7 +161,7 @@ def test_an_overlong_sentence_is_named_by_its_id_or_cut(
     with (text / "parallel" / "en-es.train.tsv").open("a") as stream:
         stream.write("\t".join(pair) + "\n")
     values |= {"data_dir": str(text), "workdir": str(tmp_path / "run")}
-    words = "example 'train-000061' has 19 tokens; at most 16 are allowed"
+    words = "'train-000061' has 19 tokens; at most 16 are allowed; --truncate cuts"
     fails_here(words, **values)
     folder = [*(runs.folder / "prepared" / "sides").iterdir()]
     folder = max(folder, key=lambda path: path.stat().st_mtime)
