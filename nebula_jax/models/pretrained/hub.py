@@ -52,6 +52,8 @@ def fetch(name: str) -> pathlib.Path:
     with installed.extra("experiments"):
         import huggingface_hub
         from huggingface_hub import constants
+        from huggingface_hub.utils import logging
+    logging.set_verbosity_error()  # each attempt, twice: the error tells the last
     try:
         found = huggingface_hub.snapshot_download(
             repository, revision=commit, allow_patterns=list(FILES)

@@ -56,6 +56,18 @@ def test_without_a_network_a_missing_model_is_named_in_a_line(cache):
     assert "\n" not in message
 
 
+def test_attempts_without_an_answer_are_not_told_one_by_one(cache, monkeypatch, caplog):
+    def snapshot_download(*args, **values):
+        utils.logging.get_logger("huggingface_hub.utils._http").warning("Retrying")
+        raise OSError("no network")
+
+    utils.logging.set_verbosity_warning()  # the library's default
+    monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
+    with pytest.raises(pretrained.PretrainedError, match="no network"):
+        hub.fetch(NAME)
+    assert not caplog.records
+
+
 def test_only_safetensors_are_asked_for_and_read(cache, monkeypatch):
     asked = []
 
