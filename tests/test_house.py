@@ -29,7 +29,8 @@ ROWS = (
 """The packages of the library, from the lowest on; a room within one may lie higher."""
 FLAG_MADE = re.compile(r"DEFINE_|fields\.(setting|to_begin_with|of_\w+|for_experts)$")
 FLAG_RE = re.compile(r"(?<![\w-])--(?:\[?no\]?)?([a-z]\w+)")
-OTHERS_FLAGS = {"ntasks", "rows", "until"}  # of `srun`, and of `nebula grant`
+# Of `srun`, of `jupyter execute`, and of `nebula grant`.
+OTHERS_FLAGS = {"ntasks", "output", "rows", "until"}
 READERS = ("configuration",)
 """Modules of `experiments` that `main` calls to read flags."""
 PLACEHOLDERS = {"flag", "name"}
