@@ -66,6 +66,8 @@ async def serve(
         async with asyncio.timeout(seconds):
             fields = await json_lines.read_from(reader)
         made = await ask(fields)
+    except json_lines.Nothing:
+        raise
     except errors.NebulaError as error:
         writer.write(json_lines.encode({"error": str(error)}))
         await writer.drain()

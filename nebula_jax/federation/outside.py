@@ -232,16 +232,14 @@ class Entrance:
     ) -> None:
         made = self._state
         try:
-            if not made.is_issuer:
-                raise credentials.CredentialsError(
-                    "none", "the authority is at another lab"
-                )
             stream = connection.reader, connection.writer
             done = await joining.serve(stream, self._ask, HANDSHAKE_SECONDS)
             if done["op"] == "join":
                 made.log(f"{done['lab']} has joined the federation")
                 about = {"event": "joined", "host": pending.host}
                 made.record("federation", done["lab"], **about)
+        except json_lines.Nothing:
+            pass  # it has seen whose switch this is, as `nebula doctor` does
         except (errors.NebulaError, OSError, ValueError) as error:
             self._refused(pending, error)
         finally:
@@ -249,6 +247,9 @@ class Entrance:
 
     async def _ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Asks the authority, for another lab than its own."""
+        if not self._state.is_issuer:
+            text = "the authority is at another lab"
+            raise credentials.CredentialsError("none", text)
         if fields.get("lab") == (own := self._state.lab):
             text = f"{own} is this lab, which is replaced in its own folder alone"
             raise credentials.CredentialsError("wrong_name", text)

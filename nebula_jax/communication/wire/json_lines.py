@@ -18,6 +18,10 @@ class Malformed(errors.NebulaError):
     """An error in what another process sent: no message, or one with a wrong field."""
 
 
+class Nothing(Malformed):
+    """A connection that ended before a byte of a message had come."""
+
+
 def encode(fields: Mapping[str, Any]) -> bytes:
     """Returns the line of an object."""
     return json.dumps(fields, separators=(",", ":")).encode() + b"\n"
@@ -65,9 +69,13 @@ async def read_from(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Reads a line no longer than the reader's limit.
 
     Raises:
+      Nothing: if the connection ended without a byte.
       Malformed: if it is no object, or longer.
     """
     try:
-        return decode(await reader.readline())
+        line = await reader.readline()
     except ValueError:  # of `readline`: beyond the limit
         raise Malformed("a line without an end") from None
+    if not line:
+        raise Nothing("the connection was closed without a message")
+    return decode(line)

@@ -1,5 +1,6 @@
 """The command doctor: on a folder alone, and on two labs whose switches run."""
 
+import contextlib
 import socket
 import threading
 
@@ -67,8 +68,26 @@ def test_two_labs_that_are_connected_are_in_order(labs):
     assert state.lines["lab-s"] is line
     assert not line.is_closed
     assert labs.s.switch.state.lines["lab-t"].is_closed is False
-    words = "refused a connection from 127.0.0.1: malformed: "  # it asks for nothing
-    two_labs.wait_until(lambda: any(words in each for each in labs.s.lines))
+
+
+def test_who_only_looks_at_a_switch_is_refused_nothing(tmp_path):
+    """At the lab that issues certificates, and elsewhere: requests are refused there."""
+    with contextlib.ExitStack() as stack:
+        first = two_labs.found(tmp_path / "s")
+        s = two_labs.Running(first, listens=True)
+        stack.callback(s.stop)
+        folder = two_labs.join(tmp_path / "t", first, s.address)
+        t = two_labs.Running(folder, listens=True, peers=[s.peer])
+        stack.callback(t.stop)
+        for lab, name, other in ((t, "lab-s", s), (s, "lab-t", t)):
+            looked = examined(lab, "--peer", f"{name}={where(other.address)}")
+            assert f"{where(other.address)}: TLS after " in looked.out
+        with pytest.raises(joining.JoinError, match="authority is at another lab"):
+            joining.clock_ahead(where(t.address))
+        for each in (s, t):
+            two_labs.wait_until(lambda each=each: not each.switch._entrance._pending)
+    (refused,) = (each for each in s.lines + t.lines if "refused" in each)
+    assert refused.startswith("refused a connection from 127.0.0.1: none: ")
 
 
 @pytest.mark.parametrize("hours", [25, -25])
