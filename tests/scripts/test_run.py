@@ -128,6 +128,17 @@ def test_pyenvs_own_folders_are_looked_into(project, tmp_path):
     assert made_by(project) == ["#", "3.13.10", "python3.13"]
 
 
+def test_the_program_that_builds_it_is_a_pinned_one(project, tmp_path):
+    """In an environment of its own, pip would build with the newest that there is."""
+    python, asked = stand_in(tmp_path / "bin", "python3"), tmp_path / "asked"
+    first, rest = python.read_text().split("\n", 1)
+    python.write_text(f'{first}\necho "$*" >> "{asked}"\n{rest}')
+    assert run(project, "true", PYTHON=str(python)).returncode == 0
+    (built,) = (each for each in asked.read_text().splitlines() if "--editable" in each)
+    assert "--no-build-isolation" in built
+    assert "\nhatchling==" in (SCRIPT.parents[1] / "requirements.txt").read_text()
+
+
 def test_an_update_leaves_what_the_user_installed(project, tmp_path):
     python = stand_in(tmp_path / "first" / "bin", "python3")
     assert run(project, "true", PYTHON=str(python)).returncode == 0
