@@ -27,6 +27,7 @@ ISSUED_BURST = 1000  # certificates of a lab, and seconds to wait for each of th
 ISSUED_SECONDS = 60.0
 AWAY_SECONDS = 5.0  # between attempts to reach the authority at another lab
 OPEN_SECONDS = 10.0  # for the other switch to answer
+MOST_JOBS = 1000  # whose bytes are kept, and clusters why they were refused
 CARRIED = ("used", "charged", "sessions")
 """What the switch keeps over its restarts: the bytes of jobs and of accounts, and the
 names of sessions (a Welcome, which has them, crosses once; streams come and go)."""
@@ -311,6 +312,7 @@ class State:
         self.in_flight[number] = (about, time.time())
         self.waiting.pop((about.job, about.connector), None)
         job, counts = about.job, not is_listener or about.lab != self.lab
+        self._begin_count(job)
 
         def admit(kind: str, count: int) -> None:
             """Reserves a frame of the job's; `passed` counts what has come of it."""
@@ -348,6 +350,17 @@ class State:
             ours = about.listener if is_listener else about.connector
             self._record_carried(about, account, ours, carried)
 
+    def _begin_count(self, job: str) -> None:
+        """Counts a job from what it has used; forgets another if accounts made up many.
+
+        One that the policy names is kept: it has no second life.
+        """
+        self.used[job] = self.used.pop(job, 0)  # the last of all to be forgotten
+        if len(self.used) > MOST_JOBS:
+            kept = {about.job for about, _ in self.in_flight.values()}
+            kept |= {each for each in self.used if self.rules.names_job(each)}
+            self.used.pop(next((each for each in self.used if each not in kept), ""), 0)
+
     def _record_carried(
         self, about: streams.About, account: str, ours: str, carried: streams.Carried
     ) -> None:
@@ -356,6 +369,8 @@ class State:
         if carried.refusal is not None:
             if isinstance(carried.refusal, policy.PolicyError):
                 self.refusals[about.job, ours] = str(carried.refusal)
+                if len(self.refusals) > MOST_JOBS:
+                    del self.refusals[next(iter(self.refusals))]
             self.log(f"ended a stream of {ours}: {carried.refusal}")
             reason, who = type(carried.refusal).__name__, about.account
             if isinstance(carried.refusal, QuotaSpent):

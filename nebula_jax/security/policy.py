@@ -88,6 +88,10 @@ class Policy:
         role = cluster.partition(":")[0]
         return bool(labs) if not cluster else cluster in labs or role in labs
 
+    def names_job(self, job: str) -> bool:
+        """Returns True if it has rules of a job's own."""
+        return job in self._jobs
+
     def _rules(self, job: str) -> Mapping[str, Any]:
         return self._jobs.get(job, self._jobs.get("*", {}))
 

@@ -142,6 +142,37 @@ def test_a_stream_that_ends_with_its_switch_is_counted_as_far_as_it_came(switch)
     assert not switch.in_flight
 
 
+def test_jobs_that_an_account_makes_up_are_forgotten_and_those_with_bounds_are_not(
+    switch, monkeypatch
+):
+    """Also why their streams were ended. Nor is one with a stream that still runs."""
+    switch.rules = policy.Policy({"m3": {"bytes": 1e9}, "*": {"kinds": []}})
+    many = 20
+    monkeypatch.setattr(state, "MOST_JOBS", many)
+
+    async def carry(job):
+        async with carrying(switch, ABOUT._replace(job=job)) as (task, trainer, far):
+            trainer.sendall(OPEN + (b"" if job == "m3" else TENSOR))
+            trainer.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(task, 20)
+
+    async def carry_many():
+        async with carrying(switch, ABOUT._replace(job="runs")) as (task, trainer, far):
+            trainer.sendall(OPEN)
+            await taken_by(far, len(OPEN))
+            for number in range(many + 10):
+                await carry(f"job-{number}")
+            trainer.shutdown(socket.SHUT_WR)
+            await asyncio.wait_for(task, 20)
+
+    asyncio.run(carry("m3"))
+    asyncio.run(carry_many())
+    assert len(switch.used) == len(switch.refusals) == many
+    assert switch.used["m3"] == switch.used["runs"] == len(OPEN)
+    assert f"job-{many + 9}" in switch.used
+    assert "job-0" not in switch.used
+
+
 def test_two_streams_of_one_name_are_both_in_the_log(switch):
     """Another switch chooses the names of those that it opens."""
 
