@@ -77,11 +77,7 @@ def _short(path: pathlib.Path) -> Iterator[str]:
 
 
 def listen(path: pathlib.Path) -> socket.socket:
-    """Returns a Unix socket for the users of the path's group; one that is left goes.
-
-    Raises:
-      NoSwitch: if it cannot be made, or something else is there.
-    """
+    """Returns a Unix socket for a path's group; raises NoSwitch if none can be made."""
     sock = socket.socket(socket.AF_UNIX)
     try:
         if os.path.lexists(path) and stat.S_ISSOCK(path.lstat().st_mode):
@@ -132,11 +128,7 @@ def read(folder: site_folder.Folder) -> Address:
 
 
 def own_host(folder: site_folder.Folder) -> str:
-    """Returns the address from which this host reaches the own switch, and vice versa.
-
-    Raises:
-      NoSwitch: if none runs, or its host has no address.
-    """
+    """Returns this host's address towards its switch; raises NoSwitch without one."""
     address = read(folder)
     if not address.port:
         return "127.0.0.1"

@@ -80,11 +80,7 @@ async def serve(
 def answer(
     fields: Mapping[str, Any], issuer: authority.LocalAuthority
 ) -> Mapping[str, Any]:
-    """Returns the authority's answer to a request, from anybody by way of anybody.
-
-    Raises:
-      errors.NebulaError: if it is refused.
-    """
+    """Returns the authority's answer to anybody; raises NebulaError if it refuses."""
     op = json_lines.field(fields, "op", str)
     if op == "authority":
         return {"authority": issuer.certificate().decode(), "time": time.time()}

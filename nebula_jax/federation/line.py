@@ -73,11 +73,7 @@ def encode(kind: int, stream: int, data: bytes = b"") -> bytes:
 
 
 def read_head(data: bytes) -> tuple[int, int, int]:
-    """Reads a head: kind, stream, length.
-
-    Raises:
-      json_lines.Malformed: if there is no such message, or it is too long.
-    """
+    """Reads kind, stream and length; raises json_lines.Malformed if they cannot be."""
     word, stream = HEAD.unpack(data)
     kind, length = word >> 24, word & 0xFFFFFF
     if length > MOST_BYTES.get(kind, -1):
@@ -113,11 +109,7 @@ class Stream:
         """True until it is closed here: what has come may wait for a trainer."""
 
     async def opened(self) -> None:
-        """Waits for the other lab's answer to a stream that was opened here.
-
-        Raises:
-          errors.NebulaError: the refusal, or LineEnded: there is no answer.
-        """
+        """Waits until the other lab has opened it; raises a refusal, or LineEnded."""
         if (refusal := await self._answer) is not None:
             raise refusal
 
@@ -127,11 +119,7 @@ class Stream:
             self._answer.set_result(refusal)
 
     async def send(self, data: bytes) -> None:
-        """Queues data for the other side; waits while it has too much.
-
-        Raises:
-          LineEnded: if the stream has ended.
-        """
+        """Queues data, once there is room; raises LineEnded if the stream has ended."""
         await self._may_send.wait()
         if self.has_ended:
             raise LineEnded(self.line.reason)
@@ -286,11 +274,7 @@ class Line:
         self._urgent(encode(CONTROL, 0, data))
 
     def open(self) -> Stream:
-        """Begins a stream to the other side, which has yet to be announced.
-
-        Raises:
-          Full: if there are too many.
-        """
+        """Begins a stream, not announced yet; raises Full if there are too many."""
         return self._add(next(self._numbers))
 
     def accept(self, number: int) -> Stream:

@@ -213,11 +213,7 @@ class State:
         return self._allowances.setdefault(account if lab == self.lab else lab, made)
 
     def take_entries(self, account: str, count: int = 1) -> None:
-        """Counts entries that an account is about to cause.
-
-        Raises:
-          inner.Absent: if it has caused very many: it may try again.
-        """
+        """Counts entries of an account; raises inner.Absent if it has caused many."""
         allowed = self._allowance(account)
         if not allowed.take(time.monotonic()):
             raise inner.Absent(f"{account} has made very many entries in the audit log")
@@ -265,12 +261,7 @@ class State:
             raise QuotaSpent(why)
 
     async def open(self, lab: str, about: streams.About, weight: float) -> line.Stream:
-        """Opens a stream to the trainer that `about` names, at a lab.
-
-        Raises:
-          inner.Absent: if it is not there.
-          inner.Refused: if the stream is refused.
-        """
+        """Opens a stream to a trainer of a lab; raises inner.Absent or Refused."""
         made = self.lines[lab]
         if made.is_closed:
             raise inner.Absent(f"the line to {lab} has just ended")

@@ -37,11 +37,7 @@ class PeerRefused(errors.NebulaError):
 
 
 def record(folder: site_folder.Folder, kind: str, what: Mapping[str, Any]) -> None:
-    """Puts an entry into the audit log of a lab, and waits until it is there.
-
-    Raises:
-      errors.NebulaError, OSError: if the switch does not answer, or refuses.
-    """
+    """Puts an entry into the lab's log; raises NebulaError or OSError if it cannot."""
     inner.ask(folder, ANSWER_SECONDS, "record", kind=kind, what=what)
 
 

@@ -45,11 +45,7 @@ def refresh(folder: site_folder.Folder) -> None:
 
 
 def prepare(folder: site_folder.Folder) -> None:
-    """Makes sure that this process can be a trainer of its lab.
-
-    Raises:
-      errors.NebulaError: if it has no credentials that serve.
-    """
+    """Makes sure that this process can be a trainer; raises NebulaError if not."""
     folder.load()
     why = ""
     try:

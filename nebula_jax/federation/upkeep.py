@@ -93,11 +93,7 @@ class Upkeep:
         return {"revocations": self.number, "time": time.time()}
 
     def receive(self, made: line.Line, op: str, fields: Mapping[str, Any]) -> None:
-        """Takes a control message of another switch.
-
-        Raises:
-          errors.NebulaError: if it must not be; the line ends.
-        """
+        """Takes a control message; raises NebulaError, which ends the line."""
         match op:
             case "beat":
                 theirs = json_lines.field(fields, "revocations", int)
@@ -174,11 +170,7 @@ class Upkeep:
             self.state.log("policy.json was read again")
 
     async def fetch_list(self) -> None:
-        """Gets the newest revocation list from the authority: no line may bring one.
-
-        Raises:
-          errors.NebulaError: if that cannot be reached, or sends none.
-        """
+        """Gets the newest list of the authority; raises NebulaError without one."""
         known = self.number if await self._has_list() else 0
         found = await self.state.ask({"op": "list", "number": known})
         text = json_lines.field(found, "revocations", str)
@@ -256,11 +248,7 @@ class Upkeep:
     # Renewal.
 
     async def rotate(self) -> None:
-        """Replaces the switch's certificate now, and its lines with new ones.
-
-        Raises:
-          errors.NebulaError: if the authority cannot be reached, or refuses.
-        """
+        """Replaces certificate and lines now; raises NebulaError if that is refused."""
         own = self.state.folder, "switch"
         request, renewal = await asyncio.to_thread(member.renewal_request, *own)
         pem = await self.certified(renewal)
@@ -299,11 +287,7 @@ class Upkeep:
                 self.state.lost(lab, why, may_return=True)
 
     async def certified(self, renewal: member.Renewal) -> bytes:
-        """Returns a certificate (PEM) from the authority, for this switch or a trainer.
-
-        Raises:
-          errors.NebulaError: if the authority cannot be reached, or refuses.
-        """
+        """Gets a certificate (PEM) of the authority; raises NebulaError if refused."""
         found = await self.state.ask({"op": "renew", **renewal.fields()})
         (pem,) = json_lines.field(found, "issued", dict).values()
         return str(pem).encode("ascii", "replace")

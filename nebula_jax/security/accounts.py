@@ -130,11 +130,7 @@ class Accounts:
         return found
 
     def find(self, name: str) -> Account:
-        """Returns an account in whatever state.
-
-        Raises:
-          AccountError: if there is none of this name.
-        """
+        """Returns an account in whatever state; raises AccountError without one."""
         return account(self.store.read(), name)
 
     def listing(self) -> list[Account]:
@@ -142,11 +138,7 @@ class Accounts:
         return sorted(_all(self.store.read()))
 
     def add(self, name: str, uid: int) -> Account:
-        """Adds an account for a user of the host.
-
-        Raises:
-          AccountError: if the name is taken, or ever was, or the user has an account.
-        """
+        """Adds a user's account; raises AccountError if name or user is taken."""
         check_name(name)
         made = Account(name, uid, ACTIVE, Limits())
         with self.store.changing() as tables:
@@ -194,11 +186,7 @@ class Accounts:
         return after
 
     def set_limits(self, name: str, limits: Limits) -> Account:
-        """Sets the share of the line and the quota of an account.
-
-        Raises:
-          AccountError: if the account is not there, or a limit is out of bounds.
-        """
+        """Sets share and quota of an account; raises AccountError if they cannot be."""
         share, quota = limits
         if not (math.isfinite(share) and 0 < share <= MOST_SHARE):
             raise AccountError(
@@ -221,11 +209,7 @@ class Accounts:
 
 
 def account(tables: store_lib.Tables, name: str) -> Account:
-    """Returns an account as a change sees it, in whatever state.
-
-    Raises:
-      AccountError: if there is none of this name.
-    """
+    """Returns an account, in whatever state; raises AccountError if there is none."""
     if name not in tables["accounts"]:
         shown = name if is_name(name) else "of this name"
         raise AccountError(f"there is no account {shown}")
@@ -275,11 +259,7 @@ def is_name(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Checks the name of an account.
-
-    Raises:
-      AccountError: if no account may have it.
-    """
+    """Raises AccountError if no account may have a name."""
     if not is_name(name):
         raise AccountError(
             f"{printable.line(repr(name))} is no account's name: those have up to 32"
@@ -288,11 +268,7 @@ def check_name(name: str) -> None:
 
 
 def check_subject(subject: str) -> None:
-    """Checks the subject of a grant: `ana`, or `ana@lab-s` of another lab.
-
-    Raises:
-      AccountError, site_folder.FederationError: if it is neither.
-    """
+    """Raises AccountError or FederationError unless it is `ana`, or `ana@lab-s`."""
     name, at, lab = subject.partition("@")
     check_name(name)
     if at:

@@ -71,11 +71,7 @@ def is_name(name: str) -> bool:
 
 
 def check_name(name: str) -> None:
-    """Checks the name of a handle.
-
-    Raises:
-      GrantError: if no handle may have it.
-    """
+    """Raises GrantError if no handle may have a name."""
     if not is_name(name):
         raise GrantError(
             f"{printable.line(repr(name))} is no handle's name: those have up to 59"
@@ -134,11 +130,7 @@ class Grants:
         return [_handle(tables, name)[0] for name in sorted(tables["handles"])]
 
     def provider(self, name: str) -> tuple[dict[str, Any], Handle]:
-        """Returns the settings behind a handle, for the process that serves it.
-
-        Raises:
-          GrantError: if there is no such handle.
-        """
+        """Returns a handle and what is behind it; raises GrantError without one."""
         found, settings = _handle(self._store.read(), name)
         return settings, found
 
@@ -168,11 +160,7 @@ class Grants:
             self._people.record("grant.give", **_public(given))
 
     def revoke(self, subject: str, handle: str) -> None:
-        """Revokes a grant: its next use is refused.
-
-        Raises:
-          GrantError: if there is none.
-        """
+        """Revokes a grant for its next use on; raises GrantError if there is none."""
         with self._store.changing() as tables:
             found = _grant(tables, subject, handle)
             del tables["grants"][f"{subject} {handle}"]

@@ -24,11 +24,7 @@ def label(cluster: str) -> str:
 
 
 def check(clusters: Sequence[str]) -> None:
-    """Checks the names of the clusters of one run.
-
-    Raises:
-      errors.SettingsError: if one can be no cluster's, or two have one certificate.
-    """
+    """Raises SettingsError if one is no cluster's name, or two are too alike."""
     owners: dict[str, str] = {}
     for cluster in clusters:
         if not is_cluster(cluster):

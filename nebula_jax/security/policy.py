@@ -97,11 +97,7 @@ class Policy:
 
 
 def load(path: pathlib.Path) -> Policy:
-    """Reads a policy; one that allows everything if there is no file.
-
-    Raises:
-      PolicyError: if it cannot be read: then nothing may cross.
-    """
+    """Reads a policy, which without a file allows all; raises PolicyError if bad."""
     try:
         found = strict_json.loads(path.read_bytes())
     except FileNotFoundError:

@@ -82,11 +82,7 @@ def read(path: pathlib.Path, most: int = MOST_BYTES) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Writes a text, whole or not at all, that nobody else can read at any time.
-
-    Raises:
-      PrivateFileError: if the disk does not take it.
-    """
+    """Writes a text, whole and for this user alone; or raises PrivateFileError."""
     try:
         with files.writing(path) as partial:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
@@ -150,11 +146,7 @@ def keep_out_of_core_dumps() -> None:
 
 
 def check_mode(path: pathlib.Path, found: os.stat_result) -> None:
-    """Checks that nobody else can read or change a file or a folder.
-
-    Raises:
-      PrivateFileError: with the command that mends it.
-    """
+    """Raises PrivateFileError, with what mends it, if others can use a path."""
     mode = stat.S_IMODE(found.st_mode)
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
         right = "700" if stat.S_ISDIR(found.st_mode) else "600"

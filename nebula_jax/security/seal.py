@@ -76,11 +76,7 @@ def offer(incarnation: int, cluster: str, job: str) -> Offer:
 
 
 def read_offer(data: bytes) -> Offer:
-    """Reads a peer's offer.
-
-    Raises:
-      SealError: if it is of another version, or its names cannot be read.
-    """
+    """Reads a peer's offer; raises SealError if it is of another version or damaged."""
     version, secret, incarnation, *names = _OFFER.unpack(data)
     if version != _VERSION:
         raise SealError(f"the peer offers keys as {version!r}; here it is {_VERSION!r}")

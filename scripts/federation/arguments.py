@@ -106,11 +106,7 @@ def record(place: site_folder.Folder, kind: str, /, **what: Any) -> None:
 
 
 def people(arguments: argparse.Namespace) -> accounts.Accounts:
-    """Returns the accounts of this lab, whose changes are in the audit log or not made.
-
-    Raises:
-      errors.NebulaError: if they are another user's.
-    """
+    """Returns this lab's accounts, which record changes; raises errors.NebulaError."""
     place = folder(arguments)
     place.load()
     return accounts.Accounts(place.path, functools.partial(record, place))
@@ -138,11 +134,7 @@ def request(
 
 
 def peer(text: str) -> tuple[str, tuple[str, int]]:
-    """Returns another lab and the address of its switch: `lab-s=HOST:PORT`.
-
-    Raises:
-      errors.SettingsError: if the text is none.
-    """
+    """Returns lab and address of `lab-s=HOST:PORT`; raises SettingsError if none."""
     lab, _, address = text.partition("=")
     if not address:
         text = printable.line(text)

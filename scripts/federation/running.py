@@ -108,11 +108,7 @@ def status(given: argparse.Namespace) -> int:
 
 
 def of_switch(folder: site_folder.Folder) -> list[Check]:
-    """Returns how it stands with the running switch: its lines, trainers and jobs.
-
-    Raises:
-      errors.NebulaError: if the switch does not run, or does not answer.
-    """
+    """Returns what the running switch says of itself; raises NebulaError without."""
     found = arguments.request(folder, SECONDS, "status")
     return [Check(*each) for each in found["checks"]]
 

@@ -151,7 +151,7 @@ def test_jobs_that_an_account_makes_up_are_forgotten_and_those_with_bounds_are_n
     monkeypatch.setattr(state, "MOST_JOBS", many)
 
     async def carry(job):
-        async with carrying(switch, ABOUT._replace(job=job)) as (task, trainer, far):
+        async with carrying(switch, ABOUT._replace(job=job)) as (task, trainer, _):
             trainer.sendall(OPEN + (b"" if job == "m3" else TENSOR))
             trainer.shutdown(socket.SHUT_WR)
             await asyncio.wait_for(task, 20)

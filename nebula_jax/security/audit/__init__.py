@@ -46,11 +46,7 @@ def paths(folder: pathlib.Path) -> Paths:
 
 @contextlib.contextmanager
 def disk_errors(path: pathlib.Path) -> Iterator[None]:
-    """Turns errors of the disk into one line for a person.
-
-    Raises:
-      AuditError: that names the path.
-    """
+    """Turns errors of the disk into an AuditError, one line that names the path."""
     try:
         yield
     except OSError as error:

@@ -192,11 +192,7 @@ def lines(folder: pathlib.Path) -> Iterator[bytes]:
 
 
 def read(folder: pathlib.Path) -> Iterator[Entry]:
-    """Yields the entries of a folder's log, which are not verified.
-
-    Raises:
-      audit.AuditError: if one cannot be read; it names the line.
-    """
+    """Yields the entries, not verified; raises AuditError that names a bad line."""
     for index, line in enumerate(lines(folder)):
         yield decode(index, line)
 

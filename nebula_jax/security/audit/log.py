@@ -177,11 +177,7 @@ class Log:
         return signed_heads.cosign(head, self.lab, self._key)
 
     def sign_head(self) -> signed_heads.SignedHead:
-        """Signs what there is, once it is on the disk.
-
-        Raises:
-          AuditError: if it cannot be written.
-        """
+        """Signs what there is, once on the disk; raises AuditError if that fails."""
         with self._syncing, audit.disk_errors(self._folder):
             with self._mutex:
                 self._check_usable()

@@ -119,11 +119,7 @@ def continues(old: SignedHead, new: SignedHead, leaves: Sequence[bytes]) -> bool
 
 
 def read(text: str) -> SignedHead:
-    """Reads a head, whose signature is not verified.
-
-    Raises:
-      HeadError: if it is none.
-    """
+    """Reads a head, whose signature is not verified; raises HeadError if it is none."""
     lab, size, root, signature = _words(_HEAD, text, "signed head of a log")
     return SignedHead(lab, int(size), root, signature)
 
@@ -139,11 +135,7 @@ def read_verifier(text: str) -> Verifier:
 
 
 def verifier_of(folder: pathlib.Path) -> Verifier:
-    """Reads the public key in the folder of a log.
-
-    Raises:
-      AuditError: if it cannot be read, or is none.
-    """
+    """Reads the public key in a log's folder; raises AuditError if it cannot be."""
     path = audit.paths(folder).verifier
     with audit.disk_errors(path):
         data = path.read_bytes()
@@ -154,11 +146,7 @@ def verifier_of(folder: pathlib.Path) -> Verifier:
 
 
 def cosigned_in(folder: pathlib.Path) -> Cosigned:
-    """Reads which heads of the log in a folder its peers have cosigned.
-
-    Raises:
-      AuditError: if the file is not as it was written.
-    """
+    """Reads the heads that peers have cosigned; raises AuditError if damaged."""
     path = audit.paths(folder).cosigned
     try:
         return read_cosigned(path.read_bytes())

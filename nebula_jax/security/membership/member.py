@@ -63,11 +63,7 @@ class Renewal(NamedTuple):
 
     @classmethod
     def parse(cls, fields: Mapping[str, Any]) -> "Renewal":
-        """Reads the fields of `fields`.
-
-        Raises:
-          credentials.CredentialsError: if they are none.
-        """
+        """Reads what `fields` returns; raises CredentialsError if it is none."""
         try:
             csr, certificate = fields["csr"].encode(), fields["certificate"].encode()
             return cls(csr, certificate, bytes.fromhex(fields["proof"]))
@@ -152,26 +148,18 @@ def load(
 
 
 def own_certificate(folder: site_folder.Folder, role: str) -> x509.Certificate:
-    """Reads the newest certificate of a role, which may have expired.
-
-    Raises:
-      site_folder.FederationError: if there is none.
-    """
+    """Reads a role's newest certificate, which may have expired; see `_read`."""
     return _read(folder, role).certificate
 
 
 def issuer(folder: site_folder.Folder) -> x509.Certificate:
-    """Reads the certificate of the key that has issued the switch's own newest one.
-
-    Raises:
-      site_folder.FederationError: if there is none.
-    """
+    """Reads the certificate of the key that issued the switch's own; see `_read`."""
     found = _read(folder, "switch")
     return [*found.between, found.authority][0]
 
 
 def _read(folder: site_folder.Folder, role: str) -> credentials.Credentials:
-    """Reads the newest credentials of a role, and checks nothing."""
+    """Reads a role's newest credentials, unchecked; raises FederationError if none."""
     path = folder.credentials(role)
     try:
         return credentials.parse(path.read_bytes())
@@ -253,11 +241,7 @@ def trusted_authority(ca_pem: bytes, fingerprint: str) -> x509.Certificate:
 
 
 def issuing_lab(authority: x509.Certificate) -> str:
-    """Returns the lab whose authority this is: its certificate has the name.
-
-    Raises:
-      credentials.CredentialsError: if it has none.
-    """
+    """Returns the lab that an authority names; raises CredentialsError without one."""
     found = authority.subject.get_attributes_for_oid(NameOID.COMMON_NAME)
     value = found[0].value if len(found) == 1 else ""
     if not isinstance(value, str) or not site_folder.is_lab(value):

@@ -106,11 +106,7 @@ class RevocationList:
             return None
 
     def present(self) -> Listed:
-        """Returns the list.
-
-        Raises:
-          ListRefused: if there is none that serves.
-        """
+        """Returns the list; raises ListRefused if there is none that serves."""
         path = self._path
         try:
             text = path.read_bytes().decode("utf-8", "replace")
@@ -134,19 +130,11 @@ class RevocationList:
         return found
 
     def check(self) -> None:
-        """Checks that there is a list that is valid now.
-
-        Raises:
-          ListRefused: if not; nobody may be admitted then.
-        """
+        """Raises ListRefused unless there is a valid list: nobody is admitted then."""
         _check_period(self.present())
 
     def is_revoked(self, lab: str, begin: datetime.datetime) -> bool:
-        """Returns True if certificates of a lab that are valid from then are revoked.
-
-        Raises:
-          ListRefused: if there is no list to look it up in.
-        """
+        """Returns True if a lab's certificates of then are revoked; see `present`."""
         return begin.timestamp() < self.present().revoked.get(lab, 0)
 
     def revoked(self) -> Mapping[str, int]:

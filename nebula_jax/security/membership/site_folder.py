@@ -121,11 +121,7 @@ class Folder:
         return self.of(role) / "revoked.json"
 
     def prepare(self) -> None:
-        """Makes the folder and those in it, for this user alone.
-
-        Raises:
-          FederationError: if it cannot be made, or others can read one that is there.
-        """
+        """Makes all folders, for this user alone; raises FederationError if not."""
         try:
             made = (self.path, self.audit, self.trainers, self.epochs, self.inside)
             for folder in made:
@@ -173,11 +169,7 @@ class Folder:
         return settings
 
     def load(self) -> Settings:
-        """Reads federation.json, after a check of who else can read the folder.
-
-        Raises:
-          FederationError: in one line that names the file.
-        """
+        """Reads federation.json after `check`; raises FederationError if it cannot."""
         self.check()
         try:
             found = strict_json.loads(self.settings.read_bytes())
@@ -200,11 +192,7 @@ class Folder:
         return _checked(Settings(**found), self.settings)
 
     def check(self) -> None:
-        """Checks that nobody else can read or change what is secret.
-
-        Raises:
-          private_files.PrivateFileError: with the command that mends it.
-        """
+        """Raises PrivateFileError, with what mends it, if others can read secrets."""
         for path in self._secrets():
             try:
                 found = path.stat()
@@ -238,11 +226,7 @@ def is_lab(name: str) -> bool:
 
 
 def check_lab(name: str) -> None:
-    """Checks the name of a lab.
-
-    Raises:
-      FederationError: if no lab may have it.
-    """
+    """Raises FederationError if no lab may have a name."""
     if not is_lab(name):
         raise FederationError(
             f"{name[:80]!r} is no lab's name: those have up to {names.MOST_CHARACTERS}"
@@ -293,11 +277,7 @@ def fingerprint(certificate: x509.Certificate) -> str:
 
 
 def _checked(settings: Settings, path: pathlib.Path) -> Settings:
-    """Returns settings that can be right.
-
-    Raises:
-      FederationError: if they cannot.
-    """
+    """Returns settings; raises FederationError if they cannot be right."""
     values = settings.name, settings.authority, settings.fingerprint
     if not all(isinstance(each, str) for each in values):
         raise FederationError(f"{path}: its values must be texts")

@@ -100,11 +100,7 @@ def leaf(
 def with_receipt(
     signer: Authority, made: x509.Certificate, receipt: bytes
 ) -> x509.Certificate:
-    """Makes a certificate once more, with the receipt of the authority's log in it.
-
-    Raises:
-      Exception: one of `site_folder.UNREADABLE`, if it has one already.
-    """
+    """Makes a certificate anew, with a receipt; raises ValueError if it had one."""
     builder = x509.CertificateBuilder(
         made.issuer,
         made.subject,
@@ -133,11 +129,7 @@ def facts(certificate: x509.Certificate) -> bytes:
 
 
 def is_logged(certificate: x509.Certificate, authority: x509.Certificate) -> bool:
-    """Returns True if a certificate has a receipt of the log that its authority names.
-
-    Raises:
-      Exception: one of `site_folder.UNREADABLE`.
-    """
+    """Returns True if its authority's log has signed it; raises one of UNREADABLE."""
     try:
         key = ed25519.Ed25519PublicKey.from_public_bytes(log_key_of(authority))
         key.verify(_value(certificate, RECEIPT), facts(certificate))

@@ -56,11 +56,7 @@ class Credentials(NamedTuple):
 
 
 def parse(pem: bytes) -> Credentials:
-    """Reads the contents of a file of credentials, and checks nothing.
-
-    Raises:
-      Exception: one of `site_folder.UNREADABLE`.
-    """
+    """Reads credentials and checks nothing; raises one of site_folder.UNREADABLE."""
     key = serialization.load_pem_private_key(pem, None)
     certificate, *between, authority = x509.load_pem_x509_certificates(pem)
     return Credentials(pem, key, certificate, between, authority)
@@ -228,11 +224,7 @@ def is_strong(key: Any) -> bool:
 
 
 def names_of(certificate: x509.Certificate) -> list[str]:
-    """Returns the DNS names of a certificate, or [] if it has other names as well.
-
-    Raises:
-      Exception: one of `site_folder.UNREADABLE`.
-    """
+    """Returns its DNS names, [] if it has others too; raises one of UNREADABLE."""
     found = extension(certificate, x509.SubjectAlternativeName) or []
     if not all(isinstance(each, x509.DNSName) for each in found):
         return []
@@ -240,11 +232,7 @@ def names_of(certificate: x509.Certificate) -> list[str]:
 
 
 def extension(certificate: x509.Certificate, kind: Any) -> Any:
-    """Returns the value of an extension; None if it is not there.
-
-    Raises:
-      Exception: one of `site_folder.UNREADABLE`, if the certificate is damaged.
-    """
+    """Returns an extension's value, or None; raises one of UNREADABLE if damaged."""
     try:
         return certificate.extensions.get_extension_for_class(kind).value
     except x509.ExtensionNotFound:

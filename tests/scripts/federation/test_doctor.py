@@ -71,7 +71,7 @@ def test_two_labs_that_are_connected_are_in_order(labs):
 
 
 def test_who_only_looks_at_a_switch_is_refused_nothing(tmp_path):
-    """At the lab that issues certificates, and elsewhere: requests are refused there."""
+    """Where certificates are issued, and elsewhere: requests are refused there."""
     with contextlib.ExitStack() as stack:
         first = two_labs.found(tmp_path / "s")
         s = two_labs.Running(first, listens=True)
