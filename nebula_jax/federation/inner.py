@@ -105,12 +105,9 @@ def forget(folder: site_folder.Folder) -> None:
 
 
 def read(folder: site_folder.Folder) -> Address:
-    """Reads the address of the running switch.
+    """Reads the running switch's address; raises NoSwitch if none has written one.
 
     In the folder of another user it is that of the socket to which a link leads.
-
-    Raises:
-      NoSwitch: if none has written one.
     """
     if folder.socket.is_symlink():
         return Address(str(folder.socket.resolve()), 0, "")

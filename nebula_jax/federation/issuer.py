@@ -47,12 +47,7 @@ class Process:
         self._thread = concurrent.futures.ThreadPoolExecutor(1, "authority")
 
     async def ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
-        """Sends a request; returns the answer.
-
-        Raises:
-          site_folder.Refusal: if the authority refuses.
-          site_folder.FederationError: if it does not run.
-        """
+        """Returns the authority's answer; raises Refusal or FederationError."""
         try:
             asked = self._thread.submit(self._ask, json_lines.encode(fields))
         except RuntimeError:

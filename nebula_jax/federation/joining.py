@@ -50,10 +50,7 @@ Ask = Callable[[Mapping[str, Any]], Awaitable[Mapping[str, Any]]]
 async def serve(
     stream: tuple[asyncio.StreamReader, asyncio.StreamWriter], ask: Ask, seconds: float
 ) -> Mapping[str, Any]:
-    """Serves the one request of a connection without a certificate.
-
-    Args:
-      seconds: for the request to come.
+    """Serves the one request of a connection without a certificate, within `seconds`.
 
     Returns:
       Request and answer, for the audit log.
@@ -218,15 +215,10 @@ def ask(
 
 
 def clock_ahead(address: str) -> float:
-    """Returns the seconds by which this machine's clock is ahead of the authority's.
+    """Returns the seconds by which this clock is ahead of that of a switch (host:port).
 
-    Nothing is verified, since a wrong clock lets nothing be: it is for a person.
-
-    Args:
-      address: of the switch of the authority's lab, host:port.
-
-    Raises:
-      JoinError: if it does not answer.
+    Nothing is verified, since a wrong clock lets nothing be: it is for a person. Raises
+    JoinError without an answer.
     """
     context = between_labs.unverified_context()
     began = time.time()
@@ -241,12 +233,7 @@ def _text(answer: Mapping[str, Any], name: str) -> bytes:
 def _request(
     address: str, fields: Mapping[str, Any], context: ssl.SSLContext, lab: str | None
 ) -> Mapping[str, Any]:
-    """Sends one request to the authority's switch; returns its answer.
-
-    Args:
-      address: of the switch, host:port.
-      lab: whose switch it must be; None for any.
-    """
+    """Returns the answer of the switch at host:port, of `lab`; of any, if None."""
     host, _, port = address.rpartition(":")
     try:
         with (

@@ -79,12 +79,7 @@ async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connec
 
 
 async def _client_hello(sock: socket.socket) -> None:
-    """Waits for the first record of TLS: before, who has come costs no more than this.
-
-    Raises:
-      credentials.CredentialsError: if something else comes.
-      ConnectionError: if nothing does.
-    """
+    """Waits for a first record of TLS: until then, nobody costs more than this."""
     loop, ready = asyncio.get_running_loop(), asyncio.Event()
     steps = greeting.client_hello(sock)
     while True:

@@ -59,13 +59,10 @@ async def serve(
     fields: Mapping[str, Any],
     asker: streams.Trainer,
 ) -> None:
-    """Serves one request of a connection.
+    """Serves one request of a connection; raises errors.NebulaError if it is refused.
 
     Args:
       asker: the connection; after `dial` a stream, and held open after `serve`.
-
-    Raises:
-      errors.NebulaError: if it is refused.
     """
     made = _Request(switch, fields, account, asker)
     match json_lines.field(fields, "op", str):

@@ -51,13 +51,6 @@ class Served(NamedTuple):
     """To tell it that others cannot come back."""
 
 
-def _issuable() -> Mapping[str, pending_connections.Allowance]:
-    """Returns how many certificates each lab may still get: each is a log entry."""
-    return collections.defaultdict(
-        lambda: pending_connections.Allowance(ISSUED_BURST, ISSUED_SECONDS)
-    )
-
-
 class State:
     """The state of a running switch."""
 
@@ -67,13 +60,10 @@ class State:
         log: Callable[[str], None] = print,
         issuer: joining.Ask | None = None,
     ) -> None:
-        """Opens what the switch needs.
+        """Opens what the switch needs; raises errors.NebulaError if it does not serve.
 
         Args:
           issuer: the authority, if it is this lab's.
-
-        Raises:
-          errors.NebulaError: if the folder does not serve.
         """
         self.folder, self.log = folder, log
         self.settings = folder.load()
@@ -82,7 +72,8 @@ class State:
         self.is_issuer = not self.settings.authority  # that is this lab's
         self.peers: list[str] = []
         """Addresses of the switches that this one dials."""
-        self._issuer, self._issued = issuer, _issuable()
+        self._issuer, self._issued = issuer, dict[str, pending_connections.Allowance]()
+        """Lab -> how many certificates it may still get: each is a log entry."""
         self._away: tuple[float, str] | None = None
         """Until when the authority is not asked again, and why."""
         self.lines: dict[str, line.Line] = {}
@@ -140,8 +131,10 @@ class State:
         if self._issuer is None:
             return await self._ask_elsewhere(fields)
         found, issued = await self._issuer(fields), {}
+        allowed = pending_connections.Allowance(ISSUED_BURST, ISSUED_SECONDS)
         for role, pem in found.get("issued", {}).items():
-            if not self._issued[found["lab"]].take(time.monotonic()):
+            allowed = self._issued.setdefault(found["lab"], allowed)
+            if not allowed.take(time.monotonic()):
                 raise site_folder.FederationError(
                     f"{found['lab']} got very many certificates of late; the next in"
                     f" {ISSUED_SECONDS:.0f} seconds"
@@ -232,14 +225,11 @@ class State:
                 inner.answer(served.writer, **about)
 
     def check_named(self, job: str, cluster: str = "") -> None:
-        """Checks that it is not left open which of several labs gets a job's data.
+        """Raises inner.Refused if it is open which of several labs gets a job's data.
 
         Args:
           job: whose trainer has named no lab.
           cluster: that would be at another lab; empty for any.
-
-        Raises:
-          inner.Refused: if it is.
         """
         others = sorted(self.members | set(self.lines))
         if len(others) > 1 and not self.rules.names_lab(job, cluster):

@@ -241,10 +241,7 @@ class Trainer:
     def dialed_by(self, cluster: str, lab: str) -> set[str]:
         """Returns the accounts that have dialed this process as a cluster of a lab.
 
-        It is the switches that say so, of whose accounts those are: `ana@lab-t`.
-
-        Raises:
-          errors.NebulaError: if the switch does not run.
+        The switches say whose those are: `ana@lab-t`. Raises NebulaError without one.
         """
         about = {"job": self.job, "from": self.cluster, "to": cluster, "lab": lab}
         found = inner.ask(self.folder, ANSWER_SECONDS, "dialed", **about)

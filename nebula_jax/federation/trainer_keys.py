@@ -15,15 +15,7 @@ CERTIFY_SECONDS = 30.0  # for the authority, perhaps at another lab
 
 
 def renew(folder: site_folder.Folder) -> None:
-    """Replaces the key and certificate of a lab's trainers now.
-
-    Args:
-      folder: of the lab, with the trainers' credentials.
-
-    Raises:
-      errors.NebulaError: if there are none, or the switch or the authority refuses.
-      OSError: if the switch does not answer in time.
-    """
+    """Replaces the trainers' key and certificate now; raises NebulaError or OSError."""
     made, renewal = member.renewal_request(folder, "trainer")
     answer = inner.ask(folder, CERTIFY_SECONDS, "certify", **renewal.fields())
     member.install(folder, "trainer", made.key, str(answer["pem"]).encode())

@@ -312,10 +312,7 @@ class Upkeep:
         """Writes what of accounts and jobs has crossed; reads what accounts may now.
 
         A thread waits for the disk. It has copies: streams go on, and are counted.
-
-        Raises:
-          errors.NebulaError, OSError: if something cannot be read or written, for which
-            the next call tries again.
+        After errors.NebulaError or OSError the next call tries again.
         """
         listing = await asyncio.to_thread(self.state.people.listing)
         self.state.accounts = {each.name: each for each in listing}

@@ -78,29 +78,14 @@ class Accounts:
     """
 
     def __init__(self, folder: pathlib.Path, record: Record | None = None) -> None:
-        """Takes the accounts of a folder.
-
-        Args:
-          folder: of the federation; made if only it is missing.
-
-        Raises:
-          private_files.PrivateFileError: if others can use the folder.
-        """
+        """Takes a folder's accounts; raises PrivateFileError if others can use it."""
         folder = private_files.folder(folder.resolve())
         self.store = store_lib.Store(folder / FILE, PARTS)
         self._record = record
 
     @classmethod
     def begin(cls, folder: pathlib.Path) -> Self:
-        """Makes the accounts of a folder: its owner's. A second time changes nothing.
-
-        Args:
-          folder: of the federation; made if only it is missing.
-
-        Raises:
-          store.StoreError: if the file does not serve.
-          private_files.PrivateFileError: if others can use the folder or the file.
-        """
+        """Makes the owner's account, once; raises StoreError or PrivateFileError."""
         made = cls(folder)
         made.store.create()
         with made.store.changing() as tables:
@@ -109,14 +94,7 @@ class Accounts:
         return made
 
     def of_user(self, uid: int) -> Account:
-        """Returns the account of a user of the host, as it is at present.
-
-        Args:
-          uid: as the kernel has it; no request says it.
-
-        Raises:
-          AccountError: if the user has none, or it is not active.
-        """
+        """Returns the account of a uid; raises AccountError unless it is active."""
         if uid == os.geteuid():
             return self.find(OWNER)
         found = _of_user(self.store.read(), uid)
@@ -157,14 +135,7 @@ class Accounts:
         return made
 
     def move(self, name: str, event: str) -> Account:
-        """Moves an account along the table of transitions.
-
-        Args:
-          event: `suspend`, `resume` or `remove`.
-
-        Raises:
-          AccountError: if it is not there, in another state, or the owner's.
-        """
+        """Does `suspend`, `resume` or `remove`; raises AccountError if it cannot be."""
         with self.store.changing() as tables:
             before = account(tables, name)
             if before.is_owner:

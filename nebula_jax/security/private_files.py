@@ -32,13 +32,7 @@ class LockedError(PrivateFileError):
 
 
 def folder(path: pathlib.Path) -> pathlib.Path:
-    """Makes a folder for this user alone, unless it is there, and checks it.
-
-    Args:
-      path: of the folder; the one around it is there.
-
-    Returns:
-      The same path.
+    """Makes a folder for this user alone, unless it is there; returns the same path.
 
     Raises:
       PrivateFileError: if it cannot be made, is a link or a file, belongs to another
@@ -94,9 +88,6 @@ def write(path: pathlib.Path, text: str) -> None:
 
 def lock(path: pathlib.Path) -> int:
     """Takes a lock that one process, and one thread of it, has at a time.
-
-    Args:
-      path: of the lock; made if missing.
 
     Returns:
       A descriptor, which gives the lock back when it is closed.

@@ -43,12 +43,7 @@ class Store:
                 self._write({part: {} for part in self._parts})
 
     def read(self) -> Tables:
-        """Returns all rows, as the last change has left them.
-
-        Raises:
-          StoreError: if the file is missing or damaged.
-          private_files.PrivateFileError: if others can use it.
-        """
+        """Returns all rows as of now; raises StoreError or PrivateFileError."""
         if not os.path.lexists(self.path):
             raise StoreError(
                 f"{self.path}: not there: nebula init or nebula join makes the folder"
@@ -64,12 +59,8 @@ class Store:
     def changing(self) -> Iterator[Tables]:
         """Yields all rows, and keeps what the block does to them unless that raises.
 
-        Blocks are short, and do not nest: other processes wait. For errors see `read`.
-
-        Raises:
-          StoreError: also if the file would be too large.
-          private_files.PrivateFileError: if the disk does not take it, or another
-            process hangs in a change.
+        Blocks are short, and do not nest: other processes wait. Raises as `read`, also
+        for too large a file, a disk that fails, a process that hangs in a change.
         """
         with self._locked():
             tables = self.read()

@@ -115,13 +115,7 @@ def people(arguments: argparse.Namespace) -> accounts.Accounts:
 def request(
     place: site_folder.Folder, seconds: float, op: str, **fields: Any
 ) -> Mapping[str, Any]:
-    """Sends a request of this user to the running switch.
-
-    Args:
-      seconds: for each of connection and answer.
-
-    Returns:
-      The answer.
+    """Returns the running switch's answer to a request of this user; see `inner.ask`.
 
     Raises:
       errors.NebulaError: if the switch does not run, does not answer or refuses.
@@ -161,12 +155,10 @@ def count(text: str) -> int:
 
 
 def day(text: str) -> float:
-    """Returns when a day begins in UTC, or a minute of it, in unix seconds.
+    """Returns when a day, or a minute of it, begins in UTC, in unix seconds.
 
-    A grant until 2027-01-01 serves for the last time on the day before.
-
-    Raises:
-      InputError: if it is no such day.
+    A grant until 2027-01-01 serves for the last time on the day before. Raises
+    InputError if it is no such day.
     """
     try:
         found = datetime.datetime.fromisoformat(text)

@@ -117,12 +117,7 @@ def _why(error: Exception, is_connected: bool) -> str:
 def _handshake(
     folder: site_folder.Folder, what: str, lab: str, sock: socket.socket
 ) -> Check:
-    """Shakes hands without a certificate, and finds out whose switch it is.
-
-    Raises:
-      errors.NebulaError: if its certificate must not be used.
-      OSError: if there is no handshake.
-    """
+    """Shakes hands without a certificate, and finds out whose switch it is."""
     context, _ = between_labs.joining_context(member.pinned_authority(folder))
     context.check_hostname = False  # it is named
     sock.settimeout(SECONDS)

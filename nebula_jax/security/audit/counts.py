@@ -27,11 +27,7 @@ Counts = dict[tuple[str, ...], tuple[int, int]]
 
 
 def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[str]:
-    """Compares the counts in two folders.
-
-    Args:
-      ours: `audit` of this lab.
-      peers: `audit` of the other lab, or a copy.
+    """Compares the counts in the folders `audit` of two labs, or copies of them.
 
     Returns:
       The differences, a sentence each, by the names of streams; [] if all agree.

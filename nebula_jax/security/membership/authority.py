@@ -270,10 +270,10 @@ class LocalAuthority:
             is_issued = any(_is_issued(former, each) for each in keys.issuers)
             found = credentials.names_of(former)
             owner = site_folder.parse_name(found[0]) if len(found) == 1 else None
-            is_owner = member.is_proof(former, renewal)
+            member.check_proof(former, renewal)
         except (*site_folder.UNREADABLE, exceptions.InvalidSignature):
             owner = None
-        if owner is None or not (is_issued and is_owner):
+        if owner is None or not is_issued:
             raise site_folder.Refusal(
                 "bad_signature",
                 "the request is not signed with the key of a certificate of this"
@@ -355,18 +355,12 @@ class LocalAuthority:
             raise site_folder.Refusal("bad_signature", text) from None
 
     def revoke(self, lab: str) -> int:
-        """Revokes the certificates of a lab, and withdraws its invitation.
+        """Revokes the certificates of a lab; returns the number of the new list.
 
-        It gets no other until it has been invited anew. The list of the folder is new.
-
-        Args:
-          lab: a member, or one that was; or one that was invited.
-
-        Returns:
-          The number of the new revocation list.
+        It gets no other until it has been invited anew: an invitation is withdrawn.
 
         Raises:
-          FederationError: if the lab is none of these, or has the authority.
+          FederationError: if it was never a member nor invited, or has the authority.
         """
         site_folder.check_lab(lab)
         if lab == self.lab:

@@ -14,7 +14,7 @@ import datetime
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from cryptography import exceptions, x509
+from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
@@ -175,10 +175,8 @@ def _read(folder: site_folder.Folder, role: str) -> credentials.Credentials:
 def renewal_request(folder: site_folder.Folder, role: str) -> tuple[Request, Renewal]:
     """Makes a new key, and the request for its certificate by the present one's key.
 
-    The present one may have expired; see `authority.GRACE`.
-
-    Raises:
-      site_folder.FederationError: if there are none, or others can read the key.
+    That may have expired (`authority.GRACE`). Raises FederationError if there is none,
+    or others can read the key.
     """
     folder.check()
     found = _read(folder, role)
@@ -187,22 +185,16 @@ def renewal_request(folder: site_folder.Folder, role: str) -> tuple[Request, Ren
     return made, Renewal(made.csr, found.certificate.public_bytes(pem), proof)
 
 
-def is_proof(certificate: x509.Certificate, renewal: Renewal) -> bool:
-    """Returns True if a request was signed with the key of a certificate."""
+def check_proof(certificate: x509.Certificate, renewal: Renewal) -> None:
+    """Raises InvalidSignature unless a certificate's key has signed a request."""
     key: Any = certificate.public_key()
-    try:
-        key.verify(renewal.proof, _PURPOSE + renewal.csr, _DIGEST)
-    except exceptions.InvalidSignature:
-        return False
-    return True
+    key.verify(renewal.proof, _PURPOSE + renewal.csr, _DIGEST)
 
 
 def pinned_authority(folder: site_folder.Folder) -> x509.Certificate:
     """Reads the authority's certificate, as its fingerprint in federation.json has it.
 
-    Raises:
-      credentials.CredentialsError: if it is another one.
-      site_folder.FederationError: if there is none.
+    For errors see `trusted_authority`; FederationError, if there is none.
     """
     settings = folder.load()
     for path in (folder.switch, folder.trainer, folder.authority_key):

@@ -28,12 +28,7 @@ def server_contexts(
     Make one per connection: a context that lived longer would resume sessions, and
     admit a peer whose certificate was revoked in the meantime.
 
-    Args:
-      folder: of credentials; see `credentials.file`.
-      cluster: whose they are to be; None for anybody's.
-
-    Raises:
-      credentials.CredentialsError: if they must not be used.
+    For arguments and errors see `credentials.load`.
     """
     return _contexts(ssl.PROTOCOL_TLS_SERVER, folder, cluster)
 
@@ -62,11 +57,10 @@ class Context(ssl.SSLContext):
 def context(side: int, own: credentials.Credentials) -> Context:
     """Makes the context of one connection, which both sides show certificates on.
 
-    It trusts only the authority of the credentials.
+    It trusts only the authority of the credentials, which were checked.
 
     Args:
       side: ssl.PROTOCOL_TLS_SERVER or ssl.PROTOCOL_TLS_CLIENT.
-      own: which were checked.
     """
     made = bare_context(side)
     made.certificate = own.certificate.public_bytes(DER)

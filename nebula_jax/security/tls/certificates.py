@@ -194,10 +194,7 @@ def pem(key: Any, *chain: x509.Certificate) -> bytes:
 def issue_all(clusters: Iterable[str]) -> dict[str, bytes]:
     """Makes a new authority and credentials (PEM) for the clusters of one run.
 
-    The authority's key is not kept: no cluster can be added later.
-
-    Raises:
-      errors.SettingsError: if one of them is no cluster's name, or two are too alike.
+    Its key is not kept: none can be added later. For errors see `names.check`.
     """
     clusters = list(clusters)
     names.check(clusters)
