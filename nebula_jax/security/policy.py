@@ -10,8 +10,9 @@ choose, then as `*`; without either it crosses freely:
 
 `kinds` are the channels whose tensors may cross (all if missing; the frames that steer
 a session always may), by their names or the first words of these; `bytes` all that may
-cross in the job's life, `labs` those that may be a cluster (any lab if missing), and
-`codecs` what this lab's own tensors of a kind must be encoded with first.
+cross in the job's life (under `*`, till a thousand other jobs have come), `labs` those
+that may be a cluster (any lab if missing), and `codecs` what this lab's own tensors of
+a kind must be encoded with first.
 """
 
 import pathlib

@@ -29,10 +29,7 @@ COPY = arguments.file_option(
 )
 
 
-@arguments.command(
-    "audit show",
-    COPY,
-)
+@arguments.command("audit show", COPY)
 def show(given: argparse.Namespace) -> int:
     """Shows who did what, a line each, the newest last."""
     for line in shown(_audit(given)):

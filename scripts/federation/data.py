@@ -116,10 +116,7 @@ def _grants(given: argparse.Namespace) -> grants.Grants:
     return grants.Grants(arguments.people(given))
 
 
-@arguments.command(
-    "ungrant",
-    *WHOSE,
-)
+@arguments.command("ungrant", *WHOSE)
 def ungrant(given: argparse.Namespace) -> int:
     """Revokes a grant: its next use is refused."""
     _grants(given).revoke(given.subject, given.handle)

@@ -43,12 +43,11 @@ def account_list(given: argparse.Namespace) -> int:
         ("account", "user", "state", "share", "over the line", "of"),
         [
             (
-                *(each.name, "owner" if each.uid is None else str(each.uid)),
-                *(
-                    each.state,
-                    f"{each.limits.share:g}",
-                    f"{charged.get(each.name, 0):,}",
-                ),
+                each.name,
+                "owner" if each.uid is None else str(each.uid),
+                each.state,
+                f"{each.limits.share:g}",
+                f"{charged.get(each.name, 0):,}",
                 _limit(each.limits.quota_bytes),
             )
             for each in found

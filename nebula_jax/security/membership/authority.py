@@ -154,16 +154,13 @@ class LocalAuthority:
         return self._keys().root.public_bytes(serialization.Encoding.PEM)
 
     def replace_key(self, root_pem: bytes) -> int:
-        """Replaces the key that issues by a new one, and signs a revocation list by it.
+        """Replaces the key that issues; returns the number of a list signed by the new.
 
         Lists that the former key signs are refused from then on; its certificates serve
         until labs renew them.
 
         Args:
           root_pem: the root's key and certificate, as `create` has written them.
-
-        Returns:
-          The number of the list.
 
         Raises:
           FederationError: if that is another root, or the list cannot be put in.
@@ -337,10 +334,7 @@ class LocalAuthority:
         return _chain(signer, certificates.leaf(signer, key, name, begin, end))
 
     def attach(self, certificate_pem: bytes, receipt: bytes) -> bytes:
-        """Puts the receipt of the lab's log into a certificate that was issued.
-
-        Args:
-          certificate_pem, receipt: from anybody; a wrong receipt lets nobody in.
+        """Puts a receipt into a certificate of this authority, whoever has sent them.
 
         Raises:
           site_folder.Refusal: if this authority has not issued it.
