@@ -160,7 +160,7 @@ class Grants:
             self._people.record("grant.give", **_public(given))
 
     def revoke(self, subject: str, handle: str) -> None:
-        """Revokes a grant for its next use on; raises GrantError if there is none."""
+        """Revokes a grant: its next use is refused; raises GrantError without one."""
         with self._store.changing() as tables:
             found = _grant(tables, subject, handle)
             del tables["grants"][f"{subject} {handle}"]

@@ -76,7 +76,7 @@ def read(path: pathlib.Path, most: int = MOST_BYTES) -> str:
 
 
 def write(path: pathlib.Path, text: str) -> None:
-    """Writes a text, whole and for this user alone; or raises PrivateFileError."""
+    """Writes a text whole, or raises PrivateFileError; nobody else can ever read it."""
     try:
         with files.writing(path) as partial:
             flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC

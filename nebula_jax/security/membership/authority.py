@@ -154,7 +154,7 @@ class LocalAuthority:
         return self._keys().root.public_bytes(serialization.Encoding.PEM)
 
     def replace_key(self, root_pem: bytes) -> int:
-        """Replaces the key that issues; returns the number of a list signed by the new.
+        """Replaces the key that issues; returns the number of a list of the new key.
 
         Lists that the former key signs are refused from then on; its certificates serve
         until labs renew them.
@@ -334,7 +334,7 @@ class LocalAuthority:
         return _chain(signer, certificates.leaf(signer, key, name, begin, end))
 
     def attach(self, certificate_pem: bytes, receipt: bytes) -> bytes:
-        """Puts a receipt into a certificate of this authority, whoever has sent them.
+        """Puts a receipt into a certificate that was issued; a wrong one is no use.
 
         Raises:
           site_folder.Refusal: if this authority has not issued it.

@@ -194,7 +194,7 @@ def check_proof(certificate: x509.Certificate, renewal: Renewal) -> None:
 def pinned_authority(folder: site_folder.Folder) -> x509.Certificate:
     """Reads the authority's certificate, as its fingerprint in federation.json has it.
 
-    For errors see `trusted_authority`; FederationError, if there is none.
+    Raises FederationError if there is none, and as `trusted_authority`.
     """
     settings = folder.load()
     for path in (folder.switch, folder.trainer, folder.authority_key):

@@ -134,7 +134,7 @@ class RevocationList:
         _check_period(self.present())
 
     def is_revoked(self, lab: str, begin: datetime.datetime) -> bool:
-        """Returns True if a lab's certificates of then are revoked; see `present`."""
+        """Returns True if certificates from `begin` on are revoked; see `present`."""
         return begin.timestamp() < self.present().revoked.get(lab, 0)
 
     def revoked(self) -> Mapping[str, int]:
