@@ -10,6 +10,7 @@ from nebula_jax.communication import codec, codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import electra, mask_slots, modern, transformer
 from nebula_jax.training import (
+    accumulate,
     losses,
     m3,
     m3_predictions,
@@ -172,25 +173,27 @@ def test_the_split_run_equals_the_whole_model(config):
         assert np.sum(words[0]) == sum(np.sum(text(step) >= 5) for step in range(2))
 
 
-def test_micro_batches_take_the_step_of_the_batch():
-    """Without dropout, whose bits are a micro-batch's own."""
-    states = []
-    for micro_batches in (1, 2):
-        config = dataclasses.replace(PLAIN, micro_batches=micro_batches)
-        state, tokens, measured = generator_step(
-            config, init_generator(CONFIG, 0, 0), text(0)
-        )
-        given = corrupted(init_generator(CONFIG, 0, 0))
-        other, measured_too = discriminator_step(
-            config, init_discriminator(CONFIG, 0), [given, given]
-        )
-        losses = measured["loss"], measured_too["loss"], measured_too["clm_loss"]
-        masked = tokens.masked, tokens.originals
-        # Moments: at the first step the rate is 0, and no parameter moves.
-        moments = state.opt_state, other.opt_state
-        states.append((moments, losses, masked))
+@functools.partial(jax.jit, static_argnums=2)
+def lost(generator, discriminator, micro_batches):
+    """The losses of both sides in micro-batches, and what a generator says beside."""
+    rngs = m3.keys(generator.key())
+    batch, weight = m3.mask(PLAIN, rngs.mask, text(0))
+    part = m3.generator_loss_of(PLAIN, rngs, weight)
+    one = accumulate.total(part, generator.params, batch, micro_batches)
+    joined = m3_steps.join([corrupted(generator)] * 2)
+    part, batch, _ = m3.discriminator_parts(PLAIN, discriminator.key(), joined)
+    two = accumulate.total(part, discriminator.params, batch, micro_batches)
+    return one.loss, one.rows.masked, one.rows.originals, two.loss, two.sums
+
+
+def test_micro_batches_lose_what_the_batch_does(generator, discriminator):
+    """Without dropout, whose bits are a micro-batch's own.
+
+    Their gradients add up as those of any loss: test_accumulate.py.
+    """
+    found = [lost(generator, discriminator, count) for count in (1, 2)]
     # A loss of 40 nats has steps of 4e-6 in float32, and the order of the sum differs.
-    trees.assert_close(*states, rtol=1e-6, atol=1e-5)
+    trees.assert_close(*found, rtol=1e-6, atol=1e-5)
 
 
 def test_corruption_is_eq_7(generator):
@@ -264,13 +267,11 @@ def test_the_discriminators_loss_is_lambda_rtd_plus_gamma_clm(generator, discrim
 def test_a_training_step_has_dropout(generator, discriminator):
     """Without it the same step, which draws the same masks, has another loss."""
     tokens = corrupted(generator)
-
-    def losses_with(config):
-        *_, of_generator = generator_step(config, generator, text(0))
-        _, of_discriminator = discriminator_step(config, discriminator, [tokens] * 2)
-        return np.asarray([of_generator["loss"], of_discriminator["loss"]])
-
-    assert (np.abs(losses_with(CONFIG) - losses_with(PLAIN)) > 1e-4).all()
+    *_, one = generator_step(CONFIG, generator, text(0))
+    _, two = discriminator_step(CONFIG, discriminator, [tokens] * 2)
+    plain_one, *_, plain_two, _ = lost(generator, discriminator, 1)
+    assert abs(one["loss"] - plain_one) > 1e-4
+    assert abs(two["loss"] - plain_two) > 1e-4
 
 
 def test_generators_start_different_and_share_nothing_with_the_discriminator():
