@@ -28,6 +28,8 @@ from nebula_jax.communication.wire import zstd as zstd_lib
 
 STUCK_SECONDS = 60.0  # that both sides send, and neither receives
 RECHECK_SECONDS = 0.1  # whether another thread has made room
+LOOK_SECONDS = 1.0  # between two looks whether this process is to stop
+LOST_SECONDS = 3.0  # without a connection: one that breaks is mostly back sooner
 
 
 class Timeout(errors.PeerAbsent):
@@ -263,11 +265,13 @@ class Link:
         with self.waiting("the end of the session") as waiting:
             while not self._driver.is_dead:
                 try:
+                    self._check_lost()
                     waiting.check()
-                except stuck_peers.PeerStuck as error:
+                except errors.NebulaError as error:
                     self.abort(str(error))
                     raise
-                self._driver.wait(lambda: False, waiting.pause(), past_end=True)
+                pause = min(waiting.pause(), LOOK_SECONDS)
+                self._driver.wait(lambda: False, pause, past_end=True)
         self._driver.join()
         self._driver.check()
 
@@ -342,8 +346,11 @@ class Link:
         if predicate():
             return
         with self.waiting(what) as waiting:
-            while not self._driver.wait(predicate, waiting.pause(timeout)):
+            while not self._driver.wait(
+                predicate, min(waiting.pause(timeout), LOOK_SECONDS)
+            ):
                 self.check(what)
+                self._check_lost()
                 if timeout is None:
                     waiting.check()
                 elif waiting.seconds >= timeout:
@@ -371,6 +378,12 @@ class Link:
             self._queue.waiting.remove(what)
             self.work.waiting.remove(what)
             self.waited += waiting.seconds
+
+    def _check_lost(self) -> None:
+        """Lets a process that is to stop end its wait for a peer that is lost."""
+        lost = self._driver.connection.reconnect
+        if time.monotonic() >= lost.deadline(LOST_SECONDS):
+            self.work.on_lost(self._session.peer)
 
     def check(self, what: str) -> None:
         """Raises the reason if nothing more can come; `what` is due."""

@@ -23,6 +23,7 @@ What crosses between clusters stays in the loop.
 
 import contextlib
 import dataclasses
+import functools
 import pathlib
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -96,6 +97,7 @@ class Context:
         self.phases = phases.Phases(f"{name}/{rank}" if rank else name)
         self.trace = trace_lib.Trace(settings.trace)
         self.work = activity.Work(settings.connection.stuck_timeout, trace=self.trace)
+        self.work.on_lost = functools.partial(self._interrupt.end_wait, self._name)
         # The other processes of this cluster see how far this one is.
         cluster.watch(self.work, self._interrupt)
         self.folder = run_folder.of_cluster(settings.workdir, settings.cluster)

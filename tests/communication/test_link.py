@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from two_labs import wait_until
 
+from nebula_jax import errors
 from nebula_jax.communication import codec
+from nebula_jax.communication import link as link_lib
 from nebula_jax.communication.wire import activity, session, stuck_peers, windows
 from nebula_jax.communication.wire.activity import Activity
 
@@ -58,6 +60,36 @@ def test_a_peer_that_pings_and_computes_nothing_is_given_up_and_named(star):
     assert "for tokens of step 1, micro-batch 0 from generator:0" in str(caught.value)
     assert "which reports that it is computing" in str(caught.value)
     assert "(stuck_timeout: 0.5 s)" in str(caught.value)
+
+
+WAITS = {
+    "tensor": lambda pair: pair.here.take_tensor(0),
+    "token": lambda pair: pair.there.wait_for_step(1),
+    "end": lambda pair: pair.there.close(),
+}
+
+
+@pytest.mark.parametrize("wait", WAITS)
+def test_a_process_that_is_to_stop_ends_any_wait_for_a_peer_that_is_lost(
+    stack, monkeypatch, wait
+):
+    monkeypatch.setattr(link_lib, "LOOK_SECONDS", 0.05)
+    monkeypatch.setattr(link_lib, "LOST_SECONDS", 0.2)
+    pair = links.Pair(stack, breaks=True, reconnect_timeout=600.0)
+    links.channel(pair.there, pair.here, "tokens", SPEC)
+    pair.begin()
+    asked = []
+
+    def on_lost(peer):
+        asked.append(peer)
+        if len(asked) == 3:  # asked until the process is to stop
+            raise errors.NebulaError(f"stopped while it waited for {peer}")
+
+    pair.here.work.on_lost = pair.there.work.on_lost = on_lost
+    pair.proxy.go_down()
+    with pytest.raises(errors.NebulaError, match="stopped while it waited for"):
+        WAITS[wait](pair)
+    pair.proxy.close()
 
 
 def test_a_peer_that_saves_is_waited_for_and_so_is_one_whose_steps_are_done(star, pool):

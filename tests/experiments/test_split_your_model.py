@@ -9,6 +9,7 @@ import time
 import jax
 import numpy as np
 import optax
+import ports
 import pytest
 import trees
 from example_runs import ended, params, start, train_here
@@ -112,6 +113,35 @@ def test_a_chain_goes_on_to_the_same_bits_after_any_kill(tmp_path, victims):
         assert one.keys() == two.keys()
         for leaf in one:
             np.testing.assert_array_equal(one[leaf], two[leaf])
+
+
+def test_a_cluster_that_is_to_stop_waits_for_no_lost_peer_and_the_run_goes_on(tmp_path):
+    where, by_hand = f"127.0.0.1:{ports.free_port()}", {"tls": "off", "steps": 100_000}
+    by_hand |= {"checkpoint_every": 5, "reconnect_timeout": 600}
+    runs = [
+        start(tmp_path, "split_your_model", cluster=name, **{how: where}, **by_hand)
+        for name, how in (("back", "listen"), ("front", "peer"))
+    ]
+    back, front = runs
+    folder = tmp_path / "runs" / "split_your_model"
+    while not list(folder.glob("front/checkpoints/00000010")):
+        assert [each.poll() for each in runs] == [None, None]
+        time.sleep(0.01)
+    front.kill()
+    lines = iter(back.stdout)
+    while "waiting for it to come back" not in next(lines):
+        pass
+    back.send_signal(signal.SIGTERM)
+    said = back.communicate(timeout=60)[0]
+    assert back.returncode == 128 + signal.SIGTERM, said
+    assert "stopped by SIGTERM while it waited for front, whose connection is l" in said
+    front.communicate()
+    again = start(tmp_path, "split_your_model", **by_hand)
+    lines = iter(again.stdout)
+    while "going on after step" not in next(lines):
+        pass
+    again.kill()
+    again.communicate()
 
 
 @pytest.mark.slow  # in one process: tests/face/test_cut.py

@@ -106,6 +106,10 @@ def main() -> int:
         work.begin()
         if then == "share":
             print(json.dumps(shared()), flush=True)
+        if then == "await":
+            print("step 0", flush=True)
+            time.sleep(3600 if ranks.is_root() else 0)  # the root waits for a peer
+            ranks.agree(0)
         interrupt.is_graceful = True
 
         def numbers():
@@ -123,6 +127,9 @@ def main() -> int:
             time.sleep(STEP_SECONDS)
             if then == "fail" and step == 3:
                 raise OSError("the disk is full")
+            while then == "lose" and step == 3 and ranks.is_root():
+                interrupt.end_wait("toy", "a peer")  # as a link that is lost
+                time.sleep(STEP_SECONDS)
             if then == "hang" and step == 3:
                 time.sleep(3600)
         return interrupt.exit_status("toy", step, steps)

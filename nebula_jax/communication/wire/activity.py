@@ -60,6 +60,9 @@ class Work:
         """The spans of this process; an activity is one."""
         self.waiting: list[str] = []
         """One entry for each caller who waits for a peer: what for."""
+        self.on_lost: Callable[[str], None] = lambda peer: None
+        """Called, again and again, by who waits for a peer that is lost, with its name;
+        raises an error to end the wait."""
         self._given, self._clock = stuck_timeout, clock
         self._activity, self._done = Activity.STARTING, 0
         self._last: float | None = None

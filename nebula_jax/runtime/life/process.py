@@ -5,7 +5,7 @@
 2        settings that cannot work
 3        stopped for a peer; saved
 4        ended because a peer did, or did not come; the peer is to blame
-128 + n  stopped by signal n; saved
+128 + n  stopped by signal n; saved, unless it waited for a lost peer
 """
 
 import contextlib
@@ -14,6 +14,7 @@ import os
 import pathlib
 import re
 import signal
+import socket
 import stat
 import sys
 import threading
@@ -156,6 +157,14 @@ def timed(what: str) -> Iterator[None]:
     message(f"{what}: {time.monotonic() - start:.1f} s")
 
 
+class Stopped(errors.NebulaError):
+    """The end by a signal, `number`, of a process that waited for a lost peer."""
+
+    def __init__(self, text: str, number: int) -> None:
+        super().__init__(text)
+        self.number = number
+
+
 class Interrupt:
     """A request to stop: Ctrl-C, SIGTERM, or the launcher gone. The second is final."""
 
@@ -163,6 +172,7 @@ class Interrupt:
         self._signal: int | None = None
         self._since = 0.0
         self._before: dict[int, Any] = {}
+        self._heard: tuple[socket.socket, ...] = ()
         self.is_graceful = False
         """True while there is something to save; else the first request is final."""
 
@@ -180,6 +190,17 @@ class Interrupt:
             fd = handed_down(LIFELINE_FD, stat.S_ISFIFO)
             threading.Thread(target=self._watch, args=(fd,), daemon=True).start()
         return self
+
+    def hear(self) -> None:
+        """Lets other threads see `number` while the main one is in a collective.
+
+        There Python hears of a signal, and calls no handler before it is over.
+        """
+        if self._before:  # else it is no main thread
+            self._heard = socket.socketpair()
+            for each in self._heard:
+                each.setblocking(False)
+            signal.set_wakeup_fd(self._heard[1].fileno(), warn_on_full_buffer=False)
 
     def uninstall(self) -> None:
         """Gives the signals back to whoever had them before `install`."""
@@ -210,13 +231,26 @@ class Interrupt:
 
     @property
     def number(self) -> int | None:
-        """The signal that requested it, if any."""
+        """The signal that requested it, if any; see `hear`."""
+        if self._signal is None and self._heard:
+            with contextlib.suppress(BlockingIOError):
+                return self._heard[0].recv(1, socket.MSG_PEEK)[0]
         return self._signal
 
     def request(self, number: int) -> None:
         """Requests the end for another process of the cluster, which got a signal."""
         if self._signal is None and self.is_graceful:
             self._signal = number
+
+    def end_wait(self, cluster: str, peer: str) -> None:
+        """Raises Stopped, if the run should end: no step comes that all could save."""
+        if self._signal is not None:
+            raise Stopped(
+                f"{cluster}: stopped by {signal.Signals(self._signal).name} while it"
+                f" waited for {peer}, whose connection is lost; the same command goes"
+                " on from what all clusters have saved",
+                self._signal,
+            )
 
     def exit_status(
         self, cluster: str, step: int, steps: int, folder: pathlib.Path | None = None
@@ -277,6 +311,9 @@ def guarded(
         return 128 + signal.SIGINT
     except (errors.NebulaError, OSError) as error:
         report(str(error))
+        if isinstance(error, Stopped):
+            message(str(error))
+            return 128 + error.number
         message(f"error: {error}")
         if isinstance(error, errors.SettingsError):
             return 2

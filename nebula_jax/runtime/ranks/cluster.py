@@ -80,6 +80,7 @@ def watch(work: activity.Work, interrupt: process.Interrupt) -> None:
     """
     if _members is not None:
         _members.work, _members.interrupt = work, interrupt
+        interrupt.hear()
 
 
 def on_end(abort: Callable[[str], None]) -> None:
@@ -126,7 +127,7 @@ def run(
             with contextlib.suppress(OSError, ValueError):  # nobody may read it
                 traceback.print_exc()
             status = 1
-        if status in process.SAVED:
+        if members.have_left:
             jax.distributed.shutdown()
             return status
     process.exit_now(status)  # JAX's own end would wait for the others, and crash

@@ -33,6 +33,8 @@ class Members:
         self.rank, self._peer_timeout = rank, peer_timeout
         self.reason = ""
         """Why the cluster has ended, once it has."""
+        self.have_left = False
+        """True once all processes have done their work."""
         self.work, self.interrupt = activity.Work(), process.Interrupt()
         self.aborts: list[Callable[[str], None]] = []
         self.last: list[Callable[[], None]] = []
@@ -65,6 +67,7 @@ class Members:
             raise rendezvous.Absent(self.reason)
         self._send({"leave": True})
         self._has_ended.set()
+        self.have_left = True
 
     def fail(self, reason: str) -> None:
         """Reports to the others that this process has failed."""
@@ -117,7 +120,10 @@ class Members:
                 place, looked = _place(main), time.monotonic()
             beat = {"done": report.done, "at": place}
             self._note(self.rank, beat)
-            if self.rank and (number := self.interrupt.number) is not None:
+            number = self.interrupt.number
+            if number is not None and not self.interrupt.is_graceful:
+                process.exit_now(128 + number)  # there is nothing to save yet
+            if self.rank and number is not None:
                 beat["stop"] = number
             self._send(beat)
             self._check(report)

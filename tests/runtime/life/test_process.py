@@ -87,6 +87,7 @@ def test_who_stops_for_a_peer_has_a_status_of_its_own(capsys):
         # A failure of this process, which no line can mend.
         (driver.LineFailed("MemoryError"), 1, "error: MemoryError"),
         (KeyboardInterrupt(), 130, "interrupted"),
+        (process.Stopped("a: stopped", signal.SIGTERM), 143, "a: stopped"),
     ],
 )
 def test_an_error_is_one_line_and_a_status(capsys, error, status, line):

@@ -116,6 +116,28 @@ def assert_stops(started, victim):
     assert all(words in started.message(number) for number in range(2))
 
 
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_signal_to_any_process_ends_the_wait_of_the_root_for_a_peer(tmp_path, victim):
+    """The other one waits in a collective, where Python hears of no signal."""
+    more = {"connect_timeout": 600.0, "peer_timeout": 600.0}  # not what ends them
+    started = ranked.Started(tmp_path, {}, {}, steps=MANY, then="lose", **more)
+    started.wait_for_step(3)
+    time.sleep(1.0)  # until it is there: if it takes longer, this shows less
+    started.processes[victim].terminate()
+    assert started.ends() == [128 + signal.SIGTERM, process.ENDED_BY_PEER]
+    assert started.message(0).startswith("toy: stopped by SIGTERM while it waited for")
+    assert "stopped by SIGTERM while it waited for a peer" in started.message(1)
+
+
+def test_a_signal_ends_a_process_in_a_collective_before_there_is_a_step(tmp_path):
+    started = ranked.Started(tmp_path, {}, {}, then="await")
+    started.wait_for_step(0)
+    time.sleep(1.0)  # as above
+    started.processes[1].terminate()
+    assert started.ends() == [process.ENDED_BY_PEER, 128 + signal.SIGTERM]
+    assert started.message(0) == "error: process 1 of this cluster has gone"
+
+
 needs_ipv6 = pytest.mark.skipif(not ports.has_ipv6(), reason="this host has no IPv6")
 
 

@@ -21,6 +21,7 @@ import jax
 import numpy as np
 
 from nebula_jax.communication import bridge, channels
+from nebula_jax.communication import link as link_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.selector import Selected
 from nebula_jax.communication.wire import activity, windows
@@ -355,6 +356,8 @@ class Hub:
             self._few_since = None
             return
         self._few_since = self._few_since or now
+        if now - self._few_since >= link_lib.LOST_SECONDS:
+            self._work.on_lost("more clusters")
         if now - self._few_since >= self._rule.timeout:
             raise quorum.TooFew(
                 f"{left} of {len(self._clusters)} clusters are left, for"

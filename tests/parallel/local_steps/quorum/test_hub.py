@@ -187,6 +187,20 @@ def test_too_few_clusters_end_the_hub(star):
     assert isinstance(caught.value, errors.PeerAbsent)
 
 
+def test_a_hub_that_is_to_stop_waits_for_no_quorum(star, monkeypatch):
+    def stop(peer):
+        raise errors.NebulaError(f"stopped while it waited for {peer}")
+
+    monkeypatch.setattr(hub_lib.link_lib, "LOST_SECONDS", 0.1)
+    star = star(quorum=2, timeout=600.0)
+    star[0].to(2)
+    star[0].end._work.on_lost = stop
+    for name in NAMES[1:]:
+        star.links[name].abort("killed")
+    with pytest.raises(errors.NebulaError, match="it waited for more clusters"):
+        star[0].to(3)
+
+
 def test_a_leaf_that_gets_nothing_done_is_not_waited_for_for_ever(star):
     """It lives, and a quorum needs it; then it counts as gone."""
     star = star(quorum=3, timeout=0.2, stuck_timeout=0.3, peer_timeout=3.0)
