@@ -8,6 +8,7 @@ do: a cluster that lost its memory cannot resume its sessions, and all of them h
 newest common checkpoint on disk.
 """
 
+import contextlib
 import os
 import pathlib
 import queue
@@ -25,6 +26,8 @@ from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.life import restarts as restarts_lib
 from nebula_jax.runtime.life import screen as screen_lib
+from nebula_jax.runtime.records import checkpoints
+from nebula_jax.training import checkpoint_files
 
 GRACE_SECONDS = 8.0  # for the others to end by themselves once one has failed
 KILLED_GRACE_SECONDS = 1.0  # once one was killed: they would wait for it to come back
@@ -202,13 +205,26 @@ class Processes:
         # The others of its cluster notice, and tell all clusters why they end.
         return GRACE_SECONDS if "/" in name else KILLED_GRACE_SECONDS
 
-    def _is_restarting(self, ends: dict[str, int]) -> bool:
+    def _has_died(self, ends: dict[str, int]) -> bool:
         own = [status for name, status in ends.items() if name not in self._killed]
+        return must_restart(own)
+
+    def _is_restarting(self, ends: dict[str, int]) -> bool:
         return (
             self._signal is None
             and self._restarts < self._most_restarts
-            and must_restart(own)
+            and self._has_died(ends)
         )
+
+    def _goes_on(self, ends: dict[str, int]) -> bool:
+        """Returns True if the run could go on: all clusters have saved a step."""
+        clusters = [name for name in ends if "/" not in name]
+        folders = [checkpoints.folder_of(self._workdir, name) for name in clusters]
+        with contextlib.suppress(checkpoint_files.CheckpointError):  # one has none
+            return self._has_died(ends) and all(
+                map(checkpoint_files.newest_about, folders)
+            )
+        return False
 
     def _note_restart(self, ends: dict[str, int], screen: screen_lib.Screen) -> None:
         died = self._to_blame(ends)
@@ -241,6 +257,8 @@ class Processes:
         text = f"error: {died} {_ended(ends[died])}; all clusters ended"
         if self._restarts:
             text += f", after {self._restarts} of restart={self._most_restarts}"
+        if self._goes_on(ends):
+            text += "; the same command goes on from the last checkpoint"
         screen.message("", text)
         return REFUSED if ends[died] == REFUSED else 1
 

@@ -42,7 +42,8 @@ def test_one_process_goes_on_from_what_two_saved(runs, alone):
     assert time.monotonic() - begin < SOON
     assert run.returncode == 1
     last = output.strip().splitlines()[-1]
-    assert last == f"error: {VICTIM} was killed by SIGKILL; all clusters ended"
+    words = f"error: {VICTIM} was killed by SIGKILL; all clusters ended"
+    assert last == f"{words}; the same command goes on from the last checkpoint"
     tiny_runs.assert_all_gone(family)
     # Its cluster's root, and the other cluster, have the reason.
     for cluster in ("generator:0", "discriminator"):

@@ -59,7 +59,8 @@ def test_a_run_whose_processes_are_killed_one_by_one_ends_bit_for_bit_the_same(
         if victim != "launcher":
             assert process.returncode == 1
             last = output.strip().splitlines()[-1]
-            assert last == f"error: {victim} was killed by SIGKILL; all clusters ended"
+            words = f"error: {victim} was killed by SIGKILL; all clusters ended"
+            assert last == f"{words}; the same command goes on from the last checkpoint"
     assert_goes_on_to_the_end(runs, "killed")
 
 

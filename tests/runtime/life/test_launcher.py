@@ -20,7 +20,9 @@ from nebula_jax import printable
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import launcher, process, processes, restarts
+from nebula_jax.runtime.records import checkpoints
 from nebula_jax.security.tls import certificates, credentials
+from nebula_jax.training import checkpoint_files
 
 
 @pytest.fixture
@@ -273,6 +275,30 @@ def test_a_run_has_been_stopped_if_no_cluster_died_by_itself(
     failed = 2 if ends["b"] == 2 else 1
     assert run._status(ends, screen) == (failed if blamed else SAVED)
     assert lines == ([f"error: {blamed}; all clusters ended"] if blamed else [])
+
+
+@pytest.mark.parametrize(
+    ("saved", "ends", "goes_on"),
+    [
+        (("a", "b"), {"b": KILLED, "a": GONE}, True),
+        (("a", "b"), {"b/1": KILLED, "b": GONE, "a": GONE}, True),
+        (("a", "b"), {"b": 1, "a": GONE}, False),  # it would come again
+        (("a",), {"b": KILLED, "a": GONE}, False),
+    ],
+)
+def test_after_a_kill_the_same_command_goes_on_if_all_have_saved(
+    tmp_path, saved, ends, goes_on
+):
+    for name in saved:
+        folder = checkpoints.folder_of(tmp_path, name) / "00000001"
+        folder.mkdir(parents=True)
+        manifest = checkpoint_files.encode_manifest(1, {"cluster": name}, {"x": ""})
+        (folder / checkpoint_files.MANIFEST).write_bytes(manifest)
+    run, lines = processes.Processes(tmp_path, {}, {}, 0), []
+    screen = types.SimpleNamespace(message=lambda _, text: lines.append(text))
+    assert run._status(ends, screen) == 1
+    words = "; all clusters ended; the same command goes on from the last checkpoint"
+    assert lines[0].endswith(words) == goes_on
 
 
 PRINTS = """
