@@ -365,6 +365,7 @@ def test_few_files_remove_anything():
         "nebula_jax/disk.py",  # for checkpoint_files.py
         "nebula_jax/data/tokenizers/__init__.py",  # in a folder that it writes
         "nebula_jax/models/pretrained/folder.py",  # the same
+        "nebula_jax/runtime/records/run_folder.py",  # a lock, in a folder of nothing
         "scripts/tables/runs.py",  # a folder that it marked as its own
         "scripts/make_tables.py",  # a picture in place of which there is none
     }

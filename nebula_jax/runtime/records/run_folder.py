@@ -36,13 +36,17 @@ def clusters(workdir: pathlib.Path) -> dict[str, pathlib.Path]:
 def lock(folder: pathlib.Path) -> Iterator[None]:
     """Holds a folder, made if it is missing, for this process alone.
 
+    If nothing comes to be in it, as when the start is refused, nothing is left.
+
     Raises:
       errors.SettingsError: if it is a file, or in one, or not this user's to write.
       errors.NebulaError: if another process works in it.
     """
+    made = [each for each in (folder, *folder.parents) if not each.exists()]
+    path = folder / ".lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        opened = (folder / ".lock").open("w")
+        opened = path.open("w")
     except (FileExistsError, NotADirectoryError, PermissionError) as error:
         raise errors.SettingsError(
             f"cannot work in {folder}: {error.strerror}; name another workdir"
@@ -55,4 +59,11 @@ def lock(folder: pathlib.Path) -> Iterator[None]:
                 f"another process works in {folder}; wait for it, or name another"
                 " workdir"
             ) from None
-        yield
+        try:
+            yield
+        finally:
+            with contextlib.suppress(OSError):  # the folder is in use, or lost
+                if made and list(folder.iterdir()) == [path]:
+                    path.unlink()
+                for each in made:
+                    each.rmdir()
