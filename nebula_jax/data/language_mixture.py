@@ -246,12 +246,17 @@ def check_known(
         share = np.mean(ids == unk) if len(ids) else 0.0
         about = (
             f"{language}: {share:.0%} of the pieces of its held-out text are unknown to"
-            " the vocabulary; make one of this text, with a larger --vocab_size"
+            " the vocabulary"
         )
+        remedy = "make one of this text, with a larger --vocab_size"
         if share >= MOST_UNKNOWN:  # a line of one unknown word has `▁ [UNK]`
-            raise MixtureError(about)
+            raise MixtureError(f"{about}; {remedy}")
         if share > UNUSUAL:
-            log(f"WARNING: {about}")
+            # A vocabulary leaves out the rarest characters, of which Chinese has many.
+            log(
+                f"WARNING: {about}, and nothing is learned of these. A few percent are"
+                f" rare characters and do no harm; if there are more, {remedy}"
+            )
 
 
 def _weighted(

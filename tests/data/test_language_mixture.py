@@ -171,5 +171,6 @@ def test_a_language_that_the_vocabulary_lacks_is_no_language_of_a_run():
     assert not said
     check(10)
     assert "WARNING: zh: 10% of the pieces" in said[0]
+    assert "A few percent are rare characters and do no harm" in said[0]
     with pytest.raises(language_mixture.MixtureError, match="zh: 60% of the pieces"):
         check(60)
