@@ -308,6 +308,11 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
         )
         + ".",
     ]
+    if frequent and mean_of(last, "clm_accuracy") <= mean_of(last, "unigram_accuracy"):
+        found.append(
+            "CLM predicts masked tokens no better than the most frequent piece, always,"
+            " would."
+        )
     if right > 1 - STARVED:
         found.append(
             f"The generators sample {right:.0%} of the masked tokens right and leave"
