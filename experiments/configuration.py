@@ -117,6 +117,9 @@ class Local(cluster_flags.Reach, Place):
 
 fields.define(Agreed, Local)
 
+SHAPING = ("generators", "task_mix", "max_length", "pair", "bottleneck")
+"""Flags beside those of the model that an earlier run's parameters go with."""
+
 AgreedT = TypeVar("AgreedT", bound=Agreed)
 LocalT = TypeVar("LocalT", bound=Place)
 
@@ -244,6 +247,30 @@ def flags_of_run(folder: str | os.PathLike[str], module: str) -> flags.FlagValue
     with _of_this_version(path, module):
         found([module, f"--flagfile={path}", f"--workdir={os.fspath(folder)}"])
     return found
+
+
+def take_model(module: str, names: Sequence[str]) -> None:
+    """Parses the flags of a model that are not given as those of --init_from's run.
+
+    A run that resumes may have begun with one that is gone.
+
+    Args:
+      module: of `experiments`, whose run it is to be.
+      names: of this command's flags.
+
+    Raises:
+      errors.SettingsError: if it is no such run.
+    """
+    folder, missing = flags.FLAGS["init_from"].value, []
+    for flag in (flags.FLAGS[name] for name in names):
+        made = getattr(flag, "setting", None)
+        is_of_model = made is not None and made.group == "model"
+        if not flag.present and (is_of_model or flag.name in SHAPING):
+            missing.append(flag.name)
+    if missing and folder and pathlib.Path(folder).is_dir():
+        earlier = flags_of_run(folder, module)
+        given = [earlier[name].serialize() for name in missing]
+        command_line.parse([sys.argv[0], *filter(None, given)])
 
 
 def _run_flags(folder: str, module: str) -> pathlib.Path:

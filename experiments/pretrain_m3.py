@@ -64,6 +64,7 @@ def main() -> int:
         run = config.from_flags()
         devices.simulate(run.local.layout())
         return evaluate.evaluate(run)
+    configuration.take_model("pretrain_m3", config.FLAGS)
     run = config.from_flags()
     cluster = run.local.cluster
     kind, _, number = cluster.partition(":")

@@ -20,7 +20,8 @@ class Shared(cluster_flags.Clusters):
     init_from: str = fields.of_model(
         "",
         "Folder of a finished run whose parameters this one begins with, heads too."
-        " Optimizer and steps begin anew; data, rate and batch may differ.",
+        " Optimizer and steps begin anew; data, rate and batch may differ. Flags of the"
+        " model, its languages and tasks are that run's where they are not given.",
     )
     languages: tuple[str, ...] = fields.of_data(
         ("all",),

@@ -44,6 +44,7 @@ def main() -> int:
     """Runs the part that --cluster names, or tests a run."""
     command = fields.read(shared_flags.Command)
     is_evaluation = configuration.is_evaluation(command, "train_abnet")
+    configuration.take_model("train_abnet", config.FLAGS)
     run = config.from_flags()
     if is_evaluation:
         config.check_beams(run.agreed)

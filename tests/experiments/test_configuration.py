@@ -42,6 +42,34 @@ def test_the_flags_of_a_run_are_read_beside_those_of_this_process(tmp_path):
         configuration.flags_of_run(tmp_path, "train_abnet")
 
 
+@pytest.mark.parametrize(
+    ("config", "module", "shape"),
+    [
+        (
+            m3_config,
+            "pretrain_m3",
+            {"generators": "en de|sw", "generator_size": "nano", "task_mix": "mrtd"},
+        ),
+        (abnet_config, "train_abnet", {"objective": "ar", "bottleneck": 8}),
+    ],
+)
+def test_a_run_that_begins_with_another_has_its_model(tmp_path, config, module, shape):
+    """But for what is given; rate and batch are no part of a model."""
+    given = {"batch_size": 8, "cluster": "whole"}
+    earlier = configured.run(config, workdir=tmp_path, max_length=32, **shape, **given)
+    configuration.write_run_flags(tmp_path / "whole", earlier)
+    with flagsaver.flagsaver():
+        configured.parse(config, init_from=tmp_path, max_length=16)
+        configuration.take_model(module, config.FLAGS)
+        run = config.from_flags()
+        assert (run.agreed.batch_size, run.local.cluster) == (16, "all")
+        assert flags.FLAGS["max_length"].value == 16
+        assert {name: getattr(run.agreed, name) for name in shape} == shape
+    with flagsaver.flagsaver():  # a run that resumes needs the older one no more
+        configured.parse(config, init_from=tmp_path / "gone")
+        configuration.take_model(module, config.FLAGS)
+
+
 def test_run_flags_that_cannot_be_written_are_as_they_were(tmp_path, monkeypatch):
     run = configured.run(xnli_config, workdir=tmp_path, seed=3)
     configuration.write_run_flags(tmp_path, run)
