@@ -118,35 +118,18 @@ def run(
             " perhaps when the script was imported: leave that to its roles"
         )
     members = members_lib.Members(place.rank, settings.peer_timeout)
-    with _folder_of_service(members) as folder:
-        _join(settings, place, described, members, folder / "service")
-        try:
-            status = process.guarded(lambda: _train(train, members), members.fail)
-        except BaseException as error:
-            members.fail(f"{type(error).__name__}: {error}")
-            with contextlib.suppress(OSError, ValueError):  # nobody may read it
-                traceback.print_exc()
-            status = 1
-        if members.have_left:
-            jax.distributed.shutdown()
-            return status
+    _join(settings, place, described, members)
+    try:
+        status = process.guarded(lambda: _train(train, members), members.fail)
+    except BaseException as error:
+        members.fail(f"{type(error).__name__}: {error}")
+        with contextlib.suppress(OSError, ValueError):  # nobody may read it
+            traceback.print_exc()
+        status = 1
+    if members.have_left:
+        jax.distributed.shutdown()
+        return status
     process.exit_now(status)  # JAX's own end would wait for the others, and crash
-
-
-@contextlib.contextmanager
-def _folder_of_service(members: members_lib.Members) -> Iterator[pathlib.Path]:
-    """Makes a folder, of this user alone, for the socket of JAX's service."""
-    if members.rank:  # the root has the service
-        yield pathlib.Path()
-        return
-    # The path of a socket has at most 107 bytes.
-    where = "/tmp" if len(tempfile.gettempdir()) > 60 else None
-    made = tempfile.TemporaryDirectory(
-        prefix="nebula-", dir=where, ignore_cleanup_errors=True
-    )
-    members.last.append(made.cleanup)
-    with made as folder:
-        yield pathlib.Path(folder)
 
 
 def _join(
@@ -154,12 +137,8 @@ def _join(
     place: "_Place",
     described: Mapping[str, Any],
     members: members_lib.Members,
-    service: pathlib.Path,
 ) -> None:
-    """Meets the other processes, which `members` watches from then on; begins JAX.
-
-    `service` is the path of the socket of JAX's service, which the root has.
-    """
+    """Meets the other processes, which `members` watches from then on; begins JAX."""
     global _members
     timeout, address = settings.connect_timeout, place.address
     secret = run_secret.of_run(settings.workdir)
@@ -167,9 +146,8 @@ def _join(
         door = rendezvous.Door(
             _listen(address, timeout), secret, endpoints.written(address)
         )
-        door.service = str(service)
         lines = rendezvous.gather(door, place.processes, described, timeout)
-        reach = functools.partial(_reach, str(service))
+        reach = functools.partial(_reach, door)
     else:
         line = rendezvous.attend(
             address, secret, place.rank, place.processes, described, timeout
@@ -178,14 +156,23 @@ def _join(
         reach = functools.partial(_reach_by_door, address, secret, place.rank)
     _members = members
     members.watch(lines)
-    _begin_jax(service, proxy.open_to(reach), place, timeout)
+    if place.rank:
+        _begin_jax("", proxy.open_to(reach), place, timeout)
+        return
+    # The path of a socket has at most 107 bytes.
+    where = "/tmp" if len(tempfile.gettempdir()) > 60 else None
+    with tempfile.TemporaryDirectory(prefix="nebula-", dir=where) as folder:
+        door.service = f"{folder}/service"  # where this user alone comes
+        _begin_jax(door.service, proxy.open_to(reach), place, timeout)
+        # Open, it is reached without the folder, which a kill would leave behind.
+        door.service = f"/proc/self/fd/{os.open(door.service, os.O_PATH)}"
 
 
-def _reach(service: str) -> socket.socket:
+def _reach(door: rendezvous.Door) -> socket.socket:
     """Connects the root to JAX's service."""
     sock = socket.socket(socket.AF_UNIX)
     try:
-        sock.connect(service)
+        sock.connect(door.service)
     except OSError:
         sock.close()
         raise
@@ -300,7 +287,7 @@ def _listen(address: tuple[str, int], timeout: float) -> socket.socket:
 
 
 def _begin_jax(
-    service: pathlib.Path, proxied: str, place: _Place, connect_timeout: float
+    service: str, proxied: str, place: _Place, connect_timeout: float
 ) -> None:
     """Makes one program of the processes, which are all there.
 

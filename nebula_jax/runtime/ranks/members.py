@@ -37,8 +37,6 @@ class Members:
         """True once all processes have done their work."""
         self.work, self.interrupt = activity.Work(), process.Interrupt()
         self.aborts: list[Callable[[str], None]] = []
-        self.last: list[Callable[[], None]] = []
-        """Called before the process ends from here, whatever its main thread does."""
         self._lines: dict[int, rendezvous.Line] = {}
         self._heard: dict[int, float] = {}
         self._at: dict[int, tuple[int, str]] = {}  # steps done, and a line of code
@@ -182,8 +180,6 @@ class Members:
                 abort(reason)
         time.sleep(LAST_WORDS_SECONDS)
         process.message(f"error: {reason}")
-        for each in self.last:
-            each()
         process.exit_now(process.ENDED_BY_PEER)
 
 

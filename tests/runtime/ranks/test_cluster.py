@@ -52,11 +52,17 @@ def test_a_killed_process_is_named_and_ends_the_others(tmp_path, victim):
     assert_ended(started, [1 - victim], words, begin)
 
 
-def test_a_process_that_computes_ends_with_its_reason_when_the_root_has_gone(tmp_path):
+def test_a_process_that_computes_ends_with_its_reason_when_the_root_has_gone(
+    tmp_path, monkeypatch
+):
+    temporary = tmp_path.parent / "t"  # the path of a socket is short
+    temporary.mkdir(exist_ok=True)
+    monkeypatch.setenv("TMPDIR", str(temporary))
     started = ranked.Started(tmp_path, {}, {"then": "hang"}, steps=MANY)
     started.wait_for_step(3)
     begin = time.monotonic()
     started.processes[0].kill()
+    assert list(temporary.iterdir()) == []
     assert_ended(started, [1], "^error: process 0 of this cluster has gone$", begin)
     assert started.printed(1)[-1] == "aborted: process 0 of this cluster has gone"
     assert len(started.errors(1)) == 1  # nor does JAX say anything
