@@ -175,15 +175,21 @@ def test_two_switches_that_dial_each_other_keep_one_line(tmp_path):
 
 def test_of_lines_dialed_at_once_both_labs_keep_the_same_one(tmp_path, monkeypatch):
     dial, both, dialed = outside.dial, threading.Barrier(2), []
+    standing = server.Switch._standing
 
     async def at_once(folder, lab, address):
         made = await dial(folder, lab, address)
         if folder.path not in dialed:
             dialed.append(folder.path)
-            await asyncio.to_thread(both.wait, 20)
+            await asyncio.to_thread(both.wait, 60)
         return made
 
+    def of_both(self, *given):  # who was dialed first dials as well
+        return standing(self, *given) if len(dialed) == 2 else None
+
     monkeypatch.setattr(server.outside, "dial", at_once)
+    monkeypatch.setattr(server.Switch, "_standing", of_both)
+    monkeypatch.setattr(line, "SILENCE_SECONDS", 60.0)  # until the other has dialed
     with labs_that_dial_each_other(tmp_path) as labs:
         lines = wait_for_a_line_that_lasts(labs)
         assert len(dialed) == 2
