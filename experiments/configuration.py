@@ -234,15 +234,17 @@ def parse_run(folder: str, module: str, replaced: Sequence[str] = ()) -> pathlib
     return pathlib.Path(folder)
 
 
-def flags_of_run(folder: str | os.PathLike[str], module: str) -> flags.FlagValues:
+def flags_of_run(
+    folder: str | os.PathLike[str], module: str, flag: str = "run"
+) -> flags.FlagValues:
     """Returns the flags of an earlier run; those of this process stay as they are.
 
     For a notebook, which has none. Paths are relative to where the run was started.
 
     Raises:
-      errors.SettingsError: if it is no such run.
+      errors.SettingsError: if it is no such run; names the `flag` that has the folder.
     """
-    path = _run_flags(os.fspath(folder), module)
+    path = _run_flags(os.fspath(folder), module, flag)
     found = copy.deepcopy(flags.FLAGS)
     with _of_this_version(path, module):
         found([module, f"--flagfile={path}", f"--workdir={os.fspath(folder)}"])
@@ -268,12 +270,12 @@ def take_model(module: str, names: Sequence[str]) -> None:
         if not flag.present and (is_of_model or flag.name in SHAPING):
             missing.append(flag.name)
     if missing and folder and pathlib.Path(folder).is_dir():
-        earlier = flags_of_run(folder, module)
+        earlier = flags_of_run(folder, module, "init_from")
         given = [earlier[name].serialize() for name in missing]
         command_line.parse([sys.argv[0], *filter(None, given)])
 
 
-def _run_flags(folder: str, module: str) -> pathlib.Path:
+def _run_flags(folder: str, module: str, flag: str = "run") -> pathlib.Path:
     """Returns the flags of a run, or of the cluster of it that is there."""
     if not folder:
         raise errors.SettingsError(f"--run is missing: the folder of a run of {module}")
@@ -281,7 +283,7 @@ def _run_flags(folder: str, module: str) -> pathlib.Path:
     for path in (at / "run.flags", *sorted(at.glob("*/run.flags"))):
         if path.is_file():
             return path
-    raise errors.SettingsError(f"--run={folder}: no run of {module} is there")
+    raise errors.SettingsError(f"--{flag}={folder}: no run of {module} is there")
 
 
 @contextlib.contextmanager

@@ -70,7 +70,9 @@ def _check_number(groups: list[list[str]], only: int | None) -> None:
 def shared_vocabulary(run: config.Run) -> pathlib.Path:
     """Returns --vocabulary, that of --init_from, or one of the text (once per text)."""
     if run.local.init_from and not run.local.vocabulary:
-        earlier = configuration.flags_of_run(run.local.init_from, "pretrain_m3")
+        earlier = configuration.flags_of_run(
+            run.local.init_from, "pretrain_m3", "init_from"
+        )
         return pathlib.Path(earlier["vocabulary"].value)
     groups = run.agreed.groups()
     mixes, pairs = config.mixes(run.agreed, groups), run.agreed.parallel_pairs

@@ -192,7 +192,7 @@ def test_a_run_begins_with_the_parameters_of_another(runs, split):
         jax.tree.map(np.testing.assert_array_equal, ours["params"], theirs["params"])
     status, output = runs.run_here(**given | {"init_from": "nowhere", "workdir": "x"})
     assert status == 2
-    assert "--run=nowhere: no run of pretrain_m3 is there" in output
+    assert "--init_from=nowhere: no run of pretrain_m3 is there" in output
 
 
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, split):

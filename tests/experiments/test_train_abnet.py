@@ -396,7 +396,7 @@ def test_a_run_begins_with_the_parameters_of_another(runs, split):
     nothing = {"init_from": "text", "workdir": "nothing"}
     status, output = runs.run(steps=1, **given | SHALLOW | nothing)
     assert status == 2
-    assert "--init_from=text: no step is saved in all clusters" in output
+    assert "--init_from=text: no run of train_abnet is there" in output
 
 
 class Terminal(io.TextIOWrapper):
