@@ -63,6 +63,8 @@ def drawn(panels: Sequence[Panel]) -> Any:
     # Imported here, so that clusters, which draw nothing, need not wait for it.
     with installed.extra("plots"):
         import matplotlib.figure
+    # A run without pairs has no probes of translations: an empty panel tells nothing.
+    panels = [panel for panel in panels if any(panel.curves.values())] or panels
     columns = min(2, len(panels))
     rows = math.ceil(len(panels) / columns)
     size = 5.5 * columns, 4.1 * rows

@@ -53,6 +53,14 @@ def test_few_curves_have_a_legend():
     assert not axes.texts
 
 
+def test_a_panel_without_a_point_is_left_out_where_others_have_some():
+    empty = plots.Panel("Probes", "", {"a": []})
+    full = plots.Panel("Loss", "nats", {"a": [(1, 2.0)]})
+    (axes,) = plots.drawn([empty, full]).axes
+    assert axes.get_title() == "Loss"
+    assert plots.drawn([empty]).axes
+
+
 def test_names_beside_points_are_inside_and_none_is_over_another_or_a_point():
     figure = matplotlib.figure.Figure(figsize=(5, 4), layout="constrained")
     axes = figure.subplots()
