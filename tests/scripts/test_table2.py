@@ -21,7 +21,7 @@ def rows_of(ended, seeds="01"):
     """The rows of runs: name -> figures."""
 
     class Ended(table_runs.Runs):
-        def found(self, run):
+        def result(self, run):
             return ended[run.name]
 
     runs = Ended(pathlib.Path("table"), None)
