@@ -5,7 +5,9 @@ reads them; and anybody's `module:name`, called with `About`, that returns a
 `metrics.Tracker`. A run needs none of them: one that fails is left out, with a message.
 """
 
+import contextlib
 import errno
+import fcntl
 import hashlib
 import importlib
 import os
@@ -13,7 +15,7 @@ import pathlib
 import re
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from nebula_jax import errors, files, installed, printable
@@ -127,18 +129,19 @@ class MLflow:
         """Begins a run at MLFLOW_TRACKING_URI, or resumes the one of `mlflow_run`."""
         with installed.extra("mlflow"):
             import mlflow
-        self._client, self._metric = mlflow.MlflowClient(), mlflow.entities.Metric
-        known = about.folder / "mlflow_run"
-        if known.is_file():
-            self._id = known.read_text()
-            return
-        named = self._client.get_experiment_by_name(about.workdir.name)
-        experiment = (
-            named.experiment_id
-            if named
-            else self._client.create_experiment(about.workdir.name)
-        )
-        run = self._client.create_run(experiment, run_name=about.cluster)
+        self._metric = mlflow.entities.Metric
+        known, name = about.folder / "mlflow_run", about.workdir.name
+        # Clusters begin at once: the first one makes a new database, and an experiment.
+        with _alone(about.workdir):
+            self._client = mlflow.MlflowClient()
+            if known.is_file():
+                self._id = known.read_text()
+                return
+            named = self._client.get_experiment_by_name(name)
+            if named is None:
+                self._client.create_experiment(name)
+                named = self._client.get_experiment_by_name(name)
+        run = self._client.create_run(named.experiment_id, run_name=about.cluster)
         self._id = run.info.run_id
         with files.writing(known) as partial:  # whatever fails now, it is resumed
             partial.write_text(self._id)
@@ -157,6 +160,17 @@ class MLflow:
     def close(self) -> None:
         """Ends the run."""
         self._client.set_terminated(self._id)
+
+
+@contextlib.contextmanager
+def _alone(folder: pathlib.Path) -> Iterator[None]:
+    """Lets one process of this machine after the other in."""
+    opened = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(opened, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(opened)
 
 
 class Prometheus:

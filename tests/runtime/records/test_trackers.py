@@ -2,8 +2,10 @@
 
 import socket
 import sys
+import time
 import types
 import urllib.request
+from concurrent import futures
 from unittest import mock
 
 import ports
@@ -80,18 +82,20 @@ CLIENTS = []
 
 
 class Client:
-    """MLflow's client, of a server that has no experiment yet."""
+    """MLflow's client, of a server that has no experiment at first."""
 
     def __init__(self):
         CLIENTS.append(self)
         self.calls = []
 
     def get_experiment_by_name(self, name):
-        return None
+        made = ("experiment", name) in [call for each in CLIENTS for call in each.calls]
+        time.sleep(0.05)  # others come meanwhile
+        return types.SimpleNamespace(experiment_id="3") if made else None
 
     def create_experiment(self, name):
+        assert self.get_experiment_by_name(name) is None, "there is one of this name"
         self.calls.append(("experiment", name))
-        return "3"
 
     def create_run(self, experiment, run_name):
         self.calls.append(("run", experiment, run_name))
@@ -131,6 +135,19 @@ def test_mlflow_resumes_the_run_that_it_began(monkeypatch, about):
         ]
         assert calls[-1] == ("end", "abc")
     assert len(second) == 2  # nothing is begun
+
+
+def test_clusters_that_begin_at_once_make_one_experiment(monkeypatch, about, capsys):
+    entities = types.SimpleNamespace(Metric=lambda *each: each)
+    module(monkeypatch, "mlflow", MlflowClient=Client, entities=entities)
+    CLIENTS.clear()
+    each = [about._replace(folder=about.workdir / f"cluster-{k}") for k in range(3)]
+    with futures.ThreadPoolExecutor() as pool:
+        opened = list(pool.map(lambda own: trackers.opened(["mlflow"], "", own), each))
+    for made in opened:
+        made.write(7, VALUES)
+    assert [client.calls[-1][0] for client in CLIENTS] == 3 * ["metrics"]
+    assert "takes no more metrics" not in capsys.readouterr().out
 
 
 def test_mlflow_resumes_a_run_whose_settings_it_did_not_take(monkeypatch, about):
