@@ -310,8 +310,8 @@ def _held_out_markdown(evaluations: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
     if frequent and mean_of(last, "clm_accuracy") <= mean_of(last, "unigram_accuracy"):
         found.append(
-            "CLM predicts masked tokens no better than the most frequent piece, always,"
-            " would."
+            "CLM predicts masked tokens no better than always answering with the most"
+            " frequent piece."
         )
     if right > 1 - STARVED:
         found.append(
