@@ -82,7 +82,7 @@ class Stub:
                 {
                     "step": step,
                     "time": 100.0 + step * (1.0 if is_plain else 0.125),
-                    "loss": 5.0 - 0.1 * step - seed,
+                    **({} if name == "source" else {"loss": 5.0 - 0.1 * step - seed}),
                     "bytes_sent": 77 + step * sizes["forward"],
                     "bytes_received": 7 + step * sizes["backward"],
                 }
