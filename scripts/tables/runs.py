@@ -86,8 +86,9 @@ class Runs:
         machines = [run["hardware"] for run in runs if "hardware" in run]
         if machines:
             about["hardware"] = {name: _all(machines, name) for name in machines[0]}
-        # Whoever repeats it does the runs anew, and finds no figures of them.
-        command = re.sub(r" --?results_dir[= ]\S+", "", about["command"])
+        # Whoever repeats it does the runs anew, in a folder of their own.
+        places = r" --?(results_dir|workdir)[= ]\S+"
+        command = re.sub(places, "", about["command"])
         return about | {"command": command}
 
     def made(self, name: str) -> pathlib.Path:

@@ -104,7 +104,7 @@ def test_a_record_has_the_machines_and_commits_of_its_runs_not_of_who_gathers(tm
 
 def test_the_command_of_a_record_does_all_runs_anew(tmp_path, monkeypatch):
     runs = table_runs.Runs(tmp_path, table_runs.summary_of)
-    for given in ("--results_dir=kept", "-results_dir kept"):
+    for given in ("--results_dir=kept", "-results_dir kept", "--workdir=here"):
         command = f"python -m t {given} '--rows=a b'"
         monkeypatch.setattr(report, "command", lambda given=command: given)
         assert runs.provenance()["command"] == "python -m t '--rows=a b'"
