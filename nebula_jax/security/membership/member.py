@@ -148,12 +148,12 @@ def load(
 
 
 def own_certificate(folder: site_folder.Folder, role: str) -> x509.Certificate:
-    """Reads a role's newest certificate, which may have expired; see `_read`."""
+    """Reads a role's newest certificate, even expired; FederationError without one."""
     return _read(folder, role).certificate
 
 
 def issuer(folder: site_folder.Folder) -> x509.Certificate:
-    """Reads the certificate of the key that issued the switch's own; see `_read`."""
+    """Reads the certificate that signs the switch's; FederationError without one."""
     found = _read(folder, "switch")
     return [*found.between, found.authority][0]
 

@@ -134,7 +134,10 @@ class RevocationList:
         _check_period(self.present())
 
     def is_revoked(self, lab: str, begin: datetime.datetime) -> bool:
-        """Returns True if certificates from `begin` on are revoked; see `present`."""
+        """Returns True if a lab's certificate valid from `begin` on is revoked.
+
+        Raises ListRefused if there is no list that serves.
+        """
         return begin.timestamp() < self.present().revoked.get(lab, 0)
 
     def revoked(self) -> Mapping[str, int]:
