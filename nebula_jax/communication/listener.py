@@ -15,14 +15,18 @@ import time
 from collections.abc import Callable, Collection
 from typing import Any
 
-from nebula_jax.communication import admission, bridge, pending_connections, wan
+from nebula_jax import errors, printable
+from nebula_jax.communication import bridge, pending_connections, wan
 from nebula_jax.communication import link as link_lib
 from nebula_jax.communication.wire import activity, frames, greeting, session, states
+from nebula_jax.security import names as names_lib
 
 MAX_WAITING = 64  # clusters that have come, and nobody has accepted yet
 MAX_ENDED = 64  # sessions remembered, so that a peer who comes back gets the reason
-REFUSED = (admission.Refused, session.SessionOver, greeting.PlainPeer)
-"""Errors whose reason a peer is sent."""
+
+
+class Refused(errors.NebulaError):
+    """A peer that is not let in; it is sent the reason."""
 
 
 class Listener:
@@ -67,7 +71,7 @@ class Listener:
         self.address: tuple[str, int] = listening.getsockname()[:2]
         self._hello, self._tls = hello, tls
         self._check, self._finish = check, finish
-        self._rules = admission.Rules(hello, clusters, may_return)
+        self._clusters, self._may_return = clusters, may_return
         self._peer_timeout = peer_timeout
         self._settings: dict[str, Any] = {
             "reconnect_timeout": reconnect_timeout,
@@ -116,9 +120,8 @@ class Listener:
     def give_up(self, owner: str, reason: str, may_return: bool = False) -> None:
         """Ends the links of peers that cannot come back.
 
-        Args:
-          owner: the DNS names of their certificate; empty for all of them.
-          may_return: True to wait for them, and to give the reason if they do not come.
+        `owner` has the DNS names of their certificate, or is empty for all of them;
+        with `may_return` they are waited for, and given the reason if they do not come.
         """
         for link in list(self._sessions.values()):
             if not link.is_over and owner in ("", link.owner):
@@ -155,7 +158,7 @@ class Listener:
         """Takes a connection's steps, and sends the reason to one that is refused."""
         try:
             yield from self._steps(pending)
-        except REFUSED as error:
+        except (Refused, session.SessionOver, greeting.PlainPeer) as error:
             line = f"refused a connection from {pending.host}: {error}"
             # Anybody can send a frame without TLS: it hides no other refusal.
             is_plain = isinstance(error, greeting.PlainPeer)
@@ -179,7 +182,7 @@ class Listener:
             pending.connected = yield from self._finish(secure)
             pending.is_expected = True
         connected = pending.connected
-        self._rules.check_certificate(connected)
+        self._check_certificate(connected)
         opening, acknowledged = yield from greeting.read_opening(connected)
         link = self._find(opening, acknowledged)
         if link is not None:
@@ -192,11 +195,10 @@ class Listener:
         peer = yield from greeting.exchange_hellos(connected.sock, new)
         if self._find(opening, acknowledged) is not None:  # meanwhile
             raise session.RemoteProtocolError(f"{peer.cluster} came twice at once")
-        links = self._sessions.values()
-        self._rules.check_peer(peer, connected, links)
+        self._check_peer(peer, connected)
         if self._came.full():
             waited_for = self._hello.cluster
-            raise admission.Refused(f"too many clusters wait for {waited_for}")
+            raise Refused(f"too many clusters wait for {waited_for}")
         new.send(self._hello)
         link = link_lib.Link(new, self._hello.cluster, **self._settings)
         try:
@@ -209,6 +211,58 @@ class Listener:
         self._sessions[number] = link
         self._hosts[number] = pending.group
         self._came.put_nowait(link)
+
+    def _check_certificate(self, connected: greeting.Connected) -> None:
+        """Raises Refused unless a cluster that may come can have this certificate."""
+        if connected.clusters is None or self._clusters is None:
+            return
+        if not connected.clusters & {names_lib.label(each) for each in self._clusters}:
+            owner = printable.line(connected.owner) or "nobody's DNS name"
+            raise Refused(f"a certificate for {owner} was not expected")
+
+    def _check_peer(self, peer: frames.Hello, connected: greeting.Connected) -> None:
+        """Admits a new peer, for whom a link of the same name ends if it has to.
+
+        A certificate names its cluster. Without TLS, a name is all that a peer has to
+        show. Raises Refused if it may not have this name, or not now.
+        """
+        cluster = peer.cluster
+        try:
+            bridge.check_certificate(cluster, connected)
+        except bridge.Mismatch as error:
+            raise Refused(str(error)) from None
+        if self._clusters is not None and cluster not in self._clusters:
+            raise Refused(f"{cluster} was not expected")
+        for link in self._sessions.values():
+            if link.peer.cluster == cluster and not link.is_over:
+                self._make_room(link, peer, connected)
+
+    def _make_room(
+        self, link: link_lib.Link, peer: frames.Hello, connected: greeting.Connected
+    ) -> None:
+        cluster = peer.cluster
+        anew = f"{cluster} was started anew"
+        newest = max(peer.checkpoints, default=0)
+        has = f"step {newest}" if newest else "none"
+        again = f"{session.START_AGAIN} ({cluster} has saved {has})"
+        if self._may_return:
+            try:  # before who is there loses its place to one that cannot take part
+                bridge.check_agreement(self._hello, peer)
+            except bridge.Mismatch as error:
+                raise Refused(str(error)) from None
+            link.give_up(f"{anew}, without its session")
+        elif not link.is_away:
+            raise Refused(f"{cluster} is here already")
+        elif not link.has_begun:
+            link.abort(anew)
+        elif not connected.owner:  # anybody could end a run whose line breaks
+            raise Refused(
+                f"{cluster} is expected back, not anew; if its process has ended, end"
+                f" the others too and {again}"
+            )
+        else:  # both start again, and go on from what is saved
+            link.give_up(f"{anew}, so its session cannot go on: {again}")
+            raise Refused(f"the session that {cluster} had is over now: {again}")
 
     def _find(self, opening: frames.Open, acknowledged: int) -> link_lib.Link | None:
         """Returns the link of a session; None if it is to be made."""
