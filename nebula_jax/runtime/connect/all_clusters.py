@@ -24,7 +24,6 @@ from nebula_jax.communication.wire import activity, frames
 from nebula_jax.communication.worker_link import AnyLink
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import gathering as gathering_lib
-from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
 from nebula_jax.security import names as names_lib
@@ -36,15 +35,11 @@ PLAIN_RETURN = (
 
 
 def dialed(cluster: str, clusters: Sequence[str], hub: str = "") -> list[str]:
-    """Returns the clusters that one dials, in their order.
+    """Returns the clusters that one dials, in the order of all, the same everywhere.
 
-    Args:
-      cluster: its name; one that is not among `clusters`, such as `all`, dials nobody.
-      clusters: names of all, in the same order everywhere.
-      hub: name of the one that all others dial; empty if each meets each.
-
-    Raises:
-      errors.SettingsError: if there is no such hub.
+    With a hub, all others dial it; without, each meets each. A cluster that is not
+    among them, such as `all`, dials nobody. Raises errors.SettingsError if there is no
+    such hub.
     """
     if hub and hub not in clusters:
         raise errors.SettingsError(f"hub={hub}: the clusters are {', '.join(clusters)}")
@@ -63,8 +58,7 @@ def check_place(
 ) -> None:
     """Checks that a cluster has what it needs to meet the others; see `dialed`.
 
-    Raises:
-      errors.NebulaError: before anything has started.
+    Raises errors.NebulaError before anything has started.
     """
     names_lib.check(clusters)
     dials = dialed(cluster, clusters, hub)
@@ -106,19 +100,17 @@ class Peers:
 
         Every process of this cluster has to call it at the same place. Whatever waits
         for the cluster on its former link gets session.PeerGone. The new link stands in
-        `links`; its channels are still to be opened, and it is to be welcomed.
-
-        Returns:
-          Its link; None if none has come, or none may (see `connected`).
+        `links`; its channels are still to be opened, and it is to be welcomed. None if
+        none has come, or none may (see `connected`).
         """
         link = self._accepted() if self._listener is not None else None
         if not ranks.agree(int(link is not None)):
             return None
         if link is None:
-            came: AnyLink = routes.worker_link(self._work)
+            came: AnyLink = connect.worker_link(self._work)
         else:
             process.message(f"{link.peer.cluster} has rejoined")
-            routes.share(link)
+            connect.share(link)
             came = link
         self.links[came.peer.cluster] = came
         self.lines.append(came)
@@ -171,13 +163,13 @@ def connected(
     if may_return and not hub:
         raise errors.SettingsError("clusters can rejoin a hub alone: give a hub")
     if not ranks.is_root() or not order:
-        shared: dict[str, AnyLink] = {name: routes.worker_link(work) for name in order}
+        shared: dict[str, AnyLink] = {name: connect.worker_link(work) for name in order}
         yield Peers(hello, shared, dials, clusters, hub, work)
         return
     where = connect.addresses(settings, hello.cluster, dials)
     links: dict[str, AnyLink] = {}
     with contextlib.ExitStack() as stack:
-        own = stack.enter_context(routes.Routes(settings, hello, check, work))
+        own = stack.enter_context(connect.Routes(settings, hello, check, work))
         listener = None
         if waits:  # before this cluster dials: none shall find its port closed
             _report_return(settings, may_return)
@@ -188,7 +180,7 @@ def connected(
             gathering.gather(waits)
             for name in order:  # in which the other processes take their part, too
                 links[name] = link = gathering.links[name]
-                routes.share(link)
+                connect.share(link)
             rejoins = listener if may_return else None
             yield Peers(hello, links, dials, clusters, hub, own.work, rejoins)
             _close(links, may_be_gone=may_return and bool(waits))
@@ -200,7 +192,7 @@ def connected(
 
 def _report_return(settings: connect.Settings, may_return: bool) -> None:
     """Prints a line if a cluster that rejoins has nothing to show but a name."""
-    is_plain = settings.tls == routes.TLS_OFF and not settings.federation
+    is_plain = settings.tls == connect.TLS_OFF and not settings.federation
     if may_return and is_plain and process.LIFELINE_FD not in os.environ:
         process.message(PLAIN_RETURN)
 

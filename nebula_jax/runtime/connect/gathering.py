@@ -16,7 +16,7 @@ from nebula_jax.communication import listener as listener_lib
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames, session
 from nebula_jax.communication.worker_link import AnyLink
-from nebula_jax.runtime.connect import routes
+from nebula_jax.runtime import connect
 
 POLL_SECONDS = 0.1  # between looks at the links, while others are waited for
 _AFTER = re.compile(r" after [0-9.]+ s \(-*connect_timeout\)")  # seconds for one dial
@@ -26,16 +26,11 @@ class Gathering:
     """The links of a cluster until all are there."""
 
     def __init__(
-        self, own: routes.Routes, listener: listener_lib.Listener | None
+        self, own: connect.Routes, listener: listener_lib.Listener | None
     ) -> None:
-        """Starts without links, by the routes of this cluster.
-
-        Args:
-          listener: of those that come; None if none is waited for.
-        """
+        """Starts without links; `listener` is None if no cluster is waited for."""
         self._listener = listener
-        self.links: dict[str, Link] = {}
-        """All so far, those that ended included."""
+        self.links: dict[str, Link] = {}  # all so far, those that ended included
         self._routes, self._timeout = own, own.settings.connect_timeout
         self._deadline = time.monotonic() + self._timeout
         self._dialed: list[Link] = []

@@ -16,7 +16,6 @@ from typing import NamedTuple
 
 from nebula_jax.communication import endpoints
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.life import processes
 from nebula_jax.security import names, tls
 from nebula_jax.security.membership import site_folder
@@ -62,13 +61,13 @@ def prepared(
     ]
     with contextlib.ExitStack() as stack:
         listening = _listening(listens or clusters[:1], settings.listen, stack)
-        given = routes.TLS_OFF if settings.federation else settings.tls
+        given = connect.TLS_OFF if settings.federation else settings.tls
         own = _credentials(clusters, given, stack)
         where = {
             name: endpoints.written(each.getsockname()[:2])
             for name, each in listening.items()
         }
-        routes.report_plain(settings)
+        connect.report_plain(settings)
 
         def launch(program: Sequence[str], arguments: Arguments) -> int:
             commands: dict[str, processes.Command] = {}
@@ -104,7 +103,7 @@ def _of_cluster(
     root, *others = _members(count)
     commands = {name: processes.Command([*command, *root], passed)}
     for rank, flags in enumerate(others, 1):
-        without = [*command, f"--tls={routes.TLS_OFF}", *flags]
+        without = [*command, f"--tls={connect.TLS_OFF}", *flags]
         commands[f"{name}/{rank}"] = processes.Command(without, ())
     return commands
 
@@ -134,19 +133,17 @@ def _members(count: int) -> list[list[str]]:
 class _Own(NamedTuple):
     """The credentials of one cluster, as its process gets them."""
 
-    where: str
-    """The value of --tls."""
-    descriptors: Sequence[int] = ()
-    """The file in memory that it is handed."""
+    where: str  # the value of --tls
+    descriptors: Sequence[int] = ()  # the file in memory that it is handed
 
 
 def _credentials(
     clusters: Sequence[str], given: str, stack: contextlib.ExitStack
 ) -> dict[str, _Own]:
     """Finds or makes the clusters' credentials; `stack` closes what is made."""
-    if given == routes.TLS_OFF:
-        return dict.fromkeys(clusters, _Own(routes.TLS_OFF))
-    if given != routes.TLS_AUTO:
+    if given == connect.TLS_OFF:
+        return dict.fromkeys(clusters, _Own(connect.TLS_OFF))
+    if given != connect.TLS_AUTO:
         folders = {name: pathlib.Path(given) / names.label(name) for name in clusters}
         for name, folder in folders.items():
             tls.client_contexts(folder, name)

@@ -22,7 +22,7 @@ from types import FrameType
 from typing import IO, NamedTuple
 
 from nebula_jax import printable
-from nebula_jax.runtime.connect import routes
+from nebula_jax.runtime import connect
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.life import restarts as restarts_lib
 from nebula_jax.runtime.life import screen as screen_lib
@@ -41,8 +41,7 @@ class Command(NamedTuple):
     """The command of one cluster."""
 
     arguments: Sequence[str]
-    descriptors: Sequence[int]
-    """The files that it is handed."""
+    descriptors: Sequence[int]  # the files that it is handed
 
 
 class Processes:
@@ -112,7 +111,7 @@ class Processes:
             if name in self._listening:
                 number = self._listening[name].fileno()
                 passed.append(number)
-                own = {routes.LISTEN_FD: str(number)}
+                own = {connect.LISTEN_FD: str(number)}
             self._processes[name] = subprocess.Popen(
                 command.arguments,
                 stdin=subprocess.DEVNULL,
@@ -172,8 +171,8 @@ class Processes:
     def _watch(self, screen: screen_lib.Screen) -> dict[str, int]:
         """Waits until all clusters have ended, and ends them if one fails.
 
-        Returns:
-          Cluster -> its status; -n if signal n killed it. The first to end is first.
+        Returns cluster -> its status, -n if signal n killed it; the first to end is
+        first.
         """
         deadline = float("inf")
         ends: dict[str, int] = {}

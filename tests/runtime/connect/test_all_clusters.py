@@ -20,7 +20,7 @@ from nebula_jax.communication import bridge, codec, endpoints, ranks
 from nebula_jax.communication.link import Link
 from nebula_jax.communication.wire import frames, session
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import all_clusters, routes
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.security.tls import certificates
 
@@ -554,7 +554,7 @@ def test_the_root_shares_its_links_in_the_order_of_the_clusters(monkeypatch):
 
     monkeypatch.setattr(ranks, "count", lambda: 2)
     monkeypatch.setattr(ranks, "agree", lambda value: value)
-    monkeypatch.setattr(routes, "share_peer", share)
+    monkeypatch.setattr(connect, "share_peer", share)
     run = Run(NAMES[:4])
 
     def body(peers):
@@ -573,7 +573,7 @@ def test_another_process_takes_what_the_root_shares(monkeypatch):
     came = iter(hellos)
     monkeypatch.setattr(ranks, "is_root", lambda: False)
     monkeypatch.setattr(ranks, "agree", lambda value: 30)  # the root's
-    monkeypatch.setattr(routes, "share_peer", lambda peer: next(came))
+    monkeypatch.setattr(connect, "share_peer", lambda peer: next(came))
     with joined(connect.Settings(), hello("c"), NAMES) as peers:
         assert list(peers.links) == ["a", "b", "d", "e"]
         assert [link.peer for link in peers.links.values()] == hellos

@@ -18,7 +18,6 @@ from nebula_jax.communication import bridge, endpoints
 from nebula_jax.communication.wire import frames
 from nebula_jax.federation import inner
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import routes
 from nebula_jax.runtime.connect.all_clusters import connected
 from nebula_jax.runtime.life import launcher, process
 from nebula_jax.security import tls
@@ -109,9 +108,9 @@ def over_a_line(monkeypatch, folder, pool):
         monkeypatch.setattr(bridge, "SILENT_SECONDS", patience)
         said = []
         monkeypatch.setattr(process, "message", said.append)
-        listening = routes.listening_socket(connect.Settings())
+        listening = connect.listening_socket(connect.Settings())
         proxy = Proxy(listening.getsockname())
-        monkeypatch.setattr(routes, "listening_socket", lambda settings: listening)
+        monkeypatch.setattr(connect, "listening_socket", lambda settings: listening)
         disturb(proxy)
 
         def dial():
@@ -174,7 +173,7 @@ def test_a_slow_line_keeps_its_place_as_long_as_bytes_come(
         kind, lambda proxy: proxy.limit(rate), patience, fingerprints
     )
     assert time.monotonic() - start > least
-    assert not [line for line in said if line != routes.PLAIN]
+    assert not [line for line in said if line != connect.PLAIN]
     assert proxy.connections == 1
 
 
@@ -236,7 +235,7 @@ def test_what_only_a_person_can_mend_is_reported_soon(
 
 def test_a_line_that_damages_everything_is_the_last_reason_given(monkeypatch):
     monkeypatch.setattr(bridge, "RETRY_SECONDS", 2.5)  # so the last is no short one
-    with routes.listening_socket(connect.Settings()) as listening:
+    with connect.listening_socket(connect.Settings()) as listening:
         is_over = threading.Event()
         answering = threading.Thread(target=answer_badly, args=(listening, is_over))
         answering.start()
@@ -265,15 +264,15 @@ def answer_badly(listening, is_over):
 
 def test_a_run_that_anybody_can_read_says_so_once(tmp_path, capsys, monkeypatch, pool):
     """The launcher, or each cluster of its own machine; nobody if it is encrypted."""
-    for where, words in (("auto", ""), ("off", routes.PLAIN + "\n")):
+    for where, words in (("auto", ""), ("off", connect.PLAIN + "\n")):
         with launcher.prepared(tmp_path, ["d", "g:0"], connect.Settings(tls=where)):
             pass
         assert capsys.readouterr().err == words
     meet(pool, ["g:0"], ["g:0"])
-    assert capsys.readouterr().err.count(routes.PLAIN) == 2
+    assert capsys.readouterr().err.count(connect.PLAIN) == 2
     monkeypatch.setenv(process.LIFELINE_FD, "0")  # as a launched cluster
     meet(pool, ["g:0"], ["g:0"])
-    assert routes.PLAIN not in capsys.readouterr().err
+    assert connect.PLAIN not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
@@ -281,11 +280,11 @@ def test_a_trainer_listens_where_it_reaches_its_switch_and_nowhere_else(host, tm
     folder = site_folder.Folder(tmp_path)
     inner.write(folder, inner.Address(host, 7080, "token"))
     settings = connect.Settings(federation=str(tmp_path), job="m3")
-    with routes.listening_socket(settings) as listening:
+    with connect.listening_socket(settings) as listening:
         assert listening.getsockname()[0] == host
     folder.socket.symlink_to(tmp_path / "users.sock")
-    with routes.listening_socket(settings) as listening:
+    with connect.listening_socket(settings) as listening:
         assert listening.getsockname()[0] == "127.0.0.1"
     given = dataclasses.replace(settings, listen="127.0.0.2:0")
-    with routes.listening_socket(given) as listening:
+    with connect.listening_socket(given) as listening:
         assert listening.getsockname()[0] == "127.0.0.2"

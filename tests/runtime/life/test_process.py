@@ -14,7 +14,7 @@ from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, link
 from nebula_jax.communication.wire import driver, session, stuck_peers
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.connect import all_clusters, routes
+from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.training import checkpoint
 
@@ -209,22 +209,22 @@ def test_rubbish_in_the_environment_is_named(monkeypatch, value):
     monkeypatch.setenv(process.LIFELINE_FD, value)
     with pytest.raises(errors.SettingsError, match=process.LIFELINE_FD):
         process.Interrupt().install()
-    monkeypatch.setenv(routes.LISTEN_FD, value)
-    with pytest.raises(errors.SettingsError, match=routes.LISTEN_FD):
+    monkeypatch.setenv(connect.LISTEN_FD, value)
+    with pytest.raises(errors.SettingsError, match=connect.LISTEN_FD):
         all_clusters.check_place(connect.Settings(), "d", ["d", "g"])
-    with pytest.raises(errors.SettingsError, match=routes.LISTEN_FD):
-        routes.listening_socket(connect.Settings())
+    with pytest.raises(errors.SettingsError, match=connect.LISTEN_FD):
+        connect.listening_socket(connect.Settings())
 
 
 def test_a_descriptor_of_another_kind_is_refused(monkeypatch):
     ends = os.pipe()
-    monkeypatch.setenv(routes.LISTEN_FD, str(ends[0]))
+    monkeypatch.setenv(connect.LISTEN_FD, str(ends[0]))
     with open(os.devnull) as nothing:
         monkeypatch.setenv(process.LIFELINE_FD, str(nothing.fileno()))
         with pytest.raises(errors.SettingsError, match=process.LIFELINE_FD):
             process.Interrupt().install()
-    with pytest.raises(errors.SettingsError, match=routes.LISTEN_FD):
-        routes.listening_socket(connect.Settings())
+    with pytest.raises(errors.SettingsError, match=connect.LISTEN_FD):
+        connect.listening_socket(connect.Settings())
     for end in ends:
         os.close(end)
 
