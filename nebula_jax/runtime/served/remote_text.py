@@ -11,6 +11,8 @@ for. Threads that read ahead take turns.
 N rows of a request, L tokens of a row.
 """
 
+import contextlib
+import dataclasses
 import pathlib
 import threading
 from collections.abc import Sequence
@@ -20,13 +22,11 @@ import numpy as np
 
 import nebula_jax
 from nebula_jax import errors
-from nebula_jax.communication import bridge, selector, wan
+from nebula_jax.communication import selector
 from nebula_jax.communication.codecs import bits
 from nebula_jax.communication.link import Link
-from nebula_jax.communication.wire import activity, frames, session, states
-from nebula_jax.federation import inner, switch_client
+from nebula_jax.communication.wire import activity, frames, session
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.life import process
 from nebula_jax.runtime.served import data_channels
 from nebula_jax.security.membership import site_folder
 
@@ -39,11 +39,7 @@ class RemoteRows(Sequence[dict[str, np.ndarray]]):
     """The rows of one split of one part, as `packed_sequences` gives them."""
 
     def __init__(self, text: "RemoteText", first: int, count: int) -> None:
-        """Reads nothing.
-
-        Args:
-          first: number of the first of them there.
-        """
+        """Reads nothing; `first` is the number of the first of them there."""
         self._text, self.first, self._count = text, first, count
 
     def __len__(self) -> int:
@@ -71,13 +67,9 @@ class RemoteText:
     ) -> None:
         """Connects to who serves it, and reads what parts there are.
 
-        Args:
-          vocabulary: digest of the one that it reads with.
-          form: of the rows that it reads.
-
-        Raises:
-          errors.NebulaError: if nobody serves it, in another form than is wanted, or
-            this account has no grant.
+        `vocabulary` is the digest of the one that it reads with, in rows of this form.
+        Raises errors.NebulaError if nobody serves it, in another form than is wanted,
+        or this account has no grant.
         """
         self._flag = f"data={data_channels.PREFIX}{wanted.handle}"
         self._form = form
@@ -90,37 +82,28 @@ class RemoteText:
             details={"rows": form.rows},
         )
         job = data_channels.job_of(wanted.handle)
-        self._trainer = switch_client.Trainer(folder, job, hello.cluster, wanted.lab)
-        try:
-            self._link = _dial(settings, self._trainer, hello, work)
-        except BaseException:
-            self._trainer.close()
-            raise
-        try:
-            self._ends = data_channels.ends(self._link, self._form, serves=False)
-            self._link.wait_for_welcome(settings.connect_timeout)
-            page = np.asarray(self._ends.parts.recv_payload(0).payload)
-            self._places = _placed(data_channels.read_description(page))
-        except errors.NebulaError as error:
-            self._link.abort(str(error))
-            self._trainer.close()
-            raise self._ended(error) from None
+        reach = dataclasses.replace(settings, job=job, peer=wanted.lab)
+        with contextlib.ExitStack() as stack:
+            routes = stack.enter_context(connect.Routes(reach, hello, work=work))
+            self._link = _dial(routes)
+            try:
+                self._ends = data_channels.ends(self._link, form, serves=False)
+                self._link.wait_for_welcome(settings.connect_timeout)
+                page = np.asarray(self._ends.parts.recv_payload(0).payload)
+                self._places = _placed(data_channels.read_description(page))
+            except errors.NebulaError as error:
+                self._link.abort(str(error))
+                raise self._ended(error) from None
+            self._routes = stack.pop_all()
         self._turn = threading.Lock()
         self._requests = 0
 
     def part(
         self, name: str, splits: Sequence[str]
     ) -> tuple[str, dict[str, Sequence[dict[str, np.ndarray]]]]:
-        """Returns a part of the corpus, as `packed_sequences.Prepared` has it.
+        """Returns a part of the corpus, such as `mono/es`: digest, split -> rows.
 
-        Args:
-          name: such as `mono/es`.
-
-        Returns:
-          Digest of all that it was made from, and split -> its rows.
-
-        Raises:
-          NoMoreText: if it is not there.
+        As `packed_sequences.Prepared` has it; raises NoMoreText if it is not there.
         """
         found: dict[str, Sequence[dict[str, np.ndarray]]] = {}
         key = ""
@@ -147,11 +130,8 @@ class RemoteText:
     def read(self, numbers: Sequence[int]) -> np.ndarray:
         """Reads rows by their numbers in the whole corpus; any thread may.
 
-        Returns:
-          [rows, L] int32, padded.
-
-        Raises:
-          NoMoreText: if they may not be read, or cannot.
+        Returns [rows, L] int32, padded. Raises NoMoreText if they may not be read, or
+        cannot.
         """
         if not len(numbers):
             return np.zeros((0, self._form.length), np.int32)
@@ -186,7 +166,6 @@ class RemoteText:
         return ids.astype(np.int32).reshape(shape)
 
     def _ended(self, error: errors.NebulaError) -> NoMoreText:
-        """Returns an error as that of the data that it ended."""
         return NoMoreText(f"{self._flag}: {error}")
 
     def close(self) -> None:
@@ -198,7 +177,7 @@ class RemoteText:
                 self._link.close()
             except errors.NebulaError as error:  # it was needed no more
                 self._link.abort(str(error))
-        self._trainer.close()
+        self._routes.close()
 
     def __enter__(self) -> "RemoteText":
         return self
@@ -207,38 +186,15 @@ class RemoteText:
         self.close()
 
 
-def _dial(
-    settings: connect.Settings,
-    trainer: switch_client.Trainer,
-    hello: frames.Hello,
-    work: activity.Work | None,
-) -> Link:
+def _dial(routes: connect.Routes) -> Link:
     """Connects to who serves the data.
 
     A process that was killed and comes back finds its former session there, which ends
     when it first tries: so it tries twice.
     """
-    for is_last in (False, True):
-        try:
-            return bridge.connect(
-                inner.read(trainer.folder)[:2],
-                hello,
-                connect_timeout=settings.connect_timeout,
-                peer_timeout=settings.peer_timeout,
-                reconnect_timeout=settings.reconnect_timeout,
-                peer=data_channels.CLUSTER,
-                tls=trainer.client_context,
-                line=wan.from_string(settings.wan).up,
-                log=process.message,
-                work=work or activity.Work(settings.stuck_timeout),
-                route=trainer.reach(data_channels.CLUSTER),
-                place=switch_client.PLACE,
-                finish=trainer.finish(states.Role.CONNECTOR),
-            )
-        except session.PeerAborted:
-            if is_last:
-                raise
-    raise AssertionError
+    with contextlib.suppress(session.PeerAborted):
+        return routes.dial(data_channels.CLUSTER, None)
+    return routes.dial(data_channels.CLUSTER, None)
 
 
 def _placed(
