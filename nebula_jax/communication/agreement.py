@@ -1,10 +1,8 @@
 """The format of a channel, on which both ends agree before the first tensor.
 
-Only buffers travel, so both ends must mean the same by them: the arrays' tree, shapes
-and dtypes, the codec with its arguments, the level of zstd. The listener's Welcome
+Only buffers travel, so both ends must mean the same by them. The listener's Welcome
 describes all its channels; the connector compares them with its own, and both sides
-end with an error that names the channel and the difference. Later, whatever is sent is
-checked against its channel's format.
+end with an error that names the channel and the difference.
 """
 
 import hashlib
@@ -35,11 +33,8 @@ class FormatError(errors.NebulaError):
 
 
 class Format(NamedTuple):
-    """The format of a channel.
+    """The format of a channel of this name, with its codec's name and level of zstd.
 
-    name: of the channel.
-    codec: the codec's name.
-    zstd: level, or None.
     spec: of the arrays.
     payloads: for each option of the codec, the spec of what it makes of the arrays.
     """
@@ -97,9 +92,7 @@ class Formats:
     def compare(self, described: bytes, peer: str) -> None:
         """Compares them with what the peer's Welcome describes.
 
-        Raises:
-          Mismatch: if they differ.
-          session.RemoteProtocolError: if it is no description.
+        Raises Mismatch if they differ; session.RemoteProtocolError as `decode`.
         """
         self._is_complete = True
         sent, received = decode(described, peer)
@@ -112,9 +105,8 @@ def format_of(
 ) -> Format:
     """Returns the format of a channel with these settings.
 
-    Raises:
-      errors.SettingsError: if the codec has more shapes than a frame can name, or does
-        not give back what it is given; at a spec without arrays.
+    Raises errors.SettingsError if the codec has more shapes than a frame can name, or
+    does not give back what it is given; at a spec without arrays.
     """
     what, shapes = f"channel {name}", len(selector.as_selector(codec).codecs)
     if shapes > frames.MAX_OPTIONS:
@@ -131,11 +123,9 @@ def format_of(
 
 
 def describe(made: Format) -> Description:
-    """Describes a channel to a peer, in JSON values.
+    """Returns name, codec, zstd, tree and leaves, JSON values; and a digest of it all.
 
-    Returns:
-      name, codec, zstd, tree and leaves, of which the latter two may be cut; and a
-      digest of the whole format.
+    The tree and the leaves may be cut.
     """
     tree, leaves = codec_lib.tree_text(made.spec), codec_lib.leaf_texts(made.spec)
     payloads = [
@@ -171,8 +161,7 @@ def encode(sent: Sequence[Format], received: Sequence[Format]) -> bytes:
 def decode(data: bytes, peer: str) -> tuple[list[Description], list[Description]]:
     """Decodes what `encode` made of a peer's channels: sent, and received.
 
-    Raises:
-      session.RemoteProtocolError: if it is something else.
+    Raises session.RemoteProtocolError if it is something else.
     """
     try:
         sent, received = strict_json.loads(data)
@@ -248,16 +237,13 @@ def _check(what: str, spec: Any, arrays: Any) -> None:
     expected, structure = jax.tree.flatten(spec)
     got, found = jax.tree.flatten(arrays)
     is_alike = bool(structure == found)  # type: ignore[operator]
-    if is_alike and all(map(_is_like, expected, got)):
+    if is_alike and all(
+        (getattr(leaf, "shape", None), getattr(leaf, "dtype", None))
+        == (like.shape, like.dtype)
+        for like, leaf in zip(expected, got, strict=True)
+    ):
         return
     if differing := codec_lib.difference(spec, arrays):
         raise FormatError(f"{what}: expected {differing[0]}, got {differing[1]}")
     trees = [printable.line(codec_lib.tree_text(each)) for each in (spec, arrays)]
     raise FormatError(f"{what}: expected the tree {trees[0]}, got {trees[1]}")
-
-
-def _is_like(spec: Any, leaf: Any) -> bool:
-    return (
-        getattr(leaf, "shape", None) == spec.shape
-        and getattr(leaf, "dtype", None) == spec.dtype
-    )

@@ -2,8 +2,7 @@
 
 A decoder would go on: JAX clamps an index that is out of range, or drops what it names,
 and an id outside the vocabulary becomes NaN. Nodes of a payload that can hold such a
-value check themselves (`Checked`), so that with `pack_ids(V)` every channel of ids is
-checked by its codec alone. What only an experiment can check, its receiver is given.
+value check themselves (`Checked`).
 """
 
 from collections.abc import Iterator
@@ -24,8 +23,7 @@ class Checked(Protocol):
 def check_payload(payload: Any) -> None:
     """Checks all nodes of a payload that are `Checked`, and that bool is 0 or 1.
 
-    Raises:
-      ValueError: names the leaf, the value and its range.
+    Raises ValueError, which names the leaf, the value and its range.
     """
     for path, node in _parts(payload, ()):
         try:

@@ -6,8 +6,7 @@
         tokens.send(step + 1, arrays)      # encode on device -> frames -> socket
         link.wait_for_step(step + 1)
 
-A Link (see `link`) is one conversation. The other side of it is in `listener`; both
-compare their Hellos, and part with an error that names the difference.
+Both sides compare their Hellos, and part with an error that names the difference.
 """
 
 import functools
@@ -212,10 +211,9 @@ def _attempt(
     silence: float,
     deadline: float,
 ) -> greeting.Connected:
-    """Makes a connection, and waits on it for the peer's Hello.
+    """Makes a connection, and waits on it for the peer's Hello, while bytes come.
 
-    Gives up after `silence` seconds without a byte. Nothing comes while this side's
-    Hello leaves: the peer's follows it.
+    Gives up after `silence` seconds without a byte: none comes while its Hello leaves.
     """
     connected = dial(deadline)
     sock = connected.sock

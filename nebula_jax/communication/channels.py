@@ -1,15 +1,11 @@
 """The two ends of a channel: arrays on a device, buffers on a link.
 
-Only buffers travel. Both ends have the spec of a channel's arrays; the receiver derives
-the payload's structure from it.
-
 `Sender.send` and `Receiver.recv` encode and decode by themselves, and keep the codec's
 state for it. Where a codec is part of another program (`training.cut`), that program's
 caller has the state, and payloads cross as they are: `send_payload`, `recv_payload`.
 
 In a cluster of many processes all of them call both ends, in the same order. The root
-alone has the line: it sends what all hold shards of, and what it receives is brought to
-the devices of all (`ranks`).
+alone has the line (`ranks`).
 """
 
 import functools
@@ -83,12 +79,9 @@ class Sender:
     def send(self, step: int, arrays: Any, micro_batch: int = 0) -> None:
         """Encodes on the device and queues the bytes; blocks while too much waits.
 
-        Args:
-          step: optimization step, counted from 1: part of the tag that the receiver
-            checks, and an argument of a Selector's choice.
-
-        Raises:
-          agreement.FormatError: if they are not of the spec.
+        `step` counts from 1: part of the tag that the receiver checks, and an argument
+        of a Selector's choice. Raises agreement.FormatError if the arrays are not of
+        the spec.
         """
         self.format.check(arrays)
         self.trace.ready(arrays)  # that is not the codec's time
@@ -102,8 +95,7 @@ class Sender:
     ) -> None:
         """Queues a payload that was encoded elsewhere; see `training.cut`.
 
-        Raises:
-          agreement.FormatError: if it is no payload of the channel's codec.
+        Raises agreement.FormatError if it is no payload of the channel's codec.
         """
         self.format.check_payload(selected)
         with self.trace.span("send", tensor=self.name, micro_batch=micro_batch):
@@ -174,9 +166,8 @@ class Receiver:
     def recv(self, step: int, micro_batch: int = 0) -> Any:
         """Waits for the tensor with this tag and decodes it on the device.
 
-        Raises:
-          session.RemoteProtocolError: if another one comes, it cannot be decoded, or it
-            has a value that cannot be.
+        Raises session.RemoteProtocolError if another one comes, it cannot be decoded,
+        or it has a value that cannot be.
         """
         return self._recv(step, [micro_batch])[0]
 
@@ -224,22 +215,17 @@ class Receiver:
     def recv_payload(self, step: int, micro_batch: int = 0) -> selector.Selected:
         """Waits for the tensor with this tag; leaves it to the caller to decode.
 
-        Returns:
-          The payload, and the number of the codec that encoded it. Its arrays are on
-          the host, or on the devices of all processes if there are several.
-
-        Raises:
-          session.RemoteProtocolError: if another one comes, bytes that zstd cannot
-            decompress, or a value that the codec cannot have sent.
+        Returns the payload, and the number of the codec that encoded it. Its arrays are
+        on the host, or on the devices of all processes if there are several. Raises
+        session.RemoteProtocolError as `recv`, and at bytes that zstd cannot decompress.
         """
         return self._recv_payloads(step, [micro_batch])[0]
 
     def recv_end(self, step: int, micro_batches: int, identity: Any = None) -> None:
         """Waits for the end of a step, and compares the batch with the sender's.
 
-        Raises:
-          session.RemoteProtocolError: if the sender has more or fewer micro-batches, or
-            both have an identity and these differ.
+        Raises session.RemoteProtocolError if the sender has more or fewer
+        micro-batches, or both have an identity and these differ.
         """
         if not ranks.is_root():
             return

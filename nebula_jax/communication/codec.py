@@ -163,11 +163,9 @@ def ratio(codec: Codec, spec: Spec) -> float:
 def fitted(what: str, codec: Codec, spec: Spec) -> Payload:
     """Returns what `payload_spec` does, of a codec that gives back what it is given.
 
-    Nothing is computed. `what` names the arrays in errors.
-
-    Raises:
-      errors.SettingsError: at arrays that are none, or if what is decoded differs from
-        the spec, or a state from the one before it.
+    Nothing is computed. `what` names the arrays in errors. Raises errors.SettingsError
+    at arrays that are none, or if what is decoded differs from the spec, or a state
+    from the one before it.
     """
     check_arrays(what, spec)
     state = jax.eval_shape(lambda: codec.init(spec))
@@ -216,8 +214,7 @@ def check_share(name: str, value: Any) -> None:
 def check_arrays(what: str, tree: Any) -> None:
     """Checks that every leaf of a tree is an array, or the spec of one.
 
-    Raises:
-      errors.SettingsError: with the leaf's path and type, and what to do.
+    Raises errors.SettingsError with the leaf's path and type, and what to do.
     """
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if hasattr(leaf, "shape") and hasattr(leaf, "dtype"):

@@ -26,8 +26,7 @@ def written(address: tuple[str, int]) -> str:
 def host_and_port(name: str, value: str) -> tuple[str, int]:
     """Parses `HOST:PORT`, `[::]:PORT` or `[fe80::1%eth0]:PORT`.
 
-    Raises:
-      errors.SettingsError: naming the argument, if it is none.
+    Raises errors.SettingsError naming the argument, if it is none.
     """
     host, _, port = value.rpartition(":")
     try:
@@ -50,13 +49,9 @@ def hosts_and_ports(name: str, value: str) -> list[tuple[str, int]]:
 
 
 def listen(address: tuple[str, int]) -> socket.socket:
-    """Returns a bound and listening socket.
+    """Returns a bound and listening socket; at `::` for IPv6 and, if it can be, IPv4.
 
-    Args:
-      address: host and port; at `::` both IPv6 and IPv4 where the system can.
-
-    Raises:
-      CannotListen: if the port is in use, or the host is not this machine's.
+    Raises CannotListen if the port is in use, or the host is not this machine's.
     """
     try:
         found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)

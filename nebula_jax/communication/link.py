@@ -65,8 +65,7 @@ class Link:
         `driver.Driver` for `dial`.
         """
         self.session_id = session.session_id
-        self.work = work or activity.Work()
-        """The work of this process."""
+        self.work = work or activity.Work()  # the work of this process
         self._session, self._name = session, cluster
         self._queue = receive_queue.ReceiveQueue()
         session.trace = self.trace
@@ -83,12 +82,9 @@ class Link:
         self._formats = agreement.Formats(cluster)
         self.control = receive_queue.ControlMessages()
         """The latest control messages of the peer."""
-        self.waited = 0.0
-        """Seconds that callers spent waiting for the peer or the line."""
-        self.has_begun = False
-        """True once the peer was welcomed (listener only)."""
-        self.owner = ""
-        """The DNS names of the peer's certificate; empty without TLS."""
+        self.waited = 0.0  # seconds that callers spent waiting for the peer or the line
+        self.has_begun = False  # True once the peer was welcomed (listener only)
+        self.owner = ""  # the DNS names of the peer's certificate; empty without TLS
 
     # For `bridge` and `listener`.
 
@@ -102,9 +98,8 @@ class Link:
     ) -> None:
         """Takes a connection on which the connector has come back (listener only).
 
-        Raises:
-          session.SessionOver, session.RemoteProtocolError: if the session cannot go on
-            with it.
+        Raises session.SessionOver, session.RemoteProtocolError if the session cannot go
+        on with it.
         """
         if connected.owner != self.owner:
             raise session_lib.RemoteProtocolError(
@@ -115,8 +110,7 @@ class Link:
     def give_up(self, reason: str, may_return: bool = False) -> None:
         """Ends the session as if the peer had stayed away for too long, or once it has.
 
-        Args:
-          may_return: True if the peer may come back in time.
+        `may_return` is True if the peer may come back in time.
         """
         self._driver.give_up(reason, may_return)
 
@@ -228,8 +222,7 @@ class Link:
     def wait_for_welcome(self, timeout: float) -> int:
         """Waits for all clusters; returns the step to resume after (connector only).
 
-        Raises:
-          agreement.Mismatch: if the listener's channels are not this side's.
+        Raises agreement.Mismatch if the listener's channels are not this side's.
         """
         what = "the other clusters"
         self._wait(lambda: self.control.welcome is not None, what, timeout=timeout)
@@ -340,8 +333,7 @@ class Link:
     ) -> None:
         """Waits until `predicate` holds, which only the peer can bring about.
 
-        Args:
-          most_seconds: without room to read before that is an error.
+        Without room to read for more than `most_seconds` is an error.
         """
         if predicate():
             return

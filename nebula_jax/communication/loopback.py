@@ -42,8 +42,7 @@ class Loopback:
     ) -> channels.Sender:
         """Opens a channel for arrays like `spec`.
 
-        Raises:
-          agreement.Mismatch: if its receiver was opened for something else.
+        Raises agreement.Mismatch if its receiver was opened for something else.
         """
         channel = len(self._senders)
         made = channels.Sender(self, channel, name, spec, codec)
@@ -61,8 +60,7 @@ class Loopback:
     ) -> channels.Receiver:
         """Opens the receiving end of the first sender that has none yet.
 
-        Raises:
-          agreement.Mismatch: if that was opened for something else.
+        Raises agreement.Mismatch if that was opened for something else.
         """
         channel = len(self._receivers)
         made = channels.Receiver(self, channel, name, spec, codec, sharding, check)
@@ -92,8 +90,7 @@ class Loopback:
     def take_tensor(self, channel: int, what: str) -> frames.Tensor:
         """Returns the next tensor of a channel.
 
-        Raises:
-          errors.NebulaError: if there is none.
+        Raises errors.NebulaError if there is none.
         """
         with self._has_come:
             if not self._has_come.wait_for(lambda: self._inbox[channel], self._seconds):
@@ -109,12 +106,10 @@ class Loopback:
 class End(NamedTuple):
     """One of two parties of this process, each of which opens its own channels."""
 
-    sender: Callable[..., channels.Sender]
-    """Opens a channel to the other end."""
+    sender: Callable[..., channels.Sender]  # opens a channel to the other end
     receiver: Callable[..., channels.Receiver]
     """Opens the receiving end of the other end's next channel."""
-    sent: collections.Counter[str]
-    """What this end has sent, as `Loopback.sent`."""
+    sent: collections.Counter[str]  # what this end has sent, as `Loopback.sent`
 
 
 def ends(seconds: float = 0.0) -> tuple[End, End]:

@@ -37,16 +37,13 @@ class Pending:
 
     connected: greeting.Connected
     host: str
-    deadline: float
-    """Seconds on the caller's clock."""
+    deadline: float  # seconds on the caller's clock
     steps: greeting.Steps[None] = dataclasses.field(init=False)
     """The rest of what is done with it."""
     is_expected: bool = False
     """True if it has shown the call sign of a session, or a certificate."""
-    has_begun: bool = False
-    """True if its next step may be an expensive one, of TLS."""
-    is_taken: bool = False
-    """True if a link has its socket."""
+    has_begun: bool = False  # True if its next step may be an expensive one, of TLS
+    is_taken: bool = False  # True if a link has its socket
 
     def __post_init__(self) -> None:
         """Finds the descriptor, which TLS keeps, and the group of the address."""
@@ -124,11 +121,9 @@ class Pool:
         """Returns the ready connections in the order in which to serve them.
 
         First expected ones; then those that have not begun, which are cheap and may
-        show that they are expected; then known peers' addresses, then the address with
-        the fewest. Of one address the newest: in a flood the oldest ones have given up.
-
-        Args:
-          known: groups of the peers of sessions.
+        show that they are expected; then those of `known` groups, of the peers of
+        sessions; then the address with the fewest. Of one address the newest: in a
+        flood the oldest ones have given up.
         """
 
         def rank(pending: Pending) -> tuple[bool, bool, bool, int, int]:
@@ -169,12 +164,7 @@ class Allowance:
     """A bound on what happens: a few times, then once in a while."""
 
     def __init__(self, burst: int, period: float) -> None:
-        """Starts with all of the burst.
-
-        Args:
-          burst: times that need not wait.
-          period: seconds to wait for each of the others.
-        """
+        """Starts with `burst` times that need not wait; others take `period` s."""
         self._burst, self._period = burst, period
         self._left, self._now = float(burst), 0.0
 
@@ -210,8 +200,8 @@ class RejectedLog:
     def add(self, line: str, now: float) -> int | None:
         """Logs a line, or counts it.
 
-        Returns:
-          The number of lines before it that it stands for; None if it was only counted.
+        Returns the number of lines before it that it stands for; None if it was
+        counted.
         """
         if not self._allowed.take(now):
             self._others += 1

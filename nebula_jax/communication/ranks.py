@@ -87,13 +87,12 @@ def bytes_from_root(data: bytes) -> bytes:
 def from_root(arrays: Any, like: Any) -> Any:
     """Puts the root's arrays on the devices of all processes.
 
-    Args:
-      arrays: tree of arrays on the host; of the others nothing is used.
-      like: the same tree of shapes and dtypes, in every process.
+        Args:
+          arrays: tree of arrays on the host; of the others nothing is used.
+          like: the same tree of shapes and dtypes, in every process.
 
-    Returns:
-      The root's arrays, in a cluster of one process as they are, else a copy on every
-      device.
+    Returns the root's arrays, in a cluster of one process as they are, else a copy on
+    every device.
     """
     if count() == 1:
         return arrays

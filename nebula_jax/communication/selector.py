@@ -49,8 +49,7 @@ class Selector(NamedTuple):
     ) -> tuple[Selected, codec_lib.State]:
         """Chooses and encodes; on the host, hence not to be jitted.
 
-        Args:
-          step: defaults to 1, so codecs with a start step stay inactive.
+        `step` defaults to 1, so codecs with a start step stay inactive.
         """
         option = self.choose(arrays, state, step)
         payload, state = self.codecs[option].encode(arrays, state)
@@ -81,8 +80,7 @@ def as_selector(codec: CodecOrSelector) -> Selector:
 def compiled(codec: CodecOrSelector, sharding: Any = None) -> Selector:
     """Returns a Selector whose codecs are programs of their own, and use up states.
 
-    Args:
-      sharding: of what is decoded; None leaves it to the compiler.
+    `sharding` is of what is decoded; None leaves it to the compiler.
     """
     made = as_selector(codec)
     where = (sharding, None)
@@ -170,9 +168,8 @@ def chain(*codecs: CodecOrSelector) -> CodecOrSelector:
 def staged_encoder(codec: CodecOrSelector) -> tuple[Callable, Callable]:
     """Splits encoding in two: inside another program, and after it, on the host.
 
-    Returns:
-      (arrays, state) -> (arrays or payload, state), to be jitted with the program; and
-      (that, state, step) -> (Selected, state).
+    Returns (arrays, state) -> (arrays or payload, state), to be jitted with the
+    program; and (that, state, step) -> (Selected, state).
     """
     if isinstance(codec, codec_lib.Codec):
         return codec.encode, lambda payload, state, step: (Selected(payload), state)
@@ -182,9 +179,8 @@ def staged_encoder(codec: CodecOrSelector) -> tuple[Callable, Callable]:
 def staged_decoder(codec: CodecOrSelector) -> tuple[Callable, Callable]:
     """Splits decoding in two: before another program, on the host, and inside it.
 
-    Returns:
-      (Selected, state) -> (payload or arrays, state); and (that, state) -> (arrays,
-      state), to be jitted with the program.
+    Returns (Selected, state) -> (payload or arrays, state); and (that, state) ->
+    (arrays, state), to be jitted with the program.
     """
     if isinstance(codec, codec_lib.Codec):
         return lambda selected, state: (selected.payload, state), codec.decode

@@ -29,10 +29,8 @@ _UNITS = {"k": 1e3, "m": 1e6, "g": 1e9, "ms": 1e-3, "s": 1.0}
 class Line:
     """An emulated line, in one direction. `Line()` is no emulation at all."""
 
-    rate: float = 0.0
-    """Bits per second; 0 for unlimited."""
-    delay: float = 0.0
-    """Seconds, one way."""
+    rate: float = 0.0  # bits per second; 0 for unlimited
+    delay: float = 0.0  # seconds, one way
     cuts: tuple[tuple[float, float], ...] = ()
     """(start, length) of cuts, in seconds since the first byte: nothing passes."""
     changes: tuple[tuple[float, float], ...] = ()
@@ -42,10 +40,8 @@ class Line:
 class Lines(NamedTuple):
     """An emulated line, in both directions."""
 
-    up: Line = Line()
-    """From the connectors to the listener."""
-    down: Line = Line()
-    """From the listener to the connectors."""
+    up: Line = Line()  # from the connectors to the listener
+    down: Line = Line()  # from the listener to the connectors
 
 
 UNSHAPED = Line()
@@ -58,10 +54,8 @@ def from_string(text: str) -> Lines:
     often as wanted, lets nothing pass for 5 s, 20 s after the first byte; `10mbit@60s`,
     as often as wanted, is the rate from 60 s after it on.
     `up:60mbit,15ms;down:170mbit,15ms` gives each direction its own; one that is not
-    named is not emulated.
-
-    Raises:
-      errors.SettingsError: naming the part that cannot be read.
+    named is not emulated. Raises errors.SettingsError naming the part that cannot be
+    read.
     """
     lines = {}
     for part in filter(None, text.split(";")):

@@ -33,8 +33,8 @@ def generator_step(
 ) -> GeneratorStep:
     """Compiles a generator's step.
 
-    Returns:
-      (state, [n B, L] int32, send) -> (next state, metrics); the state is used up.
+    Returns (state, [n B, L] int32, send) -> (next state, metrics); the state is used
+    up.
     """
     if config.fan_out == 1:
         whole = mesh_lib.jit_step(

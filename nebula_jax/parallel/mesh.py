@@ -19,9 +19,8 @@ def make_mesh(
 ) -> Mesh:
     """Makes a mesh with the axes `rules.AXES`; `data` gets what the others leave.
 
-    Raises:
-      errors.SettingsError: if fsdp times model_parallel does not divide the number of
-        devices.
+    Raises errors.SettingsError if fsdp times model_parallel does not divide the number
+    of devices.
     """
     check(len(devices), fsdp, model_parallel)
     grid = np.asarray(devices).reshape(-1, fsdp, model_parallel)
@@ -31,8 +30,7 @@ def make_mesh(
 def check(devices: int, fsdp: int, model_parallel: int) -> None:
     """Checks that so many devices can be arranged.
 
-    Raises:
-      errors.SettingsError: if not, with what could.
+    Raises errors.SettingsError if not, with what could.
     """
     groups = devices // model_parallel
     for flag, wanted, what, there in (
@@ -162,9 +160,7 @@ class ShardedInit(NamedTuple):
 def sharded_init(mesh: Mesh, init: Callable[..., Any], *given: Any) -> ShardedInit:
     """Plans a state that is computed in place: no device holds more than its shards.
 
-    Args:
-      init: makes the state of `given`; is jitted, once for all states that it makes.
-      given: arrays or numbers.
+    `init` makes the state of the arrays or numbers `given`; is jitted, once for all.
     """
     shapes = jax.eval_shape(init, *given)
     sharding = rules_lib.shardings(mesh, RULES, shapes)
@@ -190,11 +186,7 @@ def sharded_init_from_arrays(mesh: Mesh, init: Callable[[], Any]) -> ShardedInit
 def sharded_init_with_codecs(
     state: ShardedInit, mesh: Mesh, codecs: list[Any]
 ) -> ShardedInit:
-    """Plans {"state", "codecs"}: a state with the states of its channels' codecs.
-
-    Args:
-      codecs: codec states at step 0; a copy on every device.
-    """
+    """Plans {"state", "codecs"}: codec states at step 0, a copy on every device."""
     everywhere = replicated(mesh)
     return ShardedInit(
         lambda: {"state": state.init(), "codecs": put(codecs, everywhere)},

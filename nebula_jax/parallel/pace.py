@@ -12,14 +12,9 @@ from nebula_jax.communication.worker_link import AnyLink
 
 
 def token_needed(step: int, window: int) -> int:
-    """Returns the latest step whose token must be there before `step` begins.
+    """Returns the latest step whose token must be there before `step`, from 1, begins.
 
-    Args:
-      step: the step that is to begin, 1 and up.
-      window: how many steps a follower may be ahead.
-
-    Returns:
-      A step; 0 or less means that none is needed.
+    A follower may be `window` steps ahead. 0 or less means that none is needed.
     """
     return step - 1 - window
 
@@ -27,22 +22,17 @@ def token_needed(step: int, window: int) -> int:
 def last_step_after_stop(done: int, window: int, total: int) -> int:
     """Returns where a run ends that is to stop while `done` steps have their token.
 
-    A follower can have begun step done + window + 1, and nothing later: every cluster
-    can still end exactly there, and save the same step.
-
-    Args:
-      done: latest step with a token.
-      window: how many steps a follower may be ahead.
+    A follower, which may be `window` steps ahead, can have begun step done + window +
+    1, and nothing later: every cluster can still end exactly there, and save the same
+    step.
     """
     return min(done + window + 1, total)
 
 
 def alone(start: int, last: int, stop_requested: Callable[[], bool]) -> Iterator[int]:
-    """Yields the steps of a process that keeps pace with nobody.
+    """Yields the steps of a process that keeps pace with nobody, those after `start`.
 
-    Args:
-      start: the step that the run resumes after.
-      stop_requested: True once the run should end; looked at before each step.
+    `stop_requested`, looked at before each, is True once the run should end.
     """
     step = start
     while step < last and not stop_requested():
@@ -102,12 +92,7 @@ class Lead:
         stop_requested: Callable[[], bool],
         log: Callable[[str], None],
     ) -> None:
-        """Begins after step `start`.
-
-        Args:
-          window: how many steps a follower may be ahead.
-          stop_requested: True once the run should end.
-        """
+        """Begins after step `start`; for the arguments see `follow`."""
         self._links, self._window, self._log = links, window, log
         self._step, self._last = start, last
         self._stop_requested, self._is_stopping = stop_requested, False

@@ -28,12 +28,9 @@ Tag = tuple[int, int]
 
 
 def micro_batch_key(rng: cut.Rng, step: int, number: int) -> cut.Rng:
-    """Derives the key of a micro-batch: the same one however the run went before.
+    """Derives a micro-batch's key from the run's, the same however the run went before.
 
-    Args:
-      rng: the run's key, or None.
-      step: counted from 1.
-      number: of the micro-batch, counted from 0.
+    Steps count from 1, micro-batches from 0. None of None.
     """
     if rng is None:
         return None

@@ -69,9 +69,8 @@ def seconds(run: M3) -> float:
 def savings(run: M3) -> dict[str, float]:
     """Computes what a step would gain if one thing were twice as fast.
 
-    Returns:
-      Name -> the share of a step's time saved, the largest first: that is the
-      bottleneck. The parts of `busy`, and `round trips`, the delay of both directions.
+    Returns name -> the share of a step's time saved, the largest first: that is the
+    bottleneck. The parts of `busy`, and `round trips`, the delay of both directions.
     """
 
     def with_lines(up: int = 1, down: int = 1, delay: float = 1.0) -> M3:
@@ -92,10 +91,9 @@ def savings(run: M3) -> dict[str, float]:
 
 
 def fan_out(run: M3, replicas: int) -> tuple[int, float]:
-    """Returns n of section 3.3, and t_d / t_g.
+    """Returns n of section 3.3, and t_d / t_g, for replicas of the discriminator.
 
-    Args:
-      replicas: of the discriminator, of which each trains on one micro-batch in t_d.
+    Each of them trains on one micro-batch in t_d.
     """
     ratio = run.discriminator * replicas / run.generator
     return max(1, min(replicas, round(ratio))), ratio

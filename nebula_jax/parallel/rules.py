@@ -96,8 +96,7 @@ def nearest_divisor(size: int, wanted: int) -> int:
 def shardings(mesh: Mesh, rules: Rules, tree: Any) -> Any:
     """Finds the NamedSharding of every leaf of a state.
 
-    Raises:
-      errors.SettingsError: see `spec_of`.
+    Raises errors.SettingsError (see `spec_of`).
     """
 
     def sharding(path: str, leaf: Any) -> NamedSharding:

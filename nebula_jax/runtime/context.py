@@ -85,12 +85,10 @@ class Context:
     def __init__(self, settings: Settings) -> None:
         """Catches signals from now on.
 
-        Raises:
-          errors.SettingsError: if the launcher's descriptors cannot be used, or there
-            is no such tracker.
+        Raises errors.SettingsError if the launcher's descriptors cannot be used, or
+        there is no such tracker.
         """
-        self.settings = settings
-        """The settings of this process."""
+        self.settings = settings  # the settings of this process
         trackers.check(settings.tracker, settings.metrics_port)
         self._interrupt = process.Interrupt().install()
         name, rank = settings.cluster, ranks.rank()
@@ -101,8 +99,7 @@ class Context:
         # The other processes of this cluster see how far this one is.
         cluster.watch(self.work, self._interrupt)
         self.folder = run_folder.of_cluster(settings.workdir, settings.cluster)
-        self.step = 0
-        """The last step that was begun."""
+        self.step = 0  # the last step that was begun
         self._ends: list[Callable[[], object | None]] = []
         self._check: Callable[[Any], None] | None = None
 
@@ -181,11 +178,9 @@ class Context:
         )
 
     def begin(self, start: int, links: Links = ()) -> None:
-        """Begins the records, and their clock.
+        """Begins the records, and their clock; a run resumes after `start`, or 0.
 
-        Args:
-          start: step that the run resumes after; 0 at its beginning.
-          links: to the other clusters, whose traffic is recorded.
+        `links` are to the other clusters, whose traffic is recorded.
         """
         self.phases.enter("compiling")
         settings, self.step = self.settings, start
@@ -273,8 +268,7 @@ class Context:
     ) -> Any:
         """Returns function(*arguments); a traced run waits for the devices, and notes.
 
-        Args:
-          about: JSON values that the trace shows with the time that it took.
+        `about` has JSON values that the trace shows with the time that it took.
         """
         with self.trace.span("compute", step=step, **about):
             return self.trace.ready(function(*arguments))

@@ -138,8 +138,7 @@ def _decode(node: Kept, like: jax.ShapeDtypeStruct) -> jax.Array:
 def _largest(blocks: jax.Array, k: int) -> tuple[jax.Array, jax.Array]:
     """Selects the k largest |x| of each block, ties by lower index, NaN above Inf.
 
-    Returns:
-      Positions [g, k] int32, ascending, and the values there.
+    Returns positions [g, k] int32, ascending, and the values there.
     """
     size = jax.lax.bitcast_convert_type(blocks, jnp.int32) & jnp.int32(0x7FFFFFFF)
     index = jax.lax.platform_dependent(

@@ -96,8 +96,8 @@ def int4(per: str | int) -> codec.Codec:
 def pack_nibbles(q: jax.Array, size: int) -> jax.Array:
     """Packs the low halves of the first `size` of [g, values in each] integers.
 
-    Returns:
-      [ceil(n / 2)] uint8, in the groups' shape where that can be halved: see `int4`.
+    Returns [ceil(n / 2)] uint8, in the groups' shape where that can be halved: see
+    `int4`.
     """
     groups, width = q.shape
     full = q.size == size
@@ -150,10 +150,7 @@ def _round(x: jax.Array) -> jax.Array:
 
 
 def _round_by_adding(x: jax.Array) -> jax.Array:
-    """Rounds and converts by one addition, with the same result.
-
-    XLA's conversion for a CPU also saturates and tests for NaN.
-    """
+    """Rounds as jnp.round; XLA's conversion for a CPU also saturates, and tests."""
     bits = jax.lax.bitcast_convert_type(x + jnp.float32(ROUNDER), jnp.int32)
     return bits - jnp.float32(ROUNDER).view(jnp.int32)
 

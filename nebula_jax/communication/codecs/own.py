@@ -24,9 +24,8 @@ _IN_ORDER = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_
 def found(name: str) -> Callable[..., Any] | selector.CodecOrSelector:
     """Imports `module:name`.
 
-    Raises:
-      ValueError: if there is no such module, it cannot be imported, or has no such
-        codec or function.
+    Raises ValueError if there is no such module, it cannot be imported, or has no such
+    codec or function.
     """
     module, _, path = name.partition(":")
     value = _imported(module)
@@ -63,8 +62,7 @@ def _imported(module: str) -> Any:
 def parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
     """Returns the parameters of a function that makes a codec.
 
-    Raises:
-      ValueError: if they are not all named.
+    Raises ValueError if they are not all named.
     """
     found = inspect.signature(make).parameters
     for each in found.values():
@@ -78,12 +76,8 @@ def made(
 ) -> selector.CodecOrSelector:
     """Makes a codec, called by its module, function and arguments.
 
-    Args:
-      name: `module:name`.
-
-    Raises:
-      ValueError: if the function raises anything, or returns no codec; its own
-        ValueErrors as they are, since they are about an argument.
+    `name` is `module:name`. Raises ValueError if the function raises anything, or
+    returns no codec; its own ValueErrors as they are, since they are about an argument.
     """
     try:
         codec = make(**given)

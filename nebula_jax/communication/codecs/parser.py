@@ -73,8 +73,7 @@ class CodecError(errors.SettingsError):
 def given(name: str, codec: Any) -> selector.CodecOrSelector:
     """Returns the codec of an argument `name`: one, or its name as in a flag.
 
-    Raises:
-      errors.SettingsError: if it is neither; or a CodecError, as `from_string`.
+    Raises errors.SettingsError if it is neither; or a CodecError, as `from_string`.
     """
     if isinstance(codec, str):
         return from_string(codec)
@@ -215,10 +214,7 @@ class _Reader:
     def _function(
         self, node: ast.Name, name: str
     ) -> tuple[Any, Mapping[str, inspect.Parameter]]:
-        """Returns what makes the codec of that name, and its parameters.
-
-        Of one's own it may be the codec.
-        """
+        """Returns what makes the codec of that name, or is it; and its parameters."""
         if self._is_own(node):
             try:
                 make = own.found(name)

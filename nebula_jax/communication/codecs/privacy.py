@@ -109,11 +109,7 @@ _NOISE = re.compile(r"private\([^,]+, ([^)]+)\)")
 def described(
     codec: codec_lib.Codec, states: Sequence[codec_lib.State]
 ) -> dict[str, Any]:
-    """Returns what a run's report has of a codec's noise; {} if it has none.
-
-    Args:
-      states: of its senders in this cluster.
-    """
+    """Returns a report's figures of a codec's noise, by its senders' states; or {}."""
     found = _NOISE.match(codec.name)
     if not found or not (noise := float(found[1])):
         return {}

@@ -22,12 +22,10 @@ class Activity(enum.IntEnum):
     """An activity, by its number in a Ping."""
 
     COMPUTING = 0
-    STARTING = 1
-    """Until its first step is done: it reads files and compiles."""
+    STARTING = 1  # until its first step is done: it reads files and compiles
     SAVING = 2
     EVALUATING = 3
-    WAITING = 4
-    """For the one who gets the Ping."""
+    WAITING = 4  # for the one who gets the Ping
     WAITING_FOR_ANOTHER = 5
 
 
@@ -35,8 +33,7 @@ class Report(NamedTuple):
     """A process's report of itself."""
 
     activity: Activity = Activity.COMPUTING
-    done: int = 0
-    """A number that grows with what it gets done: its steps."""
+    done: int = 0  # a number that grows with what it gets done: its steps
 
 
 class Work:
@@ -56,8 +53,7 @@ class Work:
         trace: trace_lib.Trace = trace_lib.OFF,
     ) -> None:
         """Starts as STARTING; a timeout of 0 seconds is derived from the steps."""
-        self.trace = trace
-        """The spans of this process; an activity is one."""
+        self.trace = trace  # the spans of this process; an activity is one
         self.waiting: list[str] = []
         """One entry for each caller who waits for a peer: what for."""
         self.on_lost: Callable[[str], None] = lambda peer: None

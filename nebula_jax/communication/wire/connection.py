@@ -44,10 +44,8 @@ class Connection:
         """
         self.session = session_
         self.io: socket_io.SocketIO | None = None
-        self.is_stalled = False
-        """True if there was no room to read more."""
-        self.is_over = False
-        """True if all was sent and received."""
+        self.is_stalled = False  # True if there was no room to read more
+        self.is_over = False  # True if all was sent and received
         self.has_received_end = False
         self.reconnect = reconnect.Reconnect(reconnect_timeout, session_.session_id)
         # The latest time at which nothing was in flight that the peer would have read.
@@ -99,8 +97,7 @@ class Connection:
     def send(self, message: frames.Message, is_small: bool) -> None:
         """Queues a message; writes it if it is small and nothing is before it.
 
-        Raises:
-          session.LocalProtocolError: if the protocol does not allow it now.
+        Raises session.LocalProtocolError if the protocol does not allow it now.
         """
         io, is_first = self.io, not self.session.window.is_pending
         if self.session.window.is_empty:
@@ -196,8 +193,7 @@ class Connection:
     def deliver(self) -> None:
         """Hands over the messages that have come.
 
-        Raises:
-          session.PeerAborted: if the last one is an Abort.
+        Raises session.PeerAborted if the last one is an Abort.
         """
         events = self.session.events()
         for message in events:
@@ -218,8 +214,7 @@ class Connection:
     def lose(self, error: Exception) -> None:
         """Closes a broken connection; the session goes on if it can.
 
-        Raises:
-          errors.NebulaError: if what had come before ends it.
+        Raises errors.NebulaError if what had come before ends it.
         """
         io = self._present
         if not isinstance(error, frames.Damaged):  # else nothing more can be read

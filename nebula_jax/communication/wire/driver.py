@@ -55,15 +55,11 @@ class Driver:
     ) -> None:
         """Makes a driver without a socket.
 
-        Args:
-          receive: called with each message that comes; must not wait.
-          has_room: returns True if more may be read.
-          dial: connector: makes a new connection by a monotonic time; raises
-            NebulaError or OSError.
-          reconnect_timeout: seconds that the session may be without a connection.
+        `receive` is called with each message that comes, and must not wait; `has_room`
+        returns True if more may be read; the connector's `dial` makes a new connection
+        by a monotonic time, or raises NebulaError or OSError.
         """
-        self.is_dead = False
-        """True if nothing moves any more."""
+        self.is_dead = False  # True if nothing moves any more
         self._session, self._dial, self._has_room = session_, dial, has_room
         self._waker, self._waiters = wakeups.Waker(), wakeups.Waiters()
         self.connection = connection.Connection(
@@ -98,10 +94,8 @@ class Driver:
     ) -> None:
         """Takes a connection on which the peer has come, or come back (listener only).
 
-        Raises:
-          session.SessionOver: with the reason.
-          session.RemoteProtocolError: if it is no connection to go on with; the present
-            one, if any, stays.
+        Raises session.SessionOver with the reason; session.RemoteProtocolError if it is
+        no connection to go on with: the present one, if any, stays.
         """
         self._check_alive()  # before the mutex, with which an ending session lingers
         with self._mutex:
@@ -148,9 +142,8 @@ class Driver:
     def enqueue(self, message: frames.Message, nbytes: int = 0) -> None:
         """Sends a message, or leaves it to the thread; never waits for the peer.
 
-        Raises:
-          session.SessionOver: if nothing can be sent any more; or what ended it.
-          session.LocalProtocolError: if the protocol does not allow it now.
+        Raises session.SessionOver, or what ended the session, if nothing can be sent
+        any more; session.LocalProtocolError if the protocol does not allow it now.
         """
         if self.is_dead:
             self.check()

@@ -73,8 +73,7 @@ class Open:
     The other side sends again from the frame on that the head acknowledges.
     """
 
-    session_id: bytes
-    """16 random bytes, drawn by the connector."""
+    session_id: bytes  # 16 random bytes, drawn by the connector
     epoch: int
     """The connection's number in its session, from 1; an older one is refused."""
 
@@ -83,12 +82,9 @@ class Open:
 class Hello:
     """The first message of each side."""
 
-    cluster: str
-    """The sender, such as `generator:0`."""
-    version: str
-    """The sender's version of nebula_jax."""
-    settings: dict[str, Any]
-    """Values that must be equal on both sides; JSON."""
+    cluster: str  # the sender, such as `generator:0`
+    version: str  # the sender's version of nebula_jax
+    settings: dict[str, Any]  # values that must be equal on both sides; JSON
     checkpoints: tuple[int, ...] = ()
     """Steps that this cluster could go on from, 0 for a fresh start not included."""
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
@@ -125,8 +121,7 @@ class Tensor(NamedTuple):
     step: int
     micro_batch: int
     buffers: Sequence[Any]
-    option: int = 0
-    """The number of the shape, of those that the channel's codec offers."""
+    option: int = 0  # the number of the shape, of those that the channel's codec offers
 
     @property
     def is_end(self) -> bool:
@@ -156,10 +151,8 @@ class Stop:
 class Ping:
     """A sign of life, and an acknowledgement where no other frame is due."""
 
-    activity: Activity = Activity.COMPUTING
-    """The activity of the sender's process."""
-    done: int = 0
-    """A number that grows with what the sender's process gets done."""
+    activity: Activity = Activity.COMPUTING  # the activity of the sender's process
+    done: int = 0  # a number that grows with what the sender's process gets done
     received: int = 0
     """Bytes of messages that the sender has received, those of Pings left out."""
 
@@ -228,12 +221,8 @@ def encode(
 ) -> list[Any]:
     """Returns the frame of a message: buffers, of which no large one is copied.
 
-    Args:
-      sequence: its number; 0 for one of UNNUMBERED.
-      acknowledged: numbered frames received so far.
-
-    Raises:
-      FrameError: if a Hello is too large.
+    `sequence` is its number, 0 for one of UNNUMBERED; `acknowledged` counts the
+    numbered frames received so far. Raises FrameError if a Hello is too large.
     """
     kind = type(message)
     fields, payload = _parts(message)
@@ -265,11 +254,7 @@ def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
 def header_bytes(data: bytes | bytearray, tags: Integrity = CHECKSUMS) -> int:
     """Reads the length of the typed header from a head that is still to be verified.
 
-    Args:
-      data: the first bytes of a frame.
-
-    Raises:
-      Damaged: if they cannot be a head of this version.
+    `data` begins a frame. Raises Damaged if that is no head of this version.
     """
     magic, version, number, length = _FIELDS.unpack_from(data)[:4]
     if magic.startswith(TLS_RECORDS):
@@ -288,11 +273,7 @@ def decode_head(
 ) -> Head:
     """Verifies the head and the typed header of a frame, and reads the head.
 
-    Args:
-      data: the first `head_bytes` of a frame.
-
-    Raises:
-      Damaged: if its tag is wrong.
+    `data` are the first `head_bytes` of a frame. Raises Damaged if its tag is wrong.
     """
     tags.next_frame()
     start, tag = data[: -tags.tag_bytes], bytes(data[-tags.tag_bytes :])
@@ -314,8 +295,7 @@ def verify_payload(
 def decode(head: Head, header: bytes | bytearray, buffers: Sequence[Any]) -> Message:
     """Builds the message from its parts, all verified.
 
-    Raises:
-      FrameError: if the contents do not fit the kind.
+    Raises FrameError if the contents do not fit the kind.
     """
     fields = LAYOUTS[head.kind].unpack(header)
     if head.kind is Tensor:

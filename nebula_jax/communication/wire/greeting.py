@@ -36,12 +36,9 @@ MAX_DRAINED = 1 << 17  # bytes of a refused peer, Hello and all, that are read f
 class Connected(NamedTuple):
     """A connection on which frames can cross."""
 
-    sock: socket.socket
-    """Non-blocking."""
-    tags: integrity.Both = integrity.PLAIN
-    """The tags of its frames."""
-    owner: str = ""
-    """The DNS names of the peer's certificate; empty without TLS."""
+    sock: socket.socket  # non-blocking
+    tags: integrity.Both = integrity.PLAIN  # the tags of its frames
+    owner: str = ""  # the DNS names of the peer's certificate; empty without TLS
     clusters: frozenset[str] | None = None
     """The labels of the clusters that the peer may be; None for any."""
 
@@ -61,13 +58,8 @@ Finish = Callable[[ssl.SSLSocket], Steps[Connected]]
 def run(steps: Steps[T], sock: socket.socket, deadline: float, silence: float) -> T:
     """Takes all steps, waiting for the socket in between.
 
-    Args:
-      deadline: monotonic time at which to give up.
-      silence: seconds without anything from the peer after which to give up.
-
-    Raises:
-      TimeoutError: at the deadline, or after that silence.
-      Exception: what the steps raise.
+    Raises what the steps do, and TimeoutError at the monotonic time `deadline`, or
+    after `silence` seconds without anything from the peer.
     """
     with selectors.PollSelector() as selector:
         selector.register(sock, selectors.EVENT_READ)
@@ -92,14 +84,9 @@ def call_sign(session_id: bytes) -> str:
 
 
 def client_hello(sock: socket.socket) -> Steps[bytes]:
-    """Waits for the whole first record of a TLS client, and leaves it on the socket.
+    """Waits for a TLS client's first record, which stays on the socket; returns it.
 
-    Returns:
-      The record.
-
-    Raises:
-      PlainPeer: if a frame comes.
-      ConnectionError: if something else comes, or the end.
+    Raises PlainPeer if a frame comes; ConnectionError at anything else, or the end.
     """
     head = yield from _peek(sock, TLS_HEAD)
     if head.startswith(integrity.CHECKSUMS.magic):
@@ -133,9 +120,8 @@ def _peek(sock: socket.socket, count: int) -> Steps[bytes]:
 def shake_hands(sock: ssl.SSLSocket) -> Steps[None]:
     """Completes a TLS handshake.
 
-    Raises:
-      credentials.CredentialsError: if the peer's certificate must not be used.
-      OSError: if there was no handshake; ssl.SSLError is one.
+    Raises credentials.CredentialsError if the peer's certificate must not be used;
+    OSError, of which ssl.SSLError is one, if there was no handshake.
     """
     yield from when_ready(selectors.EVENT_READ, sock.do_handshake)
     credentials.check_peer(sock.getpeercert(True) or b"")
@@ -151,9 +137,8 @@ def inside_tls(sock: ssl.SSLSocket) -> Steps[Connected]:
 def read_opening(connected: Connected) -> Steps[tuple[frames.Open, int]]:
     """Reads the first frame of a connection; see `reader.read_opening`.
 
-    Raises:
-      ConnectionError: if the connection ends before.
-      frames.Damaged, frames.FrameError: if it is something else.
+    Raises ConnectionError if the connection ends before; frames.Damaged,
+    frames.FrameError if it is something else.
     """
     tags = connected.tags.received
     size = frames.frame_bytes(frames.Open, tags=tags)

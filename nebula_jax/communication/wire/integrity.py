@@ -14,13 +14,10 @@ import xxhash
 class Integrity(Protocol):
     """The protection of the frames of one direction."""
 
-    magic: bytes
-    """4 bytes, the first of each frame."""
+    magic: bytes  # 4 bytes, the first of each frame
     tag_bytes: int
-    what: str
-    """A name of the tags, for errors."""
-    is_sealed: bool
-    """True if nobody on the way can read payloads, or make tags."""
+    what: str  # a name of the tags, for errors
+    is_sealed: bool  # True if nobody on the way can read payloads, or make tags
 
     def next_frame(self) -> None:
         """Goes on to the next frame of its direction."""
@@ -33,9 +30,7 @@ class Integrity(Protocol):
     ) -> tuple[Sequence[Any], bytes]:
         """Returns the present frame's payload as it crosses, and its tag.
 
-        Args:
-          payload: buffers of bytes, which stay as they are.
-          in_clear: True if it crosses as it is.
+        Buffers of bytes, which stay as they are; `in_clear` if they cross so.
         """
 
     def reveal(self, buffer: Any) -> None:

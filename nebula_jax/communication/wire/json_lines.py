@@ -41,8 +41,7 @@ def decode(data: bytes | bytearray) -> dict[str, Any]:
 def field(fields: Mapping[str, Any], name: str, kind: type) -> Any:
     """Returns a field of an object.
 
-    Raises:
-      Malformed: if it is missing, or of another type.
+    Raises Malformed if it is missing, or of another type.
     """
     value = fields.get(name)
     if type(value) is not kind:
@@ -53,10 +52,9 @@ def field(fields: Mapping[str, Any], name: str, kind: type) -> Any:
 def read(sock: socket.socket) -> dict[str, Any]:
     """Reads a line, and no byte beyond it: a stream may follow.
 
-    Raises:
-      EOFError: if the connection ended without a byte.
-      Malformed: if it is no object, or longer than MOST_BYTES.
-      OSError: of the socket; TimeoutError, if it has a timeout.
+    Raises EOFError if the connection ended without a byte; Malformed if it is no
+    object, or longer than MOST_BYTES; OSError of the socket, TimeoutError if it has a
+    timeout.
     """
     with sock.makefile("rb", buffering=0) as stream:
         line = stream.readline(MOST_BYTES)
@@ -68,9 +66,8 @@ def read(sock: socket.socket) -> dict[str, Any]:
 async def read_from(reader: asyncio.StreamReader) -> dict[str, Any]:
     """Reads a line no longer than the reader's limit.
 
-    Raises:
-      Nothing: if the connection ended without a byte.
-      Malformed: if it is no object, or longer.
+    Raises Nothing if the connection ended without a byte; Malformed if it is no object,
+    or longer.
     """
     try:
         line = await reader.readline()

@@ -27,8 +27,7 @@ class Liveness:
         self._ping_interval = timeout / PINGS_PER_TIMEOUT
         self._noted_after = min(timeout, max(NOTED_SECONDS, NOTED_SHARE * timeout))
         self._last_sent = self._last_received = 0.0
-        self.is_noted = False
-        """True if the present silence was noted."""
+        self.is_noted = False  # True if the present silence was noted
         self._ended = 0.0  # seconds of a noted silence that is over
 
     def connected(self, now: float) -> None:

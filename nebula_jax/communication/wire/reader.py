@@ -11,8 +11,7 @@ class Received(NamedTuple):
     """A whole message."""
 
     message: frames.Message
-    nbytes: int
-    """Bytes of its frame."""
+    nbytes: int  # bytes of its frame
 
 
 def read(
@@ -93,12 +92,9 @@ def _tensor_sizes(
 def read_opening(data: bytes, tags: Integrity = CHECKSUMS) -> tuple[frames.Open, int]:
     """Reads the first frame of a connection whose session is yet to be found.
 
-    Returns:
-      The frame, and how many frames the connector acknowledges in it.
-
-    Raises:
-      frames.Damaged: if the bytes are not those that were sent, or no frame.
-      frames.FrameError: if it is something else.
+    Returns it, and how many frames the connector acknowledges in it. Raises
+    frames.Damaged if the bytes are not those that were sent, or no frame;
+    frames.FrameError if it is something else.
     """
     heads: list[frames.Head] = []
 

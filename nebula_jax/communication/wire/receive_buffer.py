@@ -25,8 +25,7 @@ class ReceiveBuffer:
         self._stage = memoryview(self._bytes)
         self._start = self._end = 0
         self._holes: collections.deque[memoryview] = collections.deque()
-        self.has_holes = False
-        """True if a large buffer is being filled."""
+        self.has_holes = False  # True if a large buffer is being filled
 
     def get_buffer(self) -> memoryview:
         """Returns the place of the next bytes; empty if the stage is full."""
@@ -59,11 +58,7 @@ class ReceiveBuffer:
         return data
 
     def place(self, sizes: Sequence[int]) -> list[np.ndarray]:
-        """Makes buffers of these sizes for the next bytes.
-
-        Returns:
-          [size] uint8 each; complete as soon as `has_holes` is False.
-        """
+        """Makes the next bytes' buffers, [size] uint8; `has_holes` until all came."""
         buffers = []
         for size in sizes:
             staged = self._end - self._start

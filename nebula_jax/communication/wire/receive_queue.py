@@ -64,16 +64,11 @@ class ControlMessages:
     """The latest control messages of a peer: those that are no tensors."""
 
     def __init__(self) -> None:
-        self.welcome: int | None = None
-        """The step of its Welcome, once that has come."""
-        self.formats = b""
-        """The description of its channels that came with it."""
-        self.step_done = 0
-        """The step of its latest token."""
-        self.stop: int | None = None
-        """The step of its last Stop."""
-        self.has_ended = False
-        """True once it has sent End."""
+        self.welcome: int | None = None  # the step of its Welcome, once that has come
+        self.formats = b""  # the description of its channels that came with it
+        self.step_done = 0  # the step of its latest token
+        self.stop: int | None = None  # the step of its last Stop
+        self.has_ended = False  # True once it has sent End
 
     def take(self, message: frames.Message) -> None:
         """Takes a control message of the peer."""

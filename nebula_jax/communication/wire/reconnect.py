@@ -39,15 +39,11 @@ class Reconnect:
         self._pause = 0.0
 
     def lost(self, now: float, reason: str, crossed: int, idle_at: float) -> bool:
-        """Records that the connection broke.
+        """Records that the connection broke; returns True if there was one.
 
-        Args:
-          crossed: messages that had crossed by then, of the whole session.
-          idle_at: the time until when nothing was in flight that the peer would have
-            read.
-
-        Returns:
-          True if there was one: an attempt that breaks half-way changes nothing.
+        An attempt that breaks half-way changes nothing. `crossed` messages, of the
+        whole session, had crossed by then; until `idle_at` nothing was in flight that
+        the peer would have read.
         """
         if self.is_lost:
             return False

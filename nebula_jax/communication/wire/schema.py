@@ -19,8 +19,7 @@ class Shape(NamedTuple):
     """A shape of tensor that may come on a channel."""
 
     channel: int
-    sizes: tuple[int, ...]
-    """Bytes of each buffer."""
+    sizes: tuple[int, ...]  # bytes of each buffer
     is_compressed: bool
     """True if sizes are limits, and a table of the true ones comes first."""
 
@@ -32,9 +31,8 @@ class Shape(NamedTuple):
     def table_sizes(self, table: bytes | bytearray) -> list[int]:
         """Returns the sizes in a table.
 
-        Raises:
-          frames.Damaged: if its checksum is wrong.
-          frames.FrameError: if they exceed the limits.
+        Raises frames.Damaged if its checksum is wrong; frames.FrameError if they exceed
+        the limits.
         """
         *sizes, total = np.frombuffer(table, ">u8").tolist()
         if integrity.checksum((table[: -frames.CHECKSUM.size],)) != total:
@@ -55,8 +53,7 @@ class Schema:
     def add(self, options: Sequence[Sequence[int]], is_compressed: bool) -> None:
         """Adds a channel: for each shape, the bytes of each buffer.
 
-        Raises:
-          ValueError: if a table of its buffers' lengths would not fit on the stage.
+        Raises ValueError if a table of its buffers' lengths would not fit on the stage.
         """
         number = len(self._channels)
         shapes = [Shape(number, tuple(sizes), is_compressed) for sizes in options]
@@ -68,8 +65,7 @@ class Schema:
     def message_sizes(self, head: frames.Head) -> Sequence[int]:
         """Returns the sizes of the payload's buffers of a message that is no tensor.
 
-        Raises:
-          frames.FrameError: if it is too large.
+        Raises frames.FrameError if it is too large.
         """
         limit = PAYLOAD_LIMITS.get(head.kind, 0)
         if head.payload_bytes > limit:
@@ -82,8 +78,7 @@ class Schema:
     def shape(self, header: bytes | bytearray) -> Shape:
         """Returns the shape of the tensor with this typed header.
 
-        Raises:
-          frames.FrameError: if its channel or option is not in the schema.
+        Raises frames.FrameError if its channel or option is not in the schema.
         """
         channel, _, _, option = frames.LAYOUTS[frames.Tensor].unpack(header)
         if channel >= len(self._channels):

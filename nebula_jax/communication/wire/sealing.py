@@ -28,11 +28,7 @@ may come."""
 def finish(
     role: states.Role, offer: Callable[[], seal.Offer], admit: Admit
 ) -> greeting.Finish:
-    """Returns the steps that make sealed frames of a TLS connection.
-
-    Args:
-      offer: makes this side's offer for one connection.
-    """
+    """Returns the steps that make sealed frames of a TLS connection, by an `offer`."""
 
     def steps(sock: ssl.SSLSocket) -> greeting.Steps[greeting.Connected]:
         certificate = sock.getpeercert(True) or b""

@@ -75,24 +75,20 @@ class Session:
         """Starts without a connection; the id has 16 bytes, the timeout is seconds."""
         self.role, self._other, self.session_id = role, role.other, session_id
         self.peer = "the peer"
-        self.hello: frames.Hello | None = None
-        """The peer's, once it has come."""
-        self.is_paused = False
-        """True if nothing more is parsed before `channels_ready`."""
+        self.hello: frames.Hello | None = None  # the peer's, once it has come
+        self.is_paused = False  # True if nothing more is parsed before `channels_ready`
         self.ledger = ledger.Ledger()
         self.trace = trace.OFF
         """The trace of this process, for tensors on their way here."""
         self._ours: frames.Hello | None = None
         self.window = windows.SendWindow()
         self.liveness = liveness.Liveness(peer_timeout)
-        self.watch = stuck_peers.Watch(peer_timeout)
-        """The progress of the peer."""
+        self.watch = stuck_peers.Watch(peer_timeout)  # the progress of the peer
         self.report: Callable[[], activity.Report] = activity.Report
         """Returns what this process is doing, for Pings."""
         self._now, self._head_came, self._moved = 0.0, 0.0, 0
         self._schema = schema.Schema()
-        self.states = states.STARTED
-        """The progress of both directions, by sender."""
+        self.states = states.STARTED  # the progress of both directions, by sender
         self._received = windows.ReceiveWindow()
         self._events: list[frames.Message] = []
         self._phase, self._epoch = states.Phase.NONE, 0
@@ -129,12 +125,9 @@ class Session:
     ) -> int:
         """Adds a channel of tensors that the peer may send; returns its number.
 
-        Args:
-          options: for each shape, the exact size of each buffer of a tensor on it.
-          is_compressed: whether a buffer may be shorter, and a table has its length.
-
-        Raises:
-          ValueError: if it has too many buffers to be compressed.
+        `options` has, for each shape, the exact size of each buffer of a tensor; if it
+        `is_compressed` a buffer may be shorter, and a table has its length. Raises
+        ValueError if it has too many buffers to be compressed.
         """
         self._schema.add(options, is_compressed)
         return self.ledger.add_channel(ledger.RECEIVED, name)
@@ -142,8 +135,7 @@ class Session:
     def channels_ready(self) -> None:
         """Parses what follows the Welcome: channels are added (connector only).
 
-        Raises:
-          frames.Damaged, RemoteProtocolError: as `receive`.
+        Raises frames.Damaged, RemoteProtocolError as `receive`.
         """
         self.is_paused = False
         self._checked(self._parse)
@@ -168,8 +160,7 @@ class Session:
     ) -> None:
         """Goes on with a new connection that the peer has opened (listener only).
 
-        Raises:
-          RemoteProtocolError: if it is not a newer connection of this session.
+        Raises RemoteProtocolError if it is not a newer connection of this session.
         """
         if opening.session_id != self.session_id or opening.epoch <= self._epoch:
             text = f"opened connection {opening.epoch} of a session at connection"
@@ -221,8 +212,7 @@ class Session:
     def abort(self, reason: str, now: float) -> list[Any]:
         """Ends the session, whatever is still queued.
 
-        Returns:
-          Buffers to write behind those that `data_to_send` has returned, if any.
+        Returns buffers to write behind those that `data_to_send` has returned, if any.
         """
         self.states = states.advance(self.states, self.role, frames.Abort)
         if self._phase is states.Phase.NONE:
@@ -279,10 +269,9 @@ class Session:
     def receive(self, count: int, now: float) -> None:
         """Parses `count` bytes, written to the start of `buffer.get_buffer()`.
 
-        Raises:
-          frames.Damaged: if they are not those that were sent; the connection is to be
-            given up then, and nothing more can be received on it.
-          RemoteProtocolError: if they break the protocol or the schema.
+        Raises frames.Damaged if they are not those that were sent: nothing more can be
+        received on this connection; RemoteProtocolError if they break the protocol or
+        the schema.
         """
         self.liveness.received(now)
         self._now = now

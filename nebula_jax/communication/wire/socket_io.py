@@ -34,17 +34,14 @@ class SocketIO:
         if sock.family in (socket.AF_INET, socket.AF_INET6):
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.socket = sock
-        self.is_blocked = False
-        """True if the socket takes no more at present."""
-        self.has_more = False
-        """True if there was no time to write all."""
+        self.is_blocked = False  # True if the socket takes no more at present
+        self.has_more = False  # True if there was no time to write all
         self.has_unread = True
         """True if bytes may wait where no poll sees them: TLS may have read beyond
         what opened the connection."""
         self.error: OSError | None = None
         """The error of a write, for the thread that reads to deal with."""
-        self.tls_bytes = 0
-        """Bytes that TLS has added to what was written."""
+        self.tls_bytes = 0  # bytes that TLS has added to what was written
         self._tls: Any = sock if isinstance(sock, ssl.SSLSocket) else None
         """The socket if it is TLS. Any: typeshed's `read` takes no memoryview."""
         self._shaper, self._waker = shaper, wakes
@@ -128,11 +125,9 @@ class SocketIO:
         """Reads what is there, while it is wanted.
 
         `has_unread` is then True if there may be more: TLS hands out a record at a
-        time, and may keep others where no poll sees them.
-
-        Raises:
-          session.PeerGone: if the peer has closed the connection.
-          session.RemoteProtocolError: if it breaks the protocol.
+        time, and may keep others where no poll sees them. Raises session.PeerGone if
+        the peer has closed the connection; session.RemoteProtocolError if it breaks the
+        protocol.
         """
         self.has_unread = True
         deadline = now + TURN_SECONDS
@@ -171,9 +166,8 @@ class SocketIO:
     def _fill(self, view: memoryview, session: session_lib.Session) -> tuple[int, bool]:
         """Reads into a buffer; TLS hands out a record of at most 16 KiB at a time.
 
-        Returns:
-          The number of bytes, and True if there are no more at present. No bytes
-          although there are more mean that the stream has ended.
+        Returns the number of bytes, and True if there are no more at present. No bytes
+        although there are more mean that the stream has ended.
         """
         filled, goes_on = 0, True
         try:

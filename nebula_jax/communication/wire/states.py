@@ -82,10 +82,8 @@ def advance(states: States, sender: Role, kind: type) -> States:
     """Returns the states of both directions after a message.
 
     Two rules stand beside TRANSITIONS: Welcome opens the connector's direction as well,
-    and an Abort may be sent in any state.
-
-    Raises:
-      OutOfPlace: if the sender's state does not allow it.
+    and an Abort may be sent in any state. Raises OutOfPlace if the sender's state does
+    not allow it.
     """
     state = states[sender]
     following = TRANSITIONS[sender][state].get(kind)
@@ -105,10 +103,7 @@ def advance_phase(phase: Phase, kind: type) -> Phase:
     """Returns the phase of a connection after a message of the peer.
 
     Open is the first message on it, and Abort its last. What is numbered must be
-    allowed by TRANSITIONS as well.
-
-    Raises:
-      OutOfPlace: if the phase does not allow it.
+    allowed by TRANSITIONS as well. Raises OutOfPlace if the phase does not allow it.
     """
     if phase is not Phase.NONE and kind is Abort:
         return Phase.NONE

@@ -55,12 +55,9 @@ class Watch:
 
     def __init__(self, timeout: float) -> None:
         """Starts without a connection; `timeout` is that of `Liveness`."""
-        self.activity = Activity.STARTING
-        """The peer's, as its latest Ping reported it."""
-        self.received = 0
-        """Bytes of messages that came, those of Pings left out."""
-        self.progressed = 0.0
-        """The time of the latest progress."""
+        self.activity = Activity.STARTING  # the peer's, as its latest Ping reported it
+        self.received = 0  # bytes of messages that came, those of Pings left out
+        self.progressed = 0.0  # the time of the latest progress
         self.reads_nothing = False
         """True if the peer's latest Ping on this connection shows that it reads nothing
         at present, and misses nothing: it may have no room. One that waits for this

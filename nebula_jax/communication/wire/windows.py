@@ -23,8 +23,7 @@ class SendWindow:
     """
 
     def __init__(self) -> None:
-        self.reserved = 0
-        """Bytes of tensors that may wait although the window is full."""
+        self.reserved = 0  # bytes of tensors that may wait although the window is full
         self.most_tensors = self.most_bytes = 0
         """The most that waited for a line that was down, or beyond a full window."""
         self.acknowledged = self.cursor = self.next_sequence = 0
@@ -91,13 +90,9 @@ class SendWindow:
         self.cursor = self.acknowledged
 
     def acknowledge(self, count: int) -> None:
-        """Drops what the peer has.
+        """Drops what the peer has: `count` numbered messages, in all.
 
-        Args:
-          count: numbered messages that the peer has received, in all.
-
-        Raises:
-          frames.FrameError: if it cannot have so many, or has had more before.
+        Raises frames.FrameError if it cannot have so many, or has had more before.
         """
         if count == self.acknowledged:
             return
@@ -119,8 +114,7 @@ class ReceiveWindow:
     """The counts of numbered messages that were received."""
 
     def __init__(self) -> None:
-        self.count = 0
-        """Messages of all connections."""
+        self.count = 0  # messages of all connections
         self.unacknowledged = self._unacknowledged_bytes = 0
 
     def add(self, nbytes: int) -> None:

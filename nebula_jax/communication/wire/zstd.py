@@ -78,11 +78,8 @@ class Decompressor:
     ) -> list[np.ndarray]:
         """Returns the buffers as they were, [size] uint8 each, aligned for the device.
 
-        Args:
-          buffers: as received, without the table; one of full size is not compressed.
-
-        Raises:
-          EntropyError: if one decodes to more or less than its size, or not at all.
+        They come without the table; one of full size is not compressed. Raises
+        EntropyError if one decodes to more or less than its size, or not at all.
         """
         return [
             buffer if len(buffer) == size else self._decoded(buffer, size)

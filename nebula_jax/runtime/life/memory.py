@@ -30,8 +30,7 @@ class OutOfMemory(errors.NebulaError):
 def in_words(error: BaseException) -> str:
     """Returns how much was asked for, and where; empty if memory was not what lacked.
 
-    Args:
-      error: as it was caught: its traceback has the line of the program.
+    The error as it was caught: its traceback has the line of the program.
     """
     text = str(error)
     # RuntimeError: JaxRuntimeError is one, and JAX is not imported for it.

@@ -80,11 +80,9 @@ def progress(line: str, record: Mapping[str, Any] | None = None) -> None:
 
 
 def formatted(line: str, record: Mapping[str, Any] | None = None) -> str:
-    """Returns a line of progress in this process's format.
+    """Returns a line of progress, as for people, in this process's format.
 
-    Args:
-      line: for people.
-      record: what the line says, as JSON values; by default the line as `text`.
+    `record` is what it says, as JSON values; by default the line as `text`.
     """
     if is_json():
         line = strict_json.dumps({"text": line} if record is None else record)
@@ -136,8 +134,7 @@ def drop_unread() -> None:
 def handed_down(variable: str, is_kind: Callable[[int], bool]) -> int:
     """Returns the descriptor whose number the launcher has put into the environment.
 
-    Raises:
-      errors.SettingsError: if it is no number of a file whose mode `is_kind`.
+    Raises errors.SettingsError if it is no number of a file whose mode `is_kind`.
     """
     value = os.environ[variable]
     with contextlib.suppress(OSError):
@@ -179,8 +176,7 @@ class Interrupt:
     def install(self) -> "Interrupt":
         """Catches the signals of this process, and watches the launcher's lifeline.
 
-        Raises:
-          errors.SettingsError: if LIFELINE_FD is not the launcher's.
+        Raises errors.SettingsError if LIFELINE_FD is not the launcher's.
         """
         # Elsewhere, such as in a notebook's thread, nobody can catch signals.
         if threading.current_thread() is threading.main_thread():
@@ -257,9 +253,8 @@ class Interrupt:
     ) -> int:
         """Returns the exit status of a cluster; reports where it stopped, if early.
 
-        Args:
-          step: the last one that it took, and saved.
-          folder: where it saved, if that is to be reported.
+        `step` is the last one that it took, and saved; in `folder`, if that is
+        reported.
         """
         if step >= steps:
             return 0

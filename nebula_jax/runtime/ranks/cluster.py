@@ -219,8 +219,7 @@ def _check_alone() -> None:
 class _Place(NamedTuple):
     """The place of this process in its cluster."""
 
-    address: tuple[str, int]
-    """The coordinator's."""
+    address: tuple[str, int]  # the coordinator's
     processes: int
     rank: int
     device_ids: Sequence[int] | None

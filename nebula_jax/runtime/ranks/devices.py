@@ -26,9 +26,7 @@ def check(layout: Layout, batch_size: int, parts: int = 1) -> None:
     """Checks, before JAX is used, that a batch can be spread over the devices.
 
     A batch has `parts` micro-batches. A layout of all devices there are `mesh` checks.
-
-    Raises:
-      errors.SettingsError: if something does not divide, with what would.
+    Raises errors.SettingsError if something does not divide, with what would.
     """
     if batch_size % parts:
         nearest = rules.nearest_divisor(batch_size, parts)
@@ -43,10 +41,8 @@ def check(layout: Layout, batch_size: int, parts: int = 1) -> None:
 def simulate(layout: Layout, processes: int = 1) -> None:
     """Makes CPU devices, if their number is given; to be called before JAX is used.
 
-    Each of the cluster's processes has as many of them.
-
-    Raises:
-      errors.SettingsError: if they do not divide.
+    Each of the cluster's processes has as many of them. Raises errors.SettingsError if
+    they do not divide.
     """
     devices = layout.devices_per_cluster
     if devices % processes:
@@ -62,8 +58,8 @@ def simulate(layout: Layout, processes: int = 1) -> None:
 def mesh(layout: Layout, batch_size: int, parts: int = 1) -> Mesh:
     """Returns a cluster's devices as a mesh; for the arguments see `check`.
 
-    Raises:
-      errors.SettingsError: if there are fewer, or a batch cannot be spread over them.
+    Raises errors.SettingsError if there are fewer, or a batch does not spread over
+    them.
     """
     devices = jax.devices()
     if layout.devices_per_cluster > len(devices):

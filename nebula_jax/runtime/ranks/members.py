@@ -31,10 +31,8 @@ class Members:
 
     def __init__(self, rank: int, peer_timeout: float) -> None:
         self.rank, self._peer_timeout = rank, peer_timeout
-        self.reason = ""
-        """Why the cluster has ended, once it has."""
-        self.have_left = False
-        """True once all processes have done their work."""
+        self.reason = ""  # why the cluster has ended, once it has
+        self.have_left = False  # True once all processes have done their work
         self.work, self.interrupt = activity.Work(), process.Interrupt()
         self.aborts: list[Callable[[str], None]] = []
         self._lines: dict[int, rendezvous.Line] = {}

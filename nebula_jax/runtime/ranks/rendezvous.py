@@ -76,20 +76,13 @@ class Door:
     """
 
     def __init__(self, server: socket.socket, secret: bytes, address: str) -> None:
-        """Opens it.
-
-        Args:
-          server: bound and listening; closed with the door.
-          address: the coordinator's, as all processes were given it.
-        """
+        """Opens it, at a socket that it closes; all were given the `address`."""
         self.came: queue.Queue[tuple[int, Line, Message]] = queue.Queue()
         """Ranks, lines and descriptions of those who have proven themselves."""
         self.is_complete = False
         """True once all are there: then nobody else may come, until the run is over."""
-        self.service = ""
-        """The path of the socket of JAX's service."""
-        self.unproven = 0
-        """Connections that had another secret, or none."""
+        self.service = ""  # the path of the socket of JAX's service
+        self.unproven = 0  # connections that had another secret, or none
         self._secret, self._address = secret, address
         self.acceptor = pending_connections.Acceptor(
             server, self._steps, HELLO_SECONDS, first=selectors.EVENT_WRITE
@@ -234,12 +227,9 @@ def attend(
 ) -> Line:
     """Goes to the root, as another process, and waits for its answer; see `gather`.
 
-    Returns:
-      The line to the root.
-
-    Raises:
-      Absent: if nobody answers, the root has ended, or others did not come.
-      errors.SettingsError: if they are not the P processes of one run.
+    Returns the line to it. Raises Absent if nobody answers, the root has ended, or
+    others did not come; errors.SettingsError if they are not the P processes of one
+    run.
     """
     deadline = time.monotonic() + timeout
     where = endpoints.written(address)
@@ -292,13 +282,9 @@ def knock(
 ) -> socket.socket:
     """Connects to the root's door once, with proofs of both sides.
 
-    Args:
-      deadline: monotonic time at which to give up; later by a moment if it is past.
-
-    Raises:
-      handshake.Unproven: if one of both has another secret.
-      OSError, json_lines.Malformed: if nobody is there, or nobody of this cluster, or
-        the root takes no more processes.
+    Gives up at the monotonic `deadline`, or a moment later if it is past. Raises
+    handshake.Unproven if one of both has another secret; OSError, json_lines.Malformed
+    if nobody is there, or nobody of this cluster, or the root takes no more processes.
     """
     left = max(RETRY_SECONDS, deadline - time.monotonic())
     sock = socket.create_connection(address, left)

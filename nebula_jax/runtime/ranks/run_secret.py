@@ -21,8 +21,7 @@ LEAST = 32  # characters
 def of_run(folder: pathlib.Path) -> bytes:
     """Returns the secret, which is made if there is none.
 
-    Raises:
-      errors.SettingsError: if it is too short, or can be neither read nor made.
+    Raises errors.SettingsError if it is too short, or can be neither read nor made.
     """
     if given := os.environ.get(VARIABLE):
         if len(given) < LEAST:

@@ -214,8 +214,7 @@ class Checkpoints:
     ) -> None:
         """Saves the state after `step`, and the data position, if a checkpoint is due.
 
-        Raises:
-          checkpoint.CheckpointError: if it cannot be written.
+        Raises checkpoint.CheckpointError if it cannot be written.
         """
         if step % self._every == 0:
             self.save(step, state, position())
@@ -264,13 +263,10 @@ def check_same_run(
 ) -> None:
     """Checks that a cluster's folder holds no other run.
 
-    Args:
-      fingerprints: what else must be as it was, such as digests of the cluster's text
-        and model, as far as they are there yet.
-
-    Raises:
-      checkpoint.CheckpointError: if it does, names the first difference; or if it holds
-        checkpoints, none with metadata.
+    `fingerprints` are what else must be as it was, such as digests of the cluster's
+    text and model, as far as they are there yet. Raises checkpoint.CheckpointError,
+    with the first difference, if it does; or if it holds checkpoints, none with
+    metadata.
     """
     about = checkpoint_files.newest_about(folder_of(workdir, cluster))
     found = about and difference(about, cluster, settings, fingerprints or {})
@@ -317,10 +313,8 @@ def _is_longer(now: Any, before: Any) -> bool:
 def newest_in_all(workdir: pathlib.Path, clusters: Sequence[str]) -> int:
     """Returns the newest step of which all clusters have an undamaged checkpoint.
 
-    For a reader of a run's folder; nothing in it changes.
-
-    Raises:
-      checkpoint.CheckpointError: if there is none; says what each has.
+    For a reader of a run's folder; nothing in it changes. Raises
+    checkpoint.CheckpointError if there is none; says what each has.
     """
     saved = {
         name: checkpoint_files.verified_steps(folder_of(workdir, name), process.message)
@@ -378,12 +372,9 @@ def newest_of_all(
 ) -> int:
     """Returns the newest step that every cluster can go on from; 0 for the beginning.
 
-    Args:
-      steps: cluster -> steps it has saved.
-
-    Raises:
-      checkpoint.CheckpointError: if there is none, though some cluster is so far that
-        its checkpoints must not be thrown away.
+    `steps` has, by cluster, those it has saved. Raises checkpoint.CheckpointError if
+    there is none, though some cluster is so far that its checkpoints must not be thrown
+    away.
     """
     common = max(set.intersection(*({0, *saved} for saved in steps.values())))
     newest = max([0, *(step for saved in steps.values() for step in saved)])

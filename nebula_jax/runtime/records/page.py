@@ -43,13 +43,7 @@ def of_run(
     panels: Sequence[plots.Panel],
     samples: Sequence[str] = (),
 ) -> None:
-    """Writes the page of a run.
-
-    Args:
-      summary: of the run, with its `flags`.
-      panels: its curves, those of the line among them.
-      samples: lines of text that the run has made.
-    """
+    """Writes the page of a run: summary with `flags`, panels, samples of text."""
     flags = summary.get("flags", {})
     settings = [[f"`--{name}`", _shown(value)] for name, value in flags.items()]
     write(
@@ -122,8 +116,7 @@ def line_panels(
 ) -> list[plots.Panel]:
     """Returns the curves of the line: rates each way and waiting of each cluster.
 
-    Args:
-      records: cluster -> its metrics; those of a run without a line have no curve.
+    `records` has, by cluster, its metrics; those of a run without a line have no curve.
     """
     found = [
         ("Sent", "Mbit/s", "sent_mbit"),

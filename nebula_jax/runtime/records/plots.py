@@ -57,8 +57,7 @@ def draw(panels: Sequence[Panel], picture: pathlib.Path) -> None:
 def drawn(panels: Sequence[Panel]) -> Any:
     """Returns the curves as a figure of matplotlib, which may be missing.
 
-    Raises:
-      installed.MissingExtra: if it is.
+    Raises installed.MissingExtra if it is.
     """
     # Imported here, so that clusters, which draw nothing, need not wait for it.
     with installed.extra("plots"):
@@ -115,11 +114,7 @@ def _looks(matplotlib: Any) -> Any:
 
 
 def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
-    """Writes the names of lines beside their right ends, none over another.
-
-    Args:
-      axes: of matplotlib, with all of its lines.
-    """
+    """Writes the names of lines beside their right ends, none over another."""
     axes.get_ylim()  # brings limits up to date with what was drawn
     to_share = axes.transData + axes.transAxes.inverted()
     ends = {
@@ -149,11 +144,7 @@ def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
 
 
 def _apart(wanted: Sequence[float], gap: float) -> np.ndarray:
-    """Returns places in [0, 1] at least `gap` apart, as near as can be to those wanted.
-
-    Args:
-      wanted: ascending.
-    """
+    """Returns places in [0, 1] at least `gap` apart, near the ascending ones wanted."""
     if not len(wanted):  # a loss that is NaN has no end
         return np.zeros(0)
     groups: list[np.ndarray] = []  # the shifts of neighbors that touch
@@ -170,9 +161,8 @@ def _apart(wanted: Sequence[float], gap: float) -> np.ndarray:
 def label_points(axes: Any, labels: Sequence[tuple[float, float, str, str]]) -> None:
     """Writes names beside their points, each where it covers least of what is drawn.
 
-    Args:
-      axes: of matplotlib, with the limits and the size that they will have.
-      labels: x, y, name and color of each.
+    `axes` have the limits and the size that they will have; labels are x, y, name,
+    color.
     """
     axes.figure.draw_without_rendering()  # only now it is known where pixels are
     to_pixels, scale = axes.transData.transform, axes.figure.dpi / 72
@@ -250,13 +240,9 @@ def _covers(
 ) -> float:
     """Returns how bad a name's place is, in pixels: what it covers, whose it seems.
 
-    Args:
-      box: [2, 2], from where to where it goes.
-      at: [2], its point.
-      taken: [T, 2], what it should not cover.
-      points: [N, 2], those that have a name.
-      names: boxes of names that stand already.
-      frame: [4], left, low, right and high edge of the axes.
+    From where to where it goes, [2, 2], with its point [2]; what it should not cover
+    [T, 2]; points that have a name [N, 2]; boxes of names that stand; edges of the axes
+    [4].
     """
     (low, high), middle, half = box, box.mean(axis=0), (box[1] - box[0]) / 2
     hits = np.sum(np.all((taken > low - MARGIN) & (taken < high + MARGIN), axis=1))

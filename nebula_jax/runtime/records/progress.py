@@ -29,12 +29,9 @@ SKIPPED = "skipped_steps"
 class Traffic(NamedTuple):
     """The traffic of a cluster's links since the process started."""
 
-    sent: int = 0
-    """Bytes."""
-    received: int = 0
-    """Bytes."""
-    waited: float = 0.0
-    """Seconds."""
+    sent: int = 0  # bytes
+    received: int = 0  # bytes
+    waited: float = 0.0  # seconds
 
 
 def _organizations(links: Sequence[AnyLink]) -> dict[str, dict[str, str]]:
@@ -89,15 +86,13 @@ class Skips:
         `record` is given the step and the count at every skip.
         """
         self._cluster, self._allowed, self._record = cluster, allowed, record
-        self.count = count
-        """Steps that were skipped so far."""
+        self.count = count  # steps that were skipped so far
         self._is_last_skipped = False
 
     def take(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
         """Takes the outcome of a step; waits for it. It was skipped unless `is_finite`.
 
-        Raises:
-          NonfiniteError: if more steps were skipped than are allowed.
+        Raises NonfiniteError if more steps were skipped than are allowed.
         """
         self._is_last_skipped = not metrics.get("is_finite", True)
         if not self._is_last_skipped:
@@ -122,12 +117,9 @@ class Skips:
     def check(self, state: Any) -> None:
         """Checks that the last step has left finite parameters, if it was not finite.
 
-        Args:
-          state: what is to be saved; parameters are what is below a `params`, in a tree
-            or in names such as `0000 0.params.w` (`face.values.arrays`).
-
-        Raises:
-          NonfiniteError: if a step with a finite gradient has spoilt them.
+        They are what is below a `params` in the state, in a tree or in names such as
+        `0000 0.params.w` (`face.values.arrays`). Raises NonfiniteError if a step with a
+        finite gradient has spoilt them.
         """
         if not self._is_last_skipped:
             return
@@ -236,8 +228,7 @@ class Progress:
     def settle(self) -> None:
         """Waits for the steps taken so far, and counts those that were skipped.
 
-        Raises:
-          NonfiniteError: if more were skipped than are allowed.
+        Raises NonfiniteError if more were skipped than are allowed.
         """
         while self._unsettled:
             self._skips.take(*self._unsettled.pop(0))
@@ -330,11 +321,7 @@ class Progress:
     def finish(self, last: int, more: Mapping[str, Any]) -> None:
         """Closes the files; writes summary.json unless nothing was left to do.
 
-        Args:
-          more: JSON values that belong into the summary.
-
-        Raises:
-          NonfiniteError: see `settle`.
+        `more` has JSON values that belong into it. Raises NonfiniteError: see `settle`.
         """
         self.settle()
         if self._pending:

@@ -229,9 +229,7 @@ def seeds(record: Mapping[str, Any]) -> str:
 def clusters(summary: Mapping[str, Any]) -> str:
     """Renders a run's clusters as a table: steps, loss, speed, bytes, waiting.
 
-    Args:
-      summary: of a run; `clusters` has the summaries of its clusters, `losses` their
-        `first_and_last`.
+    The summary's `clusters` are those of its clusters, `losses` their `first_and_last`.
     """
     rows = []
     for each in summary["clusters"]:
@@ -291,9 +289,8 @@ def at_most(what: str, value: float, limit: float) -> dict[str, Any]:
 def targets(found: Sequence[Mapping[str, Any]]) -> str:
     """Renders targets beside what was measured; empty if there are none.
 
-    Args:
-      found: `what`, `value`, `at_least` or `at_most`, and `met`, which is None where
-        the measurement was too noisy to decide.
+    Each has `what`, `value`, `at_least` or `at_most`, and `met`, which is None where
+    the measurement was too noisy to decide.
     """
     rows = [
         [

@@ -36,11 +36,9 @@ def clusters(workdir: pathlib.Path) -> dict[str, pathlib.Path]:
 def lock(folder: pathlib.Path) -> Iterator[None]:
     """Holds a folder, made if it is missing, for this process alone.
 
-    If nothing comes to be in it, as when the start is refused, nothing is left.
-
-    Raises:
-      errors.SettingsError: if it is a file, or in one, or not this user's to write.
-      errors.NebulaError: if another process works in it.
+    If nothing comes to be in it, as when the start is refused, nothing is left. Raises
+    errors.SettingsError if it is a file, or in one, or not this user's to write;
+    errors.NebulaError if another process works in it.
     """
     made = [each for each in (folder, *folder.parents) if not each.exists()]
     path = folder / ".lock"

@@ -28,9 +28,8 @@ def _name(rank: int) -> str:
 def time(trace: trace_lib.Trace, links: Sequence[AnyLink]) -> dict[str, Any]:
     """Returns where the time of this process went, and what crossed its lines.
 
-    Returns:
-      JSON values: `seconds`, their `parts`, `cpu_seconds` since the first step, and the
-      bytes of each line as this side and as the kernel counts them.
+    JSON values: `seconds`, their `parts`, `cpu_seconds` since the first step, and the
+    bytes of each line as this side and as the kernel counts them.
     """
     ledger = trace.ledger
     parts = dict(sorted(ledger.parts.items(), key=lambda item: -item[1]))

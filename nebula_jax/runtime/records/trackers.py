@@ -36,11 +36,9 @@ MOST_PORTS = 32
 class About(NamedTuple):
     """The cluster whose metrics a tracker takes, as it is told."""
 
-    workdir: pathlib.Path
-    """The run's folder; its name is the run's."""
+    workdir: pathlib.Path  # the run's folder; its name is the run's
     cluster: str
-    folder: pathlib.Path
-    """The cluster's folder."""
+    folder: pathlib.Path  # the cluster's folder
 
     @property
     def id(self) -> str:
@@ -182,8 +180,7 @@ class Prometheus:
     def __init__(self, address: str, cluster: str) -> None:
         """Listens at [HOST:]PORT, or at the next port that is free.
 
-        Raises:
-          errors.NebulaError: if no port is, or the host is not this machine's.
+        Raises errors.NebulaError if no port is, or the host is not this machine's.
         """
         with installed.extra("prometheus"):
             import prometheus_client
@@ -273,9 +270,8 @@ def _left_out(name: str, error: Exception) -> None:
 def check(given: Sequence[str | metrics.Tracker], metrics_port: str) -> None:
     """Checks that trackers could be opened, before anything has started.
 
-    Raises:
-      errors.SettingsError: naming what is wrong.
-      installed.MissingExtra: if a library is not installed.
+    Raises errors.SettingsError naming what is wrong; installed.MissingExtra if a
+    library is not installed.
     """
     for each in given:
         if isinstance(each, str):
@@ -289,11 +285,10 @@ def check(given: Sequence[str | metrics.Tracker], metrics_port: str) -> None:
 def opened(
     given: Sequence[str | metrics.Tracker], metrics_port: str, about: About
 ) -> Trackers:
-    """Opens trackers; one that cannot be opened is left out.
+    """Opens trackers, names of MADE_BY or `module:name`, or takes those that are open.
 
-    Args:
-      given: names of MADE_BY, `module:name`, or trackers that are open already.
-      metrics_port: of `Prometheus`; empty for none.
+    One that cannot be opened is left out. At `metrics_port`, if not empty,
+    `Prometheus`.
     """
     found: list[metrics.Tracker] = []
     for each in given:

@@ -45,8 +45,7 @@ class Wanted(NamedTuple):
     """The data that --data names."""
 
     handle: str
-    lab: str
-    """That serves it; empty for whichever does."""
+    lab: str  # that serves it; empty for whichever does
 
 
 class Form(NamedTuple):
@@ -68,11 +67,9 @@ class Ends(NamedTuple):
 class Part(NamedTuple):
     """A part of a corpus, such as the sentences of a language to train on."""
 
-    name: str
-    """As in `mono/es`."""
+    name: str  # as in `mono/es`
     split: str
-    key: str
-    """Digest of all that it was made from."""
+    key: str  # digest of all that it was made from
     rows: int
 
 
@@ -119,8 +116,7 @@ def settings(handle: str, vocabulary: str, max_length: int) -> dict[str, Any]:
 def job_of(handle: str) -> str:
     """Returns the job as which a handle is served.
 
-    Raises:
-      grants.GrantError: if no handle has this name.
+    Raises grants.GrantError if no handle has this name.
     """
     grants.check_name(handle)
     return f"data-{handle}"
@@ -139,8 +135,7 @@ def reader_name(lab: str, job: str, cluster: str) -> str:
 def described(parts: Sequence[Part]) -> np.ndarray:
     """Returns the description of a corpus, of PAGE; zeros fill it.
 
-    Raises:
-      DataError: if it has too many parts.
+    Raises DataError if it has too many parts.
     """
     text = json.dumps([list(part) for part in parts], separators=(",", ":")).encode()
     if len(text) > PAGE.size:
@@ -151,8 +146,7 @@ def described(parts: Sequence[Part]) -> np.ndarray:
 def read_description(page: np.ndarray) -> list[Part]:
     """Reads the description of a corpus, as a peer has sent it.
 
-    Raises:
-      DataError: if it is none.
+    Raises DataError if it is none.
     """
     try:
         found = strict_json.loads(page.tobytes().rstrip(b"\0"))

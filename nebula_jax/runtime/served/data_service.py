@@ -56,17 +56,13 @@ class DataService:
     ) -> None:
         """Opens the corpus, which is packed if it was not before.
 
-        Args:
-          clock: returns unix seconds, by which grants end.
-
-        Raises:
-          errors.NebulaError: if there is none such, or it cannot be read.
+        `clock` returns unix seconds, by which grants end. Raises errors.NebulaError if
+        there is none such, or it cannot be read.
         """
         self._folder, self._handle, self._log = folder, handle, log
         self._lab, self._clock = folder.load().name, clock
         self._stop = threading.Event()
-        self.has_started = threading.Event()
-        """Set once readers can come."""
+        self.has_started = threading.Event()  # set once readers can come
         self._threads: list[threading.Thread] = []
         self._grants = grants.Grants(accounts.Accounts(folder.path))
         self._uses: queue.SimpleQueue[tuple[str, int]] = queue.SimpleQueue()
@@ -87,8 +83,7 @@ class DataService:
     def run(self) -> None:
         """Serves until `stop`.
 
-        Raises:
-          errors.NebulaError: if it cannot begin, as without a running switch.
+        Raises errors.NebulaError if it cannot begin, as without a running switch.
         """
         with contextlib.ExitStack() as stack:
             trainer = switch_client.Trainer(
@@ -263,12 +258,7 @@ class DataService:
 
 
 def _checked(wanted: np.ndarray, total: int) -> list[int]:
-    """Returns the numbers of the rows in a request.
-
-    Args:
-      wanted: [N] int32, as it came.
-      total: rows that there are.
-    """
+    """Returns the numbers of rows in a request, [N] int32 as it came, of `total`."""
     count = int((wanted != data_channels.NO_ROW).sum())
     rows = wanted[:count]
     if count and (rows.min() < 0 or rows.max() >= total):

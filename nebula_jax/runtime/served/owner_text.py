@@ -48,8 +48,7 @@ class ServedText:
     ) -> None:
         """Adds a part; for the arguments see `data_channels.Part`.
 
-        Raises:
-          data_channels.DataError: if these are more rows than can be served.
+        Raises data_channels.DataError if these are more rows than can be served.
         """
         self.parts.append(data_channels.Part(name, split, key, len(rows)))
         self._sequences.append(rows)
@@ -63,13 +62,9 @@ class ServedText:
         return self._ends[-1] if self._ends else 0
 
     def rows(self, numbers: Sequence[int], capacity: int) -> np.ndarray:
-        """Reads rows.
+        """Reads rows by their numbers, each from 0 and less than all there are.
 
-        Args:
-          numbers: of them, each from 0 and less than all there are.
-
-        Returns:
-          [N, L] int32, padded; rows beyond the numbers are [PAD] throughout.
+        Returns [N, L] int32, padded; rows beyond the numbers are [PAD] throughout.
         """
         pad = vocabularies.SPECIAL.pad
         found = np.full((capacity, self.max_length), pad, np.int32)
@@ -86,12 +81,9 @@ def opened(
 ) -> ServedText:
     """Opens the text behind a handle; what it takes long to make is kept.
 
-    Args:
-      prepared_dir: gets tokenized text.
-      log: called with a warning of a language that its vocabulary hardly has.
-
-    Raises:
-      errors.NebulaError: if the settings do not serve, or the text.
+    `prepared_dir` gets tokenized text; `log` is called with a warning of a language
+    that its vocabulary hardly has. Raises errors.NebulaError if the settings do not
+    serve, or the text.
     """
     from nebula_jax.data import packed_text  # here, since many processes read no text
 
