@@ -1,64 +1,259 @@
 """Measures the text that whoever receives can recover: a leak meter beside each codec.
 
-    python -m scripts.leakage --data_dir=../shared/data     # a quarter of an hour
+    python -m scripts.leakage --data_dir=../shared/data     # minutes
 
 Trains the run of Table 5 once, without any line, and attacks what would cross: H^E,
-after none, a third, two thirds and all of PLM-S's layers, through every forward codec
+after none, a third, two thirds and all of PLM-S's layers, through some forward codecs
 of Table 5, by the nearest public embedding, and by a small inverter that the attacker
 trains on text of its own.
 
-The attacks are simple and small, so that every figure is a lower bound. A codec at
-which a token is not recovered here does not protect it.
+An attacker gets the hidden states of all sentences. Of its own ones it has the text as
+well; the others it attacks. The worst case for the source cluster: an attacker who has
+the adapters too, as the other side of a finished translator does, can make such pairs
+of any text. The attacks are simple and small, so that every figure is a lower bound: a
+codec at which a token is not recovered here does not protect it.
+
+N training pairs, L source length, D width of PLM-S, V pieces.
 """
 
+import dataclasses
 import functools
 import json
+import pathlib
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
-from experiments import shared_flags
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from experiments import configuration, shared_flags
+from experiments.abnet import channels, data, translator, whole
+from experiments.abnet import config as abnet_config
+from nebula_jax import files
+from nebula_jax.communication import codec as codec_lib
+from nebula_jax.communication import codecs, loopback
+from nebula_jax.data import length_buckets
 from nebula_jax.evaluation import leakage
+from nebula_jax.models import abnet, transformer
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
-from scripts.leaks import attacked_model, attacks
-from scripts.tables import compression_rows, config, sweep
+from nebula_jax.training import partition
+from scripts.tables import abnet as abnet_runs
+from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
 FLAGFILE = "abnet_table5_tiny"
-TABLE5 = config.RESULTS / "table5_tiny.json"
+CODECS = (
+    "identity",
+    "svd(0.9)|fp16",
+    "svd(0.6)|fp16",
+    "svd(0.2)|fp16",
+    "pack_tokens|int8(64)",
+    "pack_tokens|hadamard|int4(64)",
+)
 ATTACKED = 400  # sentences, of each attacker
+ROWS = 256  # that are encoded at once
+NO_PIECE = -1
 
 
-def chosen() -> list[compression_rows.Row]:
-    """Returns the rows of Table 5 whose codecs are attacked.
+class Text(NamedTuple):
+    """The source sentences, and the pieces that an attacker looks for.
 
-    Those with a bottleneck are left out, since they have another model.
+    ids: [N, L] int32, padded.
+    mask: [N, L] bool, false at padding. It crosses too.
+    pieces: [N, L] int32, the number of each token among `candidates`; NO_PIECE at
+      padding and special tokens, which are not counted.
+    candidates: [V] int32, ids of all pieces of these sentences, ascending.
     """
-    return [row for row in compression_rows.rows() if not row.bottleneck]
+
+    ids: np.ndarray
+    mask: np.ndarray
+    pieces: np.ndarray
+    candidates: np.ndarray
+
+    def of(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Returns where chosen sentences have text, [n, L] bool, and its pieces."""
+        is_text = self.pieces[chosen] != NO_PIECE
+        return is_text, self.pieces[chosen][is_text]
 
 
-def thirds(layers: int) -> list[int]:
-    """Returns none, a third, two thirds and all of so many layers.
+def text_of(ids: np.ndarray, special: Any) -> Text:
+    """Numbers the pieces of padded sentences.
 
-    >>> thirds(12), thirds(2)
-    ([0, 4, 8, 12], [0, 1, 2])
+    Args:
+      ids: [N, L] int32.
+      special: `tokenizers.SpecialTokens` of their tokenizer.
     """
-    return sorted({round(layers * part / 3) for part in range(4)})
+    is_text = ~special.contains(ids)
+    candidates, places = np.unique(ids[is_text], return_inverse=True)
+    pieces = np.full(ids.shape, NO_PIECE, np.int32)
+    pieces[is_text] = places
+    return Text(ids, ids != special.pad, pieces, candidates)
 
 
-def bleu(record: Mapping[str, Any], row: compression_rows.Row) -> list[float]:
-    """Returns the BLEU that Table 5's record has of a row, for each of its seeds."""
-    for each in record.get("rows", ()):
-        if (each["name"], each["forward"]) == (row.name, row.forward):
-            return each["bleu"]
-    return []
+def train(table: config.Table, flagfile: pathlib.Path) -> pathlib.Path:
+    """Trains what is attacked, unless that was done before; returns its folder.
+
+    The codecs have no part in it, which are compared on one and the same model.
+    """
+    arguments = [*table.arguments(flagfile), "--cluster=whole", "--seed=0"]
+    arguments += ["--bleu_sentences=1", "--held_out_pairs=0"]  # Table 5 has the BLEU
+    # What was trained with other flags is another model.
+    settings = [arguments[1:], table_runs.settings(flagfile)]
+    workdir = table.workdir / f"run-{files.digest_of(settings)}"
+    if not (workdir / "summary.json").is_file():
+        workdir.mkdir(parents=True, exist_ok=True)
+        run = table_runs.Run("train_abnet", abnet_runs.MODULE, tuple(arguments))
+        table_runs.start(run, workdir)
+    return workdir
+
+
+def load(workdir: pathlib.Path) -> tuple[whole.Both, Any]:
+    """Reads what `train` left: both sides, and all parameters of the source.
+
+    Raises:
+      errors.NebulaError: if it has no checkpoint.
+    """
+    configuration.parse_run(str(workdir), "train_abnet")
+    run = abnet_config.from_flags()
+    both = whole.load(run, data.split(run))
+    _, trained = translator.trained_params(workdir)
+    return both, partition.merge(jax.device_put(trained[0]), both.halves[0].frozen)
+
+
+class Sides(NamedTuple):
+    """The sentences that one attacker attacks, and those that are its own.
+
+    attacked: [A] int64, numbers of sentences.
+    own: [M] int64, likewise; none equals one that is attacked.
+    """
+
+    attacked: np.ndarray
+    own: np.ndarray
+
+
+def sides(ids: np.ndarray, seed: int, attacked: int) -> Sides:
+    """Draws the sentences that an attacker attacks; all others are its own text."""
+    order = length_buckets.shuffled(len(ids), seed)
+    chosen = order[:attacked]
+    same = {ids[number].tobytes() for number in chosen}
+    own = [each for each in order[attacked:] if ids[each].tobytes() not in same]
+    return Sides(chosen, np.asarray(own))
+
+
+def encoded(both: whole.Both, params: Any, text: Text, layers: int) -> np.ndarray:
+    """Returns H^E of all sentences, cut after so many layers: [N, L, D] float32."""
+    shape = both.halves[0].task.config
+    plm = dataclasses.replace(shape.source, layers=layers)
+    cut = dataclasses.replace(shape, source=plm)
+
+    @jax.jit
+    def encode(params: Any, rows: tuple[jax.Array, jax.Array]) -> jax.Array:
+        def one(row: tuple[jax.Array, jax.Array]) -> jax.Array:
+            return abnet.encode(cut, params, row[0][None], row[1][None]).hidden[0]
+
+        return jax.lax.map(one, rows, batch_size=ROWS)
+
+    return jax.device_get(encode(params, (text.ids, text.mask)))
+
+
+def public_embeddings(both: whole.Both, text: Text) -> tuple[jax.Array, jax.Array]:
+    """Looks up the candidates in PLM-S.
+
+    Returns:
+      [V, E] float32, rows of its table; [L, V, D] float32, what its first layer would
+      get at each position.
+    """
+    model, length = both.plms[0].model, text.ids.shape[1]
+    params = model.params["embeddings"]
+
+    @jax.jit
+    def embed(params: Any, ids: jax.Array) -> jax.Array:
+        repeated = jnp.broadcast_to(ids[:, None], (len(ids), length))
+        embeddings = transformer.Embeddings(model.config)
+        return embeddings.apply({"params": params}, repeated, True).swapaxes(0, 1)
+
+    table = params["word_embeddings"]["embedding"][text.candidates]
+    return jnp.asarray(table), embed(params, text.candidates)
+
+
+def crossed(
+    codec: str,
+    spec: Mapping[str, jax.ShapeDtypeStruct],
+    hidden: np.ndarray,
+    mask: np.ndarray,
+) -> tuple[np.ndarray, float]:
+    """Sends hidden states through a codec, micro-batch by micro-batch, as a run does.
+
+    Args:
+      spec: of a micro-batch; what a codec loses may depend on what it encodes together.
+      hidden: [N, L, D] float32.
+      mask: [N, L] bool.
+
+    Returns:
+      [N, L, D] float32, as the receiver has it; and the bytes of the payloads over
+      those of padded float32, as in Table 5 but for the heads of frames.
+    """
+    made, carrier = codecs.from_string(codec), loopback.Loopback()
+    sender = carrier.sender("hidden", spec, made)
+    receiver = carrier.receiver("hidden", spec, made)
+    rows, found = len(spec["index"]), []
+    for start in range(0, len(hidden), rows):
+        # The last one is filled up with the first sentences.
+        index = np.arange(start, start + rows) % len(hidden)
+        arrays = {
+            "hidden": hidden[index],
+            "mask": mask[index],
+            "index": np.int32(index),
+        }
+        sender.send(1, jax.device_put(arrays), start)
+        found.append(jax.device_get(receiver.recv(1, start)["hidden"]))
+    plain = len(found) * codec_lib.nbytes(spec["hidden"])
+    return np.concatenate(found)[: len(hidden)], carrier.sent["hidden"] / plain
+
+
+def attack(
+    received: np.ndarray,
+    text: Text,
+    attacker: Sides,
+    public: tuple[jax.Array, jax.Array],
+    seed: int,
+    steps: int,
+) -> tuple[float, float]:
+    """Attacks hidden states as an attacker does.
+
+    Args:
+      received: [N, L, D] float32.
+      public: from `public_embeddings`.
+      seed: of the inverter.
+      steps: in which it is trained.
+
+    Returns:
+      The shares of tokens that the nearest embedding and the inverter recover.
+    """
+    embeddings, by_position = public
+    is_text, labels = text.of(attacker.attacked)
+    is_own, own_labels = text.of(attacker.own)
+    attacked = received[attacker.attacked]
+    near = jax.vmap(leakage.nearest, (1, 0), 1)(attacked, by_position)
+    inverted = leakage.inverted(
+        attacked[is_text],
+        received[attacker.own][is_own],
+        own_labels,
+        embeddings,
+        jax.random.key(seed),
+        steps,
+    )
+    near, inverted = jax.device_get((near, inverted))
+    return float(np.mean(near[is_text] == labels)), float(np.mean(inverted == labels))
 
 
 def gather(
-    found: attacked_model.AttackedModel,
-    rows: Sequence[compression_rows.Row],
+    both: whole.Both,
+    params: Any,
     table5: Mapping[str, Any],
     seeds: Sequence[int],
     attacked: int = ATTACKED,
@@ -67,98 +262,86 @@ def gather(
     """Makes all attacks.
 
     Args:
-      rows: of Table 5, whose codecs are attacked.
-      table5: its record; {} if there is none.
+      both: the sides of the run, from `load`.
+      params: of the source.
+      table5: the record of Table 5, whose BLEU stands beside a codec; {} for none.
+      seeds: of the attackers.
       attacked: sentences that each attacks.
+      steps: in which an inverter is trained.
 
     Returns:
       The record without its provenance.
     """
-    text, model, agreed = found.rows, found.model, found.run.agreed
-    sides = {seed: attacked_model.sides(text, seed, attacked) for seed in seeds}
-    tables = attacked_model.tables(model, text)
-    shape = agreed.batch_size // agreed.micro_batches, *text.ids.shape[1:]
-    lines = [attacks.line(row.forward, *shape, model.config.width) for row in rows]
+    agreed, plm = both.batches[0].agreed, both.plms[0]
+    special, rows = plm.tokenizer.special, both.texts[0].train
+    longest, layers = agreed.length_buckets[-1], plm.model.config.layers
+    text = text_of(rows.rows(np.arange(len(rows)), longest, special.pad), special)
+    attackers = {seed: sides(text.ids, seed, attacked) for seed in seeds}
+    spec = channels.hidden_spec(agreed, longest, plm.model.config.width)
+    public = public_embeddings(both, text)
+    bleu = {each["forward"]: each["bleu"] for each in table5.get("rows", ())[::-1]}
     table: list[dict[str, Any]] = [
-        {
-            "name": row.name,
-            "codec": row.forward,
-            "bleu": bleu(table5, row),
-            "depths": [],
-        }
-        for row in rows
+        {"codec": codec, "bleu": bleu.get(codec, []), "depths": []} for codec in CODECS
     ]
-    for depth in thirds(model.config.layers):
-        hidden = attacked_model.encoded(found, depth)
-        for row, send in zip(table, lines, strict=True):
-            received = send(hidden, text.mask)
-            figures = attacks.on_hidden(received.arrays, text, tables, sides, steps)
-            row["depths"].append({"depth": depth, "ratio": received.ratio, **figures})
+    for depth in sorted({round(layers * part / 3) for part in range(4)}):
+        hidden = encoded(both, params, text, depth)
+        for row in table:
+            received, ratio = crossed(row["codec"], spec, hidden, text.mask)
+            near, inverted = zip(
+                *(
+                    attack(received, text, each, public, seed, steps)
+                    for seed, each in attackers.items()
+                ),
+                strict=True,
+            )
+            found = {"depth": depth, "ratio": ratio, "nearest": near}
+            row["depths"].append(found | {"inversion": inverted})
             process.message(f"{row['codec']}, cut after {depth} layers")
     return {
         "pairs": len(text.ids),
         "attacked": attacked,
         "candidates": len(text.candidates),
-        "training": {"steps": steps, "batch": leakage.BATCH},
-        "layers": model.config.layers,
-        "baseline": [attacks.baseline(text, each) for each in sides.values()],
+        "guess": [_most_frequent(text, each) for each in attackers.values()],
         "rows": table,
     }
+
+
+def _most_frequent(text: Text, attacker: Sides) -> float:
+    """Returns the share of the attacked tokens that its most frequent piece is."""
+    counts = np.bincount(text.of(attacker.own)[1])
+    return float(np.mean(text.of(attacker.attacked)[1] == counts.argmax()))
 
 
 def markdown(result: Mapping[str, Any]) -> str:
     """Renders the record."""
     depths = [each["depth"] for each in result["rows"][0]["depths"]]
 
-    def at(place: int, attack: str, name: str, row: Mapping[str, Any]) -> str:
-        shares = [each[name] for each in row["depths"][place][attack]]
-        return sweep.spread([100 * share for share in shares], ".1f")
+    def at(place: int, attack: str, row: Mapping[str, Any]) -> str:
+        shares = [100 * share for share in row["depths"][place][attack]]
+        return sweep.spread(shares, ".1f")
 
-    codecs = [
-        sweep.Column("H^E through", "name"),
+    columns = [
         sweep.Column("forward codec", lambda row: f"`{row['codec']}`"),
         sweep.Column("bytes", lambda row: row["depths"][-1]["ratio"], ".3f"),
         sweep.Column(
             "BLEU", lambda row: sweep.spread(row["bleu"], ".2f") or report.NOTHING
         ),
         *(
-            sweep.Column(
-                f"{title}, {depth}", functools.partial(at, place, attack, "first")
-            )
+            sweep.Column(f"{title}, {depth}", functools.partial(at, place, attack))
             for title, attack in (("nearest", "nearest"), ("trained", "inversion"))
             for place, depth in enumerate(depths)
-        ),
-        sweep.Column(
-            f"among five, {depths[-1]}", functools.partial(at, -1, "inversion", "among")
         ),
     ]
     return report.join(
         report.heading(result, report.seeds(result)),
-        _text(result),
-        "Tokens recovered from H^E, after so many layers of PLM-S with their trained"
-        " adapters:",
-        sweep.table(codecs, result["rows"], "ll" + "r" * (len(codecs) - 2)),
-    )
-
-
-def _text(result: Mapping[str, Any]) -> str:
-    found = result["baseline"]
-    frequent = [each["most_frequent"] for each in found]
-
-    def share(values: Sequence[float]) -> str:
-        return f"{100 * statistics.fmean(values):.1f} %"
-
-    own = statistics.fmean(each["own_tokens"] for each in found)
-    return (
         f"Shares of tokens, in percent. Each seed's attacker attacks"
         f" {result['attacked']} of {result['pairs']:,} sentences; the others, but for"
-        f" those that equal one of these, are its own text, {own:,.0f} tokens. It"
-        f" chooses among {result['candidates']:,} pieces, those of all these sentences;"
-        f" {share([each['seen'] for each in found])} of the attacked tokens are of"
-        " pieces that occur in its own text. Guesses: the most frequent piece is right"
-        f" for {share([each['first'] for each in frequent])}, one of the five most"
-        f" frequent for {share([each['among'] for each in frequent])}, drawing by"
-        f" frequency for {share([each['unigram'] for each in found])}."
+        f" those that equal one of these, are its own text. It chooses among"
+        f" {result['candidates']:,} pieces, those of all these sentences; the most"
+        f" frequent is right for {100 * statistics.fmean(result['guess']):.1f} %.",
+        "Tokens recovered from H^E, after so many layers of PLM-S with their trained"
+        " adapters:",
+        sweep.table(columns, result["rows"], "l" + "r" * (len(columns) - 1)),
     )
 
 
@@ -167,15 +350,13 @@ def main() -> int:
     begin = time.monotonic()
     table = config.from_flags("leakage", seeds=3)
     flagfile = table_runs.flagfile(FLAGFILE)
-    settings = table_runs.settings(flagfile)
-    table5 = json.loads(TABLE5.read_text("utf-8")) if TABLE5.is_file() else {}
+    path = config.RESULTS / "table5_tiny.json"
+    table5 = json.loads(path.read_text("utf-8")) if path.is_file() else {}
     with run_folder.lock(table.workdir):
         with process.timed("training what is attacked"):
-            workdir = attacked_model.train(table, flagfile)
-        seeds = list(map(int, table.seeds))
-        found = gather(attacked_model.load(workdir), chosen(), table5, seeds)
-    about = report.provenance(time.monotonic() - begin, seeds=table.seeds)
-    result = {**about, "settings": settings, **found}
+            workdir = train(table, flagfile)
+        found = gather(*load(workdir), table5, list(map(int, table.seeds)))
+    result = report.provenance(time.monotonic() - begin, seeds=table.seeds) | found
     table_runs.write(result, markdown(result), table.out)
     return 0
 

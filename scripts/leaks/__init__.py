@@ -1,1 +1,0 @@
-"""The rooms of `leakage`: the run that is attacked, and the attacks on it."""
