@@ -27,33 +27,10 @@ def test_goodput_without_faults_is_one():
         bench_faults.goodput(progress(0, 0, 5, 3), [])
 
 
-def test_victims_are_drawn_of_their_kind():
-    draw = random.Random(0)
-    drawn = {bench_faults.victim_of("generator", draw) for _ in range(20)}
-    assert drawn == {"generator:0", "generator:1"}
-    assert bench_faults.victim_of("launcher", draw) == "launcher"
-
-
-@pytest.mark.parametrize("is_silent", [True, False])
-def test_the_bridge_recovers_from_a_cut_soon_after_the_line_is_back(
-    monkeypatch, is_silent
-):
+def test_the_bridge_recovers_from_a_silent_cut_soon_after_the_line_is_back(monkeypatch):
     monkeypatch.setattr(bench_faults, "CUT_SECONDS", (1.0, 1.0))
     monkeypatch.setattr(bench_faults, "PEER_TIMEOUT", 0.3)
     draw = random.Random(0)
-    monkeypatch.setattr(draw, "random", lambda: 0.0 if is_silent else 1.0)
+    monkeypatch.setattr(draw, "random", lambda: 0.0)
     (seconds,) = bench_faults.cuts(1, draw)
     assert 0 < seconds < 5
-
-
-def test_targets_are_compared_with_the_worst():
-    good = {"kill": 12.0, "cut": 2.0, "goodput": 0.95}
-    for worse in ({}, {"kill": 15.1}, {"cut": 5.1}, {"goodput": 0.89}):
-        found = good | worse
-        result = {
-            "kills": {kind: [9.0, found["kill"]] for kind in bench_faults.KINDS},
-            "cuts": [0.5, found["cut"]],
-            "goodput": {"goodput": found["goodput"], "kill_every": 300.0},
-        }
-        met = [each["met"] for each in bench_faults.targets(result)]
-        assert all(met) == (not worse)

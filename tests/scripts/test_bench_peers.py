@@ -81,15 +81,6 @@ def test_the_model_of_jax_is_that_of_numpy(task):
     np.testing.assert_allclose(found, expected.mean(), rtol=1e-5)
 
 
-def test_the_target_of_the_cut_writes_the_source_from_its_end(task):
-    source, given, wanted = translator.batch(task, 1)
-    np.testing.assert_array_equal(wanted, source[:, ::-1])
-    assert (given[:, 0] == translator.BEGIN).all()
-    np.testing.assert_array_equal(given[:, 1:], wanted[:, :-1])
-    other = task_lib.Task(**vars(task) | {"worker": 1})
-    np.testing.assert_array_equal(translator.batch(other, 1).source, source)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("variant", list(with_nebula.VARIANTS))
 def test_two_workers_train_and_one_that_is_killed_comes_back(here, variant):
@@ -148,22 +139,3 @@ def test_a_row_is_measured_once_and_one_that_fails_says_why(tmp_path, monkeypatc
     failing.clear()
     assert [row["round"] for row in record()] == [1.0] * 4
     assert done[4:] == ["torch pipelining float32"]
-
-
-def test_a_table_says_who_is_ahead_and_has_a_dash_for_what_is_not_there():
-    figures = {"bytes": 1e6, "loss": 2.5, "memory": 200.0}
-    about = {"model": "1 M", "line": "60 Mbit/s"}
-    rows = [
-        about | figures | {"arm": "Nebula mesh float32", "round": 8.0},
-        about | {"arm": "absent", "reason": "there is no environment torch"},
-        about | figures | {"arm": "fast", "round": 2.0, "version": "fast 1"},
-    ]
-    sizes = {name: dataclasses.asdict(size) for name, size in bench_peers.SIZES.items()}
-    about = report.provenance(1.0, seeds=["0"])
-    text = bench_peers.markdown(about | {"rows": rows, "sizes": sizes})
-    assert "of Nebula's, times its figure: fast, a round 0.250." in text
-    fast = "| fast | 2.00 s | 1,000,000 | 2.5000 | 200 MB | 0.25 | 1.00 |"
-    assert text.index(fast) < text.index("| Nebula mesh float32 | 8.00 s")
-    assert "| absent | – | – | – | – | – | – |" in text
-    assert "absent: there is no environment torch." in text
-    assert "Others: fast 1." in text

@@ -47,9 +47,15 @@ def cells(text):
     }
 
 
-def test_settings_that_differ_and_figures_stand_side_by_side(made, capsys):
+def test_settings_figures_and_curves_stand_side_by_side(made, tmp_path, capsys):
     one, two = made("one", 0.1, [3.0, 2.0]), made("two", 0.2, [3.0, 1.5])
-    assert compare.main([str(one), str(two)]) == 0
+    out = tmp_path / "both.html"
+    assert compare.main([str(one), str(two), f"--out={out}"]) == 0
+    panels = compare.panels([compare.read(folder) for folder in (one, two)])
+    (loss,) = (each.curves for each in panels if each.title == "loss")
+    curves = {"one": [(1, 3.0), (2, 2.0)], "two": [(1, 3.0), (2, 1.5)]}
+    assert loss == {f"{name} generator:0": curves[name] for name in curves}
+    assert "one beside two" in out.read_text("utf-8")
     found = cells(capsys.readouterr().out)
     assert found["--learning_rate"] == ["0.1", "0.2"]
     assert "--steps" not in found
@@ -66,22 +72,6 @@ def test_a_run_under_way_has_what_it_has(made, capsys):
     found = cells(capsys.readouterr().out)
     assert found["commit"] == ["oneoneone", "–"]
     assert found["generator-0: loss"] == ["–", "2.0000"]
-
-
-def test_the_page_has_the_curves_of_both(made, tmp_path, capsys):
-    out = tmp_path / "both.html"
-    one, two = made("one", 0.1, [3.0, 2.0]), made("two", 0.1, [3.0, 1.5])
-    assert compare.main([str(one), str(two), f"--out={out}"]) == 0
-    text = out.read_text("utf-8")
-    for words in ("one beside two", "one generator:0", "two generator:0", "Mbit/s"):
-        assert words in text
-    assert f"report: {out}" in capsys.readouterr().out
-    runs = [compare.read(folder) for folder in (one, two)]
-    panels = {each.title: each.curves for each in compare.panels(runs)}
-    assert panels["loss"] == {
-        "one generator:0": [(1, 3.0), (2, 2.0)],
-        "two generator:0": [(1, 3.0), (2, 1.5)],
-    }
 
 
 def test_a_folder_without_a_run_is_named(tmp_path, capsys):

@@ -4,7 +4,6 @@ import json
 
 import configured
 import pytest
-from absl import flags
 from absl.testing import flagsaver
 
 from experiments.m3 import config as m3_config
@@ -16,7 +15,6 @@ from scripts import import_text
 
 
 def imported(out, languages, *inputs, **more):
-    flags.FLAGS(["test"])
     given = {"input": list(map(str, inputs)), "languages": languages, "out": str(out)}
     with flagsaver.flagsaver(**given, **more):
         return import_text.main()
@@ -75,7 +73,6 @@ def test_abnet_translates_it_in_both_directions(text, tmp_path, languages):
     ],
 )
 def test_bad_flags_are_explained(tmp_path, languages, more, words):
-    flags.FLAGS(["test"])
     given = {"input": ["x"], "languages": languages, "out": str(tmp_path)} | more
     with flagsaver.flagsaver(**given), pytest.raises(errors.NebulaError, match=words):
         import_text.main()

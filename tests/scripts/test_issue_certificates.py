@@ -1,5 +1,4 @@
 import pytest
-from absl import flags
 from absl.testing import flagsaver
 
 from nebula_jax import errors
@@ -8,7 +7,6 @@ from scripts import issue_certificates
 
 
 def test_each_cluster_gets_credentials_that_load(tmp_path, capsys):
-    flags.FLAGS(["test"])
     out = tmp_path / "credentials"
     names = ["discriminator", "generator:0"]
     with flagsaver.flagsaver(out=str(out), clusters=names):
@@ -20,15 +18,10 @@ def test_each_cluster_gets_credentials_that_load(tmp_path, capsys):
     assert f"--tls={out / 'generator-0'}" in capsys.readouterr().out
 
 
-def test_names_are_needed():
-    flags.FLAGS(["test"])
-    with pytest.raises(errors.SettingsError, match="are needed"):
-        issue_certificates.main()
-
-
 def test_names_that_cannot_be_write_nothing(tmp_path):
     """What such names are: tests/security/test_names.py."""
-    flags.FLAGS(["test"])
+    with pytest.raises(errors.SettingsError, match="are needed"):
+        issue_certificates.main()
     out, names = str(tmp_path / "deep" / "credentials"), ["generator:0", "../generator"]
     with (
         flagsaver.flagsaver(out=out, clusters=names),

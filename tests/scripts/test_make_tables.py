@@ -5,9 +5,7 @@ import statistics
 
 import pytest
 
-from experiments.m3 import report as m3_report
 from nebula_jax import errors
-from nebula_jax.runtime.records import report
 from scripts import make_tables
 from scripts.tables import main_results
 
@@ -26,7 +24,7 @@ def test_the_committed_pages_are_what_the_script_makes_of_the_results():
     ("name", "others"),
     [
         *(("bench_bridge", 0), ("bench_codecs", 0), ("bench_device", 0)),
-        *(("local_steps", 2), ("table5_tiny", 0)),
+        *(("leakage", 0), ("local_steps", 2), ("table5_tiny", 0)),
         ("table5_bottleneck", 1),
     ],
 )
@@ -47,14 +45,6 @@ def test_every_record_has_a_page_and_every_page_is_in_the_index():
     listed = set(re.findall(r"^\| \[(\w+)\]\(results/\1\.md\) ", index, re.MULTILINE))
     assert listed == records - set(make_tables.SECURITY)
     assert listed == {path.stem for path in make_tables.RESULTS.glob("*.md")}
-
-
-def test_the_file_has_the_markdown_that_a_terminal_has_and_the_records_pictures(capsys):
-    block = make_tables.block("m3_quickstart", make_tables.RESULTS)
-    record = json.loads((make_tables.RESULTS / "m3_quickstart.json").read_text())
-    report.show(m3_report.markdown(record))
-    printed = capsys.readouterr().out
-    assert block == printed + "\n![Curves of m3_quickstart](m3_quickstart.png)\n"
 
 
 def test_no_measured_figure_is_typed_by_hand():
@@ -104,14 +94,10 @@ def run(tmp_path):
     return tmp_path / "xnli_run"
 
 
-def test_an_unfinished_run_is_not_collected(run, tmp_path):
+def test_a_run_that_is_unfinished_or_was_resumed_is_not_collected(run, tmp_path):
+    """The times of a resumed run of clusters are partial."""
     with pytest.raises(errors.NebulaError, match=r"no summary\.json"):
         make_tables.collect(run, tmp_path / "results")
-
-
-def test_a_resumed_run_of_clusters_is_not_collected_as_its_times_are_partial(
-    run, tmp_path
-):
     summary = {"commit": "abc123", "clusters": [{"first_step": 5}]}
     (run / "summary.json").write_text(json.dumps(summary))
     with pytest.raises(errors.NebulaError, match="was resumed"):
@@ -132,20 +118,15 @@ def test_a_run_that_no_page_has_a_place_for_is_not_collected(run, tmp_path):
     assert not list(results.glob("*.json"))
 
 
-def test_a_run_is_collected_under_the_name_of_its_folder(run, tmp_path, monkeypatch):
-    summary = {"commit": "abc123"}
-    (run / "summary.json").write_text(json.dumps(summary))
+def test_a_run_is_collected_under_the_name_of_its_folder_with_its_own_picture(
+    run, tmp_path, monkeypatch
+):
+    (run / "summary.json").write_text(json.dumps({"commit": "abc123"}))
+    (run / "losses.png").write_text("new")
     monkeypatch.chdir(run)
     results = tmp_path / "results"
     assert make_tables.collect(pathlib.Path("."), results) == "xnli_run"
     assert [path.name for path in results.glob("*.json")] == ["xnli_run.json"]
-
-
-def test_a_collected_run_without_a_picture_does_not_keep_an_older_ones(run, tmp_path):
-    (run / "summary.json").write_text(json.dumps({"commit": "abc123"}))
-    (run / "losses.png").write_text("new")
-    results = tmp_path / "results"
-    make_tables.collect(run, results)
     assert (results / "xnli_run.png").read_text() == "new"
     (run / "losses.png").unlink()
     make_tables.collect(run, results)

@@ -54,9 +54,7 @@ def test_flops_are_those_of_the_matrix_products_and_little_more(run, parts):
         encoder = traced.count(part.params["encoder"])
         # Without attention and heads.
         products = 6 * part.rows * run.agreed.max_length * encoder
-        found = part.flops(part.rows)
-        assert products < found < 3 * products
-        assert found == pytest.approx(part.flops(2 * part.rows) / 2, rel=0.1)
+        assert products < part.flops(part.rows) < 3 * products
 
 
 def test_devices_share_what_the_rules_split(parts):

@@ -1,5 +1,4 @@
 import pytest
-from absl import flags
 from absl.testing import flagsaver
 
 from nebula_jax import errors
@@ -14,7 +13,6 @@ def test_two_folders_are_written_and_described(tmp_path, capsys):
         rows = [f"word {n}\tneno {n}\t{'ab'[n % 2]}\n" for n in range(8)]
         path = text / "parallel" / f"en-sw.{split}.tsv"
         path.write_text("en\tsw\tsource\n" + "".join(rows))
-    flags.FLAGS(["test"])
     values = {"data_dir": str(text), "out": str(out), "pair": "sw-en"}
     with flagsaver.flagsaver(**values, corpora=["a"], max_pairs=3, held_out_pairs=1):
         assert split_parallel.main() == 0
@@ -24,10 +22,6 @@ def test_two_folders_are_written_and_described(tmp_path, capsys):
         f"{out}/target: en, train 3, dev 8, test 8, held_out 1",
     ]
     assert parallel_side.read(out / "source/test.tsv.gz").texts[0] == "neno 0"
-
-
-def test_a_folder_has_to_be_named():
-    flags.FLAGS(["test"])
     words = "--out=FOLDER is needed"
     with flagsaver.flagsaver(out=""), pytest.raises(errors.SettingsError, match=words):
         split_parallel.main()

@@ -1,47 +1,35 @@
 import copy
+import functools
 import json
 from unittest import mock
 
 import held_out_scores
-import jax
-import jax.numpy as jnp
 import pytest
 import tiny_tables
 from absl.testing import flagsaver
 
 from experiments.abnet import evaluation
-from nebula_jax.communication import codec as codec_lib
-from nebula_jax.communication import codecs, selector, wan
-from nebula_jax.evaluation import sentence_scores
-from nebula_jax.runtime.records import report
+from nebula_jax.communication import codecs, wan
+from nebula_jax.evaluation import bleu, sentence_scores
 from scripts import table5_compression
 from scripts.tables import abnet as abnet_runs
-from scripts.tables import compression_rows, pictures, sweep
+from scripts.tables import compression_rows, held_out, pictures, sweep
 from scripts.tables import runs as table_runs
 
-SETTINGS = {
-    "steps": "160",
-    "batch_size": "16",
-    "micro_batches": "2",
-    "length_buckets": "12",
-}
+SETTINGS = {"steps": "160", "batch_size": "16"}
+SETTINGS |= {"micro_batches": "2", "length_buckets": "12"}
 PADDED = 1000.0
-LINE = {
-    "wan": "8kbit,5ms",
-    "factor": 0.3,
-    "compute_seconds": 0.1,
-    "padded_bits": 8000,
-    "rate": 8000.0,
-    "delay": 0.005,
-}
+LINE = {"wan": "8kbit,5ms", "rate": 8000.0, "delay": 0.005}
+LINE |= {"factor": 0.3, "compute_seconds": 0.1, "padded_bits": 8000}
+FEW_SAMPLES = functools.partial(bleu.paired_bootstrap, samples=50)  # sooner drawn
 FAST = {"forward": 100.0, "backward": 50.0}  # bytes a step of a row that compresses
 
 
 class Stub:
     """Leaves behind what the real command would; counts."""
 
-    def __init__(self, commit: str = "abc123"):
-        self.names, self._commit = [], commit
+    def __init__(self):
+        self.names = []
 
     def __call__(self, run, workdir):
         self.names.append(run.name)
@@ -54,7 +42,7 @@ class Stub:
         seed = int(arguments["seed"])
         sizes = FAST if not is_plain else {"forward": PADDED, "backward": PADDED}
         summary = {
-            "commit": self._commit,
+            "commit": "abc123",
             "seconds": 60.0,
             "clusters": [
                 {"cluster": name, "last_step": 10, "width": 32, "sent": {}}
@@ -93,16 +81,12 @@ class Stub:
             (workdir / name / "metrics.jsonl").write_text(text)
 
 
-def runs(folder, stub):
-    folder.mkdir(exist_ok=True)
-    return table_runs.Runs(folder, abnet_runs.figures, stub)
-
-
-def run_all(folder, stub, rows=()):
-    stored = runs(folder, stub)
+def run_all(folder, stub):
+    stored = table_runs.Runs(folder, abnet_runs.figures, stub)
     with (
-        flagsaver.flagsaver(rows=list(rows)),
+        flagsaver.flagsaver(rows=[]),
         mock.patch.object(table5_compression, "line_of", return_value=LINE),
+        mock.patch.object(held_out.bleu, "paired_bootstrap", FEW_SAMPLES),
     ):
         table = tiny_tables.table(scale="tiny")
         found = table5_compression.record(stored, table)
@@ -124,20 +108,13 @@ def result(made):
 def test_the_papers_ten_rows_and_ours_are_legal_codecs():
     rows = compression_rows.rows()
     assert [row.name for row in rows if not row.is_ours] == list(sweep.PAPER["table5"])
-    spec = {
-        "hidden": jax.ShapeDtypeStruct((8, 12, 32), jnp.float32),
-        "mask": jax.ShapeDtypeStruct((8, 12), jnp.bool_),
-        "index": jax.ShapeDtypeStruct((8,), jnp.int32),
-    }
     late = [row for _, row in compression_rows.starts(SETTINGS)]
     for row in rows + late:
         if row.is_ours:  # padding never crosses
             assert "pack_tokens" in row.forward
             assert "pack_tokens" in row.backward
     for text in {text for row in rows + late for text in (row.forward, row.backward)}:
-        made = codecs.from_string(text)
-        payload = codec_lib.payload_spec(selector.as_selector(made).codecs[-1], spec)
-        assert codec_lib.nbytes(payload), text
+        codecs.from_string(text)
     assert len({compression_rows.file_name(row.name) for row in rows}) == len(rows)
     assert not any("," in row.name for row in rows)  # --rows is a list of them
 
@@ -160,33 +137,14 @@ def test_no_text_is_kept(made):
         assert json.loads(text)["held_out"].count("\n") == 41
 
 
-def test_stored_figures_of_other_commits_are_told(tmp_path, capsys):
-    head = report.commit()
-    for _ in range(2):
-        run_all(tmp_path, Stub(commit=head), ["baseline"])
-    assert "now it is" not in capsys.readouterr().err
-    for _ in range(2):
-        run_all(tmp_path, Stub(), ["baseline", "FP16+INT8"])
-    assert capsys.readouterr().err.count(f"is of commit abc123; now it is {head}") == 1
-
-
 def test_time_bytes_speed_and_ideal_are_the_hand_computed_ones(result):
     rows = {row["name"]: row for row in result["rows"]}
     plain, int8 = rows["baseline"]["speed"], rows["FP16+INT8"]["speed"]
     # The line takes 1000 bytes a second and 5 ms each way; a step computes for 0.1 s.
-    assert plain == {
-        "seconds": 1.0,
-        "forward": PADDED,
-        "backward": PADDED,
-        "ideal": 1.0,
-        "with_round_trip": 1.01,
-    }
-    assert int8 == {
-        "seconds": 0.125,
-        **FAST,
-        "ideal": pytest.approx(0.1),
-        "with_round_trip": pytest.approx(0.11),
-    }
+    sizes = {"forward": PADDED, "backward": PADDED}
+    assert plain == sizes | {"seconds": 1.0, "ideal": 1.0, "with_round_trip": 1.01}
+    ideal = {"ideal": pytest.approx(0.1), "with_round_trip": pytest.approx(0.11)}
+    assert int8 == FAST | ideal | {"seconds": 0.125}
     slow = LINE | {"compute_seconds": 0.2}
     assert table5_compression.ideal_seconds(int8, slow) == 0.2
     assert rows["baseline"]["bleu"] == [20.0, 21.0]
@@ -249,12 +207,3 @@ def test_held_out_loss_and_bleu_are_beside_the_baseline(result, tmp_path):
         assert start["held_out"]["difference"] == pytest.approx({"0": 0.1, "1": 0.2})
     pictures.table5(result, tmp_path / "t.json")
     assert (tmp_path / "t_fig10.png").is_file()
-
-
-def test_bytes_of_whole_runs_are_told_where_they_differ(result):
-    assert "whole run, where that differs" not in table5_compression.markdown(result)
-    row = result["rows"][1]
-    row["bytes_all_steps"] = {"forward": 104.0, "backward": 100.0}
-    assert abnet_runs.step_bytes(row) == row["bytes_all_steps"]
-    told = "differs by more than 5%: FP16+INT8 backward 0.100. ("
-    assert told in table5_compression.markdown(result)

@@ -71,6 +71,8 @@ def test_into_a_pipe_the_page_is_printed_once(tmp_path, capsys):
     log(tmp_path / "discriminator")
     assert top.main([str(tmp_path)]) == 0
     assert capsys.readouterr().out.count("discriminator") == 1
+    assert top.main([str(tmp_path / "x")]) == 2
+    assert "x: no run is there" in capsys.readouterr().err
 
 
 def test_on_a_terminal_it_lives_until_it_is_interrupted(tmp_path, monkeypatch):
@@ -91,8 +93,3 @@ def test_on_a_terminal_it_lives_until_it_is_interrupted(tmp_path, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Terminal())
     assert top.main([str(tmp_path), "--every=0.5"]) == 0
     assert slept == [0.5] * 3
-
-
-def test_a_folder_that_is_not_there_is_named(tmp_path, capsys):
-    assert top.main([str(tmp_path / "x")]) == 2
-    assert "x: no run is there" in capsys.readouterr().err

@@ -1,5 +1,5 @@
 import pytest
-from absl import flags
+import tiny_runs
 from absl.testing import flagsaver
 
 from nebula_jax import errors
@@ -7,11 +7,12 @@ from scripts import train_vocabulary
 
 
 def test_it_is_that_of_the_encoder_that_the_discriminator_begins_with(tmp_path):
-    flags.FLAGS(["test"])
     out, start = str(tmp_path / "v"), str(tmp_path / "no_model")
+    text = tiny_runs.write_text(tmp_path / "text")
     with (
         flagsaver.flagsaver(
             out=out,
+            data_dir=str(text),
             discriminator_start=start,
             generator_start=start,
             generators="en",

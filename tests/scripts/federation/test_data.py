@@ -4,7 +4,6 @@ import datetime
 import signal
 from unittest import mock
 
-import nebula_command
 import pytest
 
 from nebula_jax.data.tokenizers import vocabulary
@@ -14,11 +13,6 @@ from scripts.federation import arguments
 
 LINES = [f"la casa {n} tiene {n % 7} puertas y {n % 5} ventanas" for n in range(60)]
 UNTIL = "2099-01-01"
-
-
-@pytest.fixture
-def lab(tmp_path):
-    return nebula_command.Lab(tmp_path / "s")
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +63,10 @@ def test_a_corpus_is_offered_without_its_text_or_path(lab, corpus, tmp_path):
     assert "secret-place" not in shown
     assert "casa" not in shown
     assert lab.kinds()[-1] == "data.register"
+    service = data_service.DataService(lab.folder, "corpus-es")
+    assert len(service._text) == rows
+    assert "corpus-es already" in offer(lab, corpus, status=2).err
+    assert "there is no handle other" in lab.fails("data", "serve", "other")
 
 
 @pytest.mark.parametrize(
@@ -124,20 +122,12 @@ def test_a_grant_that_cannot_be_is_refused(lab, corpus, more, words):
     assert "no handle other" in lab.fails("grant", "ana@lab-t", "other", "--rows", "1")
 
 
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [("1e6", 10**6), ("1.5e3", 1500), ("007", 7), ("1", 1), (str(2**53), 2**53)],
-)
-def test_numbers(text, number):
-    assert arguments.count(text) == number
-
-
-@pytest.mark.parametrize(
-    "text", ["", "1.5", "1e-3", "nan", "inf", "1,000", "0x10", "10 GB"]
-)
-def test_what_is_no_number_of_rows(text):
-    with pytest.raises(arguments.InputError, match="is no whole number, as in"):
-        arguments.count(text)
+def test_numbers_of_rows():
+    for text, number in (("1.5e3", 1500), ("007", 7), (str(2**53), 2**53)):
+        assert arguments.count(text) == number
+    for text in ("", "1e-3", "nan", "inf", "1,000", "0x10", "10 GB"):
+        with pytest.raises(arguments.InputError, match="is no whole number, as in"):
+            arguments.count(text)
 
 
 def test_a_grant_until_a_day_ends_when_it_begins_in_utc():
@@ -148,18 +138,6 @@ def test_a_grant_until_a_day_ends_when_it_begins_in_utc():
     for text in ("", "2027", "2027-13-01", "2027-02-30", "01-01-2027", "tomorrow"):
         with pytest.raises(arguments.InputError, match="is no day"):
             arguments.day(text)
-
-
-def test_a_name_is_given_once(lab, corpus):
-    offer(lab, corpus)
-    assert "corpus-es already" in offer(lab, corpus, status=2).err
-    assert "there is no handle other" in lab.fails("data", "serve", "other")
-
-
-def test_what_was_offered_can_be_served_from_where_it_was_packed(lab, corpus):
-    offer(lab, corpus)
-    service = data_service.DataService(lab.folder, "corpus-es")
-    assert len(service._text) == provider(lab, "corpus-es")[1].rows
 
 
 def test_serving_is_begun(lab, corpus):

@@ -1,8 +1,6 @@
 """The command doctor: on a folder alone, and on two labs whose switches run."""
 
-import contextlib
 import socket
-import threading
 
 import nebula_command
 import pytest
@@ -10,18 +8,6 @@ import two_labs
 
 from nebula_jax.federation import inner, joining
 from scripts.federation import doctor
-
-
-@pytest.fixture
-def lab(tmp_path):
-    return nebula_command.Lab(tmp_path / "s")
-
-
-@pytest.fixture
-def listening():
-    """An address where a thread takes connections and does `answer` with them."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        yield server
 
 
 def examined(lab, *more):
@@ -68,24 +54,26 @@ def test_two_labs_that_are_connected_are_in_order(labs):
     assert state.lines["lab-s"] is line
     assert not line.is_closed
     assert labs.s.switch.state.lines["lab-t"].is_closed is False
+    for each in (labs.s.folder, labs.t.folder):
+        assert each.running_switch.read_text() not in found.out + examined(labs.s).out
 
 
-def test_who_only_looks_at_a_switch_is_refused_nothing(tmp_path):
+def test_who_only_looks_at_a_switch_is_refused_nothing(tmp_path, stack):
     """Where certificates are issued, and elsewhere: requests are refused there."""
-    with contextlib.ExitStack() as stack:
-        first = two_labs.found(tmp_path / "s")
-        s = two_labs.Running(first, listens=True)
-        stack.callback(s.stop)
-        folder = two_labs.join(tmp_path / "t", first, s.address)
-        t = two_labs.Running(folder, listens=True, peers=[s.peer])
-        stack.callback(t.stop)
-        for lab, name, other in ((t, "lab-s", s), (s, "lab-t", t)):
-            looked = examined(lab, "--peer", f"{name}={where(other.address)}")
-            assert f"{where(other.address)}: TLS after " in looked.out
-        with pytest.raises(joining.JoinError, match="authority is at another lab"):
-            joining.clock_ahead(where(t.address))
-        for each in (s, t):
-            two_labs.wait_until(lambda each=each: not each.switch._entrance._pending)
+    first = two_labs.found(tmp_path / "s")
+    s = two_labs.Running(first, listens=True)
+    stack.callback(s.stop)
+    folder = two_labs.join(tmp_path / "t", first, s.address)
+    t = two_labs.Running(folder, listens=True, peers=[s.peer])
+    stack.callback(t.stop)
+    for lab, name, other in ((t, "lab-s", s), (s, "lab-t", t)):
+        looked = examined(lab, "--peer", f"{name}={where(other.address)}")
+        assert f"{where(other.address)}: TLS after " in looked.out
+    with pytest.raises(joining.JoinError, match="authority is at another lab"):
+        joining.clock_ahead(where(t.address))
+    for each in (s, t):
+        two_labs.wait_until(lambda each=each: not each.switch._entrance._pending)
+    stack.close()
     (refused,) = (each for each in s.lines + t.lines if "refused" in each)
     assert refused.startswith("refused a connection from 127.0.0.1: none: ")
 
@@ -163,54 +151,34 @@ def test_who_waits_for_a_lab_without_a_line_is_told_what_to_do(labs):
     assert found.out.endswith("all is in order\n"), found
 
 
-def test_no_token_is_printed(labs):
-    found = examined(labs.s).out + examined(labs.t).out
-    for each in (labs.s.folder, labs.t.folder):
-        assert each.running_switch.read_text() not in found
-
-
-def test_an_address_where_nothing_listens(labs, listening):
-    address = listening.getsockname()
-    listening.close()
-    found = examined(labs.s, "--peer", f"lab-t={where(address)}")
+def said_of(lab, address):
+    """What it says of an address that is not the other lab's."""
+    found = examined(lab, "--peer", f"lab-x={address}")
     assert found.status == 1
-    assert f"wrong  {where(address)}: nothing listens there: run nebula" in found.out
+    return found.out
 
 
-def test_an_address_where_something_else_listens(labs, listening):
-    def answer():
-        sock, _ = listening.accept()
-        with sock:
-            sock.recv(1 << 12)
-            sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
-
-    thread = threading.Thread(target=answer)
-    thread.start()
-    found = examined(labs.s, "--peer", f"lab-t={where(listening.getsockname())}")
-    thread.join()
-    assert found.status == 1
-    assert ": no TLS with it (plaintext): " in found.out
-
-
-def test_an_address_that_does_not_answer(labs, listening, monkeypatch):
-    monkeypatch.setattr(doctor, "SECONDS", 0.3)
-    found = examined(labs.s, "--peer", f"lab-t={where(listening.getsockname())}")
-    assert found.status == 1
-    assert "something else listens there" in found.out
-
-
-def test_the_switch_of_another_federation_is_not_taken_for_ones_own(labs, tmp_path):
-    other = two_labs.Running(two_labs.found(tmp_path / "x"), listens=True)
-    try:
-        found = examined(labs.t, "--peer", f"lab-s={where(other.address)}")
-    finally:
-        other.stop()
-    assert found.status == 1
-    assert "no TLS with it (unknown_authority)" in found.out
-
-
-def test_a_name_that_nobody_has(labs):
-    found = examined(labs.s, "--peer", "lab-t=nobody.invalid:7070")
-    assert found.status == 1
-    assert "nobody.invalid:7070: no machine has" in found.out
+def test_an_address_where_the_other_lab_is_not(labs, tmp_path, monkeypatch, pool):
+    assert "nobody.invalid:7070: no machine has" in said_of(
+        labs.s, "nobody.invalid:7070"
+    )
     assert nebula_command.run("doctor", "--peer", "x").status == 2
+    other = two_labs.Running(two_labs.found(tmp_path / "x"), listens=True)
+    assert "no TLS with it (unknown_authority)" in said_of(labs.t, where(other.address))
+    other.stop()
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        address = where(listening.getsockname())
+
+        def answer():
+            sock, _ = listening.accept()
+            with sock:
+                sock.recv(1 << 12)
+                sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+
+        answered = pool.submit(answer)
+        assert ": no TLS with it (plaintext): " in said_of(labs.s, address)
+        answered.result(two_labs.SECONDS)
+        monkeypatch.setattr(doctor, "SECONDS", 0.3)  # and now it does not answer
+        assert "something else listens there" in said_of(labs.s, address)
+    said = said_of(labs.s, address)
+    assert f"wrong  {address}: nothing listens there: run nebula" in said

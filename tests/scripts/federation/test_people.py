@@ -2,16 +2,9 @@
 
 from unittest import mock
 
-import nebula_command
-import pytest
 import tiny_accounts
 
 from nebula_jax.security import accounts
-
-
-@pytest.fixture
-def lab(tmp_path):
-    return nebula_command.Lab(tmp_path / "s")
 
 
 def account(lab, name):
@@ -42,14 +35,12 @@ def test_the_life_of_an_account(lab):
 
 def test_limits(lab):
     lab("account", "add", "ana")
-    assert lab(
-        "account", "limits", "ana", "--share", "2.5", "--line_bytes", "1e9"
-    ).out == ("ana has a share of 2.5, 1,000,000,000 bytes over the line\n")
-    lab("account", "limits", "ana", "--line_bytes", "none")
+    limits = ("account", "limits", "ana", "--line_bytes")
+    found = lab(*limits, "1e9", "--share", "2.5").out
+    assert found == "ana has a share of 2.5, 1,000,000,000 bytes over the line\n"
+    lab(*limits, "none")
     assert account(lab, "ana").limits == (2.5, None)
-    assert "no whole number" in lab.fails(
-        "account", "limits", "ana", "--line_bytes", "much"
-    )
+    assert "no whole number" in lab.fails(*limits, "much")
     listed = lab("account", "list").out
     assert listed.splitlines()[0].startswith("account  user")
     assert "ana      60001  active  2.5    0" in listed

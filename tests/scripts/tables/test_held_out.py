@@ -61,35 +61,6 @@ def test_scores_are_read_from_the_figures_of_runs():
     assert sentence_scores.are_paired(found["0"], ROW["0"])
 
 
-def cells(row):
-    return [each.cell(row) for each in held_out.COLUMNS]
-
-
-def test_cells_have_means_errors_over_seeds_and_the_interval():
-    row = held_out.compare({seed: ROW[seed] for seed in "01"}, BESIDE)
-    loss, difference, score, apart = cells(row)
-    assert loss == "2.160 ± 0.060"
-    assert difference == "+0.060 ± 0.040"
-    figures = row["held_out"]["bleu"].values()
-    assert score == f"{sum(figures) / 2:.2f}"
-    assert apart == held_out.interval(row["held_out"]["bleu_difference"])
-    alone = held_out.compare({"0": ROW["0"]}, BESIDE)
-    assert cells(alone)[:2] == ["2.100", "+0.100"]
-    assert cells(held_out.compare(BESIDE, BESIDE))[1::2] == ["", ""]
-    assert cells({"bleu": [1.0]}) == ["–"] * 4
-    assert held_out.interval({"difference": -0.3, "low": -0.81, "high": 0.2}) == (
-        "-0.30 (-0.81 to +0.20)"
-    )
-
-
-def test_the_explanation_has_the_number_of_pairs_and_what_rows_are_beside():
-    row = held_out.compare(ROW, BESIDE)
-    text = held_out.explanation([row, {}], "the baseline")
-    assert text.startswith("On 4 pairs that no run trains on. ")
-    assert "Differences are from the baseline:" in text
-    assert held_out.explanation([{}], "the baseline") == ""
-
-
 def test_bleus_are_of_the_seeds_that_all_rows_have():
     row = held_out.compare(ROW, BESIDE)
     alone = held_out.compare({"1": ROW["1"]}, BESIDE)
