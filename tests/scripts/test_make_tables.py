@@ -24,7 +24,7 @@ def test_the_committed_pages_are_what_the_script_makes_of_the_results():
     ("name", "others"),
     [
         *(("bench_bridge", 0), ("bench_codecs", 0), ("bench_device", 0)),
-        *(("leakage", 0), ("local_steps", 2), ("table5_tiny", 0)),
+        *(("local_steps", 2), ("table5_tiny", 0)),
         ("table5_bottleneck", 1),
     ],
 )
