@@ -107,9 +107,10 @@ class Sweep(NamedTuple):
                 table.workdir, self.figures, self.execute, results=table.results
             )
             found = self.record(runs, table)
-        # After the runs: it counts all that were read.
-        record = runs.provenance(table.seeds) | found
-        if self.draw is not None:
-            self.draw(record, table.out)
-        table_runs.write(record, self.markdown(record), table.out)
+            # After the runs: it counts all that were read.
+            record = runs.provenance(table.seeds) | found
+            # In the lock, and first: a folder with nothing in it goes with the lock.
+            table_runs.write(record, self.markdown(record), table.out)
+            if self.draw is not None:
+                self.draw(record, table.out)
         return 0

@@ -58,18 +58,20 @@ def test_a_sweep_does_each_run_once_and_writes_record_and_picture(
 
     made = sweep.Sweep("a", record, markdown, execute=execute, draw=draw, seeds=2)
     flags.FLAGS(["test"])
-    with flagsaver.flagsaver(data_dir="text", out="a.json", workdir="runs"):
+    # The folder of runs that stay elsewhere has nothing in it, but for what is made.
+    given = {"data_dir": "text", "workdir": "runs", "results_dir": "done"}
+    with flagsaver.flagsaver(**given, out="runs/a.json"):
         assert made.run() == made.run() == 0
     assert done == ["seed0", "seed1"]
-    found = json.loads((tmp_path / "a.json").read_text())
+    found = json.loads((tmp_path / "runs" / "a.json").read_text())
     assert (found["commit"], found["seconds"]) == ("abc123", 120.0)
     assert found["seeds"] == ["0", "1"]
-    assert (tmp_path / "a.png").read_text() == "1"
+    assert (tmp_path / "runs" / "a.png").read_text() == "1"
     told = capsys.readouterr().out
     assert "| row |\n|---|\n| a |" in told
-    assert "report: a.json\n" in told  # there is no page that takes it
-    (tmp_path / "a.md").touch()
-    table_runs.write(found, "", tmp_path / "a.json")
+    assert "report: runs/a.json\n" in told  # there is no page that takes it
+    (tmp_path / "runs" / "a.md").touch()
+    table_runs.write(found, "", tmp_path / "runs" / "a.json")
     assert "make_tables puts it into its page" in capsys.readouterr().out
 
 
