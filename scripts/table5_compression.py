@@ -209,6 +209,8 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
         )
     has_starts = any(row.name == compression_rows.START_ROW for row in chosen)
     starts = compression_rows.starts(settings) if has_starts else []
+    if table.scale == abnet_runs.QUICK:
+        del starts[1:]
     return {
         "settings": dict(settings),
         "padded_bytes": padded,
