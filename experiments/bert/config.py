@@ -16,7 +16,7 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import transformer
 from nebula_jax.runtime import context as context_lib
 from nebula_jax.runtime.ranks import devices
-from nebula_jax.training import all_reduce, bert, optimizers, warm_start
+from nebula_jax.training import all_reduce, bert, optimizers
 
 DEFAULTS = {
     "clusters": ["2"],
@@ -48,13 +48,10 @@ class Agreed(pretraining_config.Agreed, local_steps.Settings):
     )
     trains: str = fields.of_model(
         "all",
-        "Parameters that train, and so the only ones that cross: all; adapters (eq."
-        " 12), one after every layer, while all else is frozen (Fig. 2); or"
-        " adapters_and_head, for a --hot_start, whose head is new.",
+        "Parameters that train, and so the only ones that cross: all; or, for a"
+        " --hot_start, adapters_and_head: the head, which is new, and adapters (eq. 12)"
+        " after every layer, while all else is frozen (Fig. 2).",
         choices=list(bert.TRAINS),
-    )
-    adapter_dim: int = fields.of_model(
-        64, "Inner width of an adapter, with --trains=adapters.", lower=1
     )
     optimizer: str = fields.of_training(
         "adamw",
@@ -181,12 +178,7 @@ def _check_clusters(agreed: Agreed) -> None:
 def _check_training(run: Run) -> None:
     """Raises errors.SettingsError at a start or a pipeline that cannot be."""
     agreed, local = run.agreed, run.local
-    has_start = agreed.start() != warm_start.NONE
-    if agreed.trains == "adapters" and has_start:
-        raise errors.SettingsError(
-            "--trains=adapters has no head that trains, and so no warm start of heads;"
-            " adapters_and_head has"
-        )
+    agreed.start()
     if local.pipeline and local.fsdp == 1:
         raise errors.SettingsError(
             f"--pipeline={local.pipeline} needs --fsdp=S: its stages are the devices of"
@@ -206,11 +198,9 @@ def settings(run: Run, vocabulary: vocabularies.Vocabulary) -> dict[str, Any]:
 
 def model(agreed: Agreed, encoder: transformer.Config) -> bert.Config:
     """Returns the configuration of a model of this shape, and of its training."""
-    own = fields.common(agreed, bert.Config)
-    own["adapter_dim"] = 0 if agreed.trains == "all" else agreed.adapter_dim
     return bert.Config(
         encoder=encoder,
         warmup=min(1.0, agreed.warmup_steps / agreed.steps),
         start=agreed.start(),
-        **own,
+        **fields.common(agreed, bert.Config),
     )

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from nebula_jax import errors
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import masked_lm, transformer
 from nebula_jax.training import (
@@ -32,7 +31,6 @@ from nebula_jax.training import state as train_state
 
 TRAINS: dict[str, partition.IsTrained] = {
     "all": partition.train_all,
-    "adapters": lambda path: path.startswith("adapter_"),
     "adapters_and_head": lambda path: path.startswith(("adapter_", "mlm_head/")),
 }
 """The parameters that train; the others are frozen, and never cross a line. The head is
@@ -55,10 +53,10 @@ class Config:
     """Parts of a device's rows whose gradients are added up, one after the other."""
     all_reduce: str = "once"
     """A name in all_reduce.WHEN."""
-    adapter_dim: int = 0
-    """Inner width of the adapters after each layer (eq. 12); 0 for none."""
     trains: str = "all"
     """A name in TRAINS."""
+    adapter_dim: int = 64
+    """Inner width of the adapters after each layer (eq. 12), if any train."""
     optimizer: str = "adamw"
     """A name in optimizers.BY_NAME."""
     learning_rate: float = 1e-4
@@ -96,6 +94,11 @@ class Config:
             clip_norm=self.clip_norm,
         )
 
+    def module(self) -> masked_lm.MaskedLM:
+        """Returns the network."""
+        adapter_dim = 0 if self.trains == "all" else self.adapter_dim
+        return masked_lm.MaskedLM(self.encoder, adapter_dim)
+
     def is_trained(self, path: str) -> bool:
         """Returns True if the parameter of this path trains."""
         return TRAINS[self.trains](path) and warm_start.is_trained(self.start, path)
@@ -125,16 +128,9 @@ def init(
 
     Returns:
       The state of the trained parameters, and the frozen ones (`partition.split`).
-
-    Raises:
-      errors.SettingsError: if adapters are to train and there are none.
     """
-    if config.trains != "all" and not config.adapter_dim:
-        raise errors.SettingsError(
-            f"trains={config.trains} needs adapters: an adapter_dim above 0"
-        )
     init_rng, step_rng = jax.random.split(jax.random.key(seed))
-    model = masked_lm.MaskedLM(config.encoder, config.adapter_dim)
+    model = config.module()
     ids = jnp.zeros((1, config.encoder.max_length), jnp.int32)
 
     def draw() -> Any:
@@ -173,7 +169,7 @@ def loss_of(
       The loss of `masking.Masked`, with how many tokens were predicted (of several
       that are equally likely, each counts as predicted).
     """
-    model = masked_lm.MaskedLM(config.encoder, config.adapter_dim)
+    model = config.module()
 
     def part(trained: Any, rows: masking.Masked, number: Any) -> accumulate.Outcome:
         is_masked = rows.positions < rows.input_ids.shape[-1]

@@ -55,12 +55,12 @@ def test_the_model_has_what_the_flags_name():
     shape = transformer.config_of_size("nano", vocab_size=9, max_length=8)
     given = {"all_reduce": "once", "seed": 3}
     given |= {"optimizer": "muon", "mask_rate": 0.3, "weight_decay": 0.02}
-    made = config.model(run(**given, adapter_dim=8).agreed, shape)
-    assert (made.encoder, made.adapter_dim, made.trains) == (shape, 0, "all")
+    made = config.model(run(**given).agreed, shape)
+    assert (made.encoder, made.trains) == (shape, "all")
     assert made.all_reduce == "once"
     assert (made.optimizer, made.mask_rate, made.weight_decay) == ("muon", 0.3, 0.02)
-    made = config.model(run(trains="adapters", adapter_dim=8).agreed, shape)
-    assert (made.adapter_dim, made.trains) == (8, "adapters")
+    made = config.model(run(trains="adapters_and_head").agreed, shape)
+    assert made.trains == "adapters_and_head"
 
 
 @pytest.mark.parametrize(
@@ -73,10 +73,12 @@ def test_the_model_has_what_the_flags_name():
             "--pipeline=2 needs --fsdp=S: its stages are the devices of a group",
         ),
         (
-            {"trains": "adapters", "pipeline": 2, "fsdp": 2, "devices_per_cluster": 2},
-            "--pipeline=2 is not for --trains=adapters",
+            {
+                **{"trains": "adapters_and_head", "pipeline": 2},
+                **{"fsdp": 2, "devices_per_cluster": 2},
+            },
+            "--pipeline=2 is not for --trains=adapters_and_head",
         ),
-        ({"trains": "adapters", "head_warmup_steps": 5}, "adapters has no head that"),
         ({"head_priors": True}, "--head_priors counts in the steps"),
         ({"clusters": 1}, "--sync=streaming is for several clusters"),
         ({"languages": "en|de|sw"}, "has 3 groups: give one, for every cluster, or"),
