@@ -22,63 +22,48 @@ def probes(*figures):
     ]
 
 
-def decided(*figures):
-    return codec_control.decide(POLICY, codec_control.History(probes(*figures)))
+GOOD, ROOM = (0.99, 0.99, WAITS), (0.99, 0.99, COMPUTES)
+BAD, BAD_BACK = (0.9, 0.9, WAITS), (0.99, 0.9, WAITS)
+# A level that was left, and probes until it is tried again.
+LEFT = [((0, 0), *GOOD)] * 4 + [((1, 1), *BAD)] * 2 + [((0, 1), *BAD)] * 2
+DECIDED = [
+    ([], (0, 0)),
+    # One level harder after four good probes, and only if the line is waited for.
+    ([((0, 0), *GOOD)] * 3, (0, 0)),
+    ([((0, 0), *GOOD)] * 4, (1, 1)),
+    ([((0, 0), *GOOD)] * 3 + [((0, 0), 0.97, 0.99, WAITS)], (0, 0)),
+    ([((0, 0), *GOOD)] * 3 + [((0, 0), 0.99, 0.97, WAITS)], (0, 0)),
+    ([((0, 0), *GOOD)] * 3 + [((0, 0), *ROOM)], (0, 0)),
+    # What crosses less is left as it is.
+    ([((2, 1), *GOOD)] * 4, (2, 2)),
+    ([((1, 3), *GOOD)] * 4, (2, 3)),
+    ([((4, 4), *GOOD)] * 9, (4, 4)),
+    # One level gentler after two bad probes, in the direction that is to blame.
+    ([((2, 2), *BAD)], (2, 2)),
+    ([((2, 2), *BAD)] * 2, (1, 2)),
+    ([((2, 2), *BAD_BACK)] * 2, (2, 1)),
+    ([((0, 2), *BAD)] * 2, (0, 1)),
+    ([((2, 2), *BAD), ((2, 2), *GOOD)], (2, 2)),
+    ([((3, 3), *BAD), ((2, 3), *BAD)], (2, 3)),  # other levels do not count
+    # One level gentler where bytes are to be had.
+    ([((2, 2), *ROOM)] * 3, (2, 2)),
+    ([((2, 2), *ROOM)] * 4, (1, 1)),
+    ([((0, 0), *ROOM)] * 9, (0, 0)),
+    # The other direction is gentler where one has no gentler level.
+    ([((2, 0), *BAD_BACK)] * 2, (1, 0)),
+    ([((2, 0), *ROOM)] * 4, (1, 0)),
+    ([((0, 2), *ROOM)] * 4, (0, 1)),
+    ([((0, 0), *BAD_BACK)] * 2, (0, 0)),
+    # Levels that were left are tried again later and later.
+    ([*LEFT, *[((0, 0), *GOOD)] * 7], (0, 0)),
+    ([*LEFT, *[((0, 0), *GOOD)] * 8], (1, 1)),
+]
 
 
-GOOD = (0.99, 0.99, WAITS)
-
-
-def test_it_begins_at_the_least_lossy():
-    assert decided() == Levels(0, 0)
-
-
-def test_one_level_harder_after_four_good_probes_and_only_if_the_line_is_waited_for():
-    assert decided(*[((0, 0), *GOOD)] * 3) == Levels(0, 0)
-    assert decided(*[((0, 0), *GOOD)] * 4) == Levels(1, 1)
-    for bad in ((0.97, 0.99, WAITS), (0.99, 0.97, WAITS), (0.99, 0.99, COMPUTES)):
-        figures = [((0, 0), *GOOD)] * 3 + [((0, 0), *bad)]
-        assert decided(*figures) == Levels(0, 0)
-
-
-def test_what_crosses_less_is_left_as_it_is():
-    assert decided(*[((2, 1), *GOOD)] * 4) == Levels(2, 2)
-    assert decided(*[((1, 3), *GOOD)] * 4) == Levels(2, 3)
-    assert decided(*[((4, 4), *GOOD)] * 9) == Levels(4, 4)
-
-
-def test_one_level_gentler_after_two_bad_probes_in_the_direction_that_is_to_blame():
-    forward, backward = (0.9, 0.9, WAITS), (0.99, 0.9, WAITS)
-    assert decided(((2, 2), *forward)) == Levels(2, 2)
-    assert decided(*[((2, 2), *forward)] * 2) == Levels(1, 2)
-    assert decided(*[((2, 2), *backward)] * 2) == Levels(2, 1)
-    assert decided(*[((0, 2), *forward)] * 2) == Levels(0, 1)
-    assert decided(((2, 2), *forward), ((2, 2), *GOOD)) == Levels(2, 2)
-    # Those of other levels do not count.
-    assert decided(((3, 3), *forward), ((2, 3), *forward)) == Levels(2, 3)
-
-
-def test_one_level_gentler_where_bytes_are_to_be_had():
-    room = (0.99, 0.99, COMPUTES)
-    assert decided(*[((2, 2), *room)] * 3) == Levels(2, 2)
-    assert decided(*[((2, 2), *room)] * 4) == Levels(1, 1)
-    assert decided(*[((0, 0), *room)] * 9) == Levels(0, 0)
-
-
-def test_the_other_direction_is_gentler_where_one_has_no_gentler_level():
-    bad, room = (0.99, 0.9, WAITS), (0.99, 0.99, COMPUTES)
-    assert decided(*[((2, 0), *bad)] * 2) == Levels(1, 0)
-    assert decided(*[((2, 0), *room)] * 4) == Levels(1, 0)
-    assert decided(*[((0, 2), *room)] * 4) == Levels(0, 1)
-    assert decided(*[((0, 0), *bad)] * 2) == Levels(0, 0)
-
-
-def test_levels_that_were_left_are_tried_again_later_and_later():
-    bad = (0.9, 0.9, WAITS)
-    once = [((0, 0), *GOOD)] * 4 + [((1, 1), *bad)] * 2
-    once += [((0, 1), *bad)] * 2 + [((0, 0), *GOOD)] * 7
-    assert decided(*once) == Levels(0, 0)
-    assert decided(*once, ((0, 0), *GOOD)) == Levels(1, 1)
+@pytest.mark.parametrize(("figures", "levels"), DECIDED)
+def test_what_is_decided_after_these_probes(figures, levels):
+    history = codec_control.History(probes(*figures))
+    assert codec_control.decide(POLICY, history) == Levels(*levels)
 
 
 def run(line, cosines, steps=2000, compute=1.0, every=EVERY):
@@ -156,7 +141,7 @@ def test_probes_come_sooner_while_new_rungs_are_sought():
         found = codec_control.next_probe(policy, history)
         return found - EVERY * len(figures)
 
-    good, bad, room = GOOD, (0.9, 0.9, WAITS), (0.99, 0.99, COMPUTES)
+    good, bad, room = GOOD, BAD, ROOM
     assert after() == soon
     assert after(((0, 0), *good)) == soon  # asks for the next
     assert after(((0, 0), *room)) == every  # fast enough, and the least lossy
@@ -164,8 +149,7 @@ def test_probes_come_sooner_while_new_rungs_are_sought():
     assert after(((2, 2), *bad)) == soon
     assert after(((0, 0), *bad)) == every  # nothing is gentler
     assert after(((2, 2), *room)) == soon  # others may do
-    left = [((0, 0), *good)] * 4 + [((1, 1), *bad)] * 2 + [((0, 1), *bad)] * 2
-    assert after(*left, ((0, 0), *good)) == every  # the next was left
+    assert after(*LEFT, ((0, 0), *good)) == every  # the next was left
 
 
 def test_a_settled_run_is_probed_every_so_many_steps_and_no_more():
@@ -252,13 +236,6 @@ def test_readings_of_an_attempt_that_saved_nothing_do_not_count(tmp_path):
     later.resume(is_new=False)
     assert later.of(2, 7.0) == 7.0
     assert later.of(4, 7.0) == 0.75
-
-
-def test_without_a_file_nothing_is_kept():
-    found = codec_control.Readings(None)
-    found.resume(is_new=False)
-    found.write([1, 0.5])
-    assert found.of(1, 0.25) == 0.25
 
 
 def test_gradients_that_are_no_numbers_have_no_cosine():

@@ -2,11 +2,10 @@
 
 import time
 
-import jax
 import pytest
 import quorum_star
 import trees
-from quorum_star import HUB, LIMIT, NAMES, assert_alike
+from quorum_star import LIMIT, NAMES, assert_alike
 from two_labs import wait_until
 
 from nebula_jax import errors
@@ -251,25 +250,6 @@ def test_a_leaf_that_sends_a_step_that_cannot_be_is_alone_in_its_error(star):
     words = "cluster:2 sent a Tensor of step 9223372036854775808"
     with pytest.raises(session.PeerAborted, match=words):
         star[2].to(3)
-
-
-def test_an_entry_of_the_log_comes_back_from_its_arrays():
-    verdict = quorum.Verdict(0, 9, 8, 1, 2**32 - 1)
-    entry = quorum.Entry(verdict, (True, False, True))
-    arrays = quorum.arrays_of_entry(entry)
-    spec = quorum.spec_of_entry(3)
-    trees.assert_same(
-        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), arrays),
-        jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), spec),
-    )
-    assert quorum.entry_of_arrays(arrays) == entry
-
-
-def test_a_state_has_all_that_clusters_have_alike():
-    member = quorum_star.member(HUB)
-    for fragment, outer in enumerate(member.outers):
-        spec = quorum.spec_of_state(member, fragment)
-        assert jax.eval_shape(lambda outer=outer: outer) == spec["outer"]
 
 
 def test_if_all_are_in_time_it_is_the_run_without_a_quorum(star):
