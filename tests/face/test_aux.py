@@ -22,71 +22,43 @@ Y = np.sin(X.sum(-1)).astype(np.float32)
 HIDDEN = jax.ShapeDtypeStruct((B, D), jnp.float32)
 
 
-class Linen:
+class Module(nn.Module):
     """A module of Linen: statistics are a collection beside the parameters."""
 
-    class Module(nn.Module):
-        outputs: int
+    outputs: int
 
-        @nn.compact
-        def __call__(self, x):
-            x = nn.BatchNorm(use_running_average=False, momentum=0.8)(x)
-            return nn.tanh(nn.Dense(self.outputs)(x))
-
-    modules = Module(D), Module(1)
-
-    @classmethod
-    def init(cls, half, x):
-        variables = cls.modules[half].init(jax.random.key(half), x)
-        return variables["params"], variables["batch_stats"]
-
-    @classmethod
-    def apply(cls, half, params, stats, x):
-        variables = {"params": params, "batch_stats": stats}
-        out, new = cls.modules[half].apply(variables, x, mutable=["batch_stats"])
-        return out, new["batch_stats"]
+    @nn.compact
+    def __call__(self, x):
+        x = nn.BatchNorm(use_running_average=False, momentum=0.8)(x)
+        return nn.tanh(nn.Dense(self.outputs)(x))
 
 
-class Nnx:
-    """A module of NNX: statistics are a part of its state."""
-
-    class Module(nnx.Module):
-        def __init__(self, inputs, outputs, rngs):
-            self.norm = nnx.BatchNorm(inputs, momentum=0.8, rngs=rngs)
-            self.dense = nnx.Linear(inputs, outputs, rngs=rngs)
-
-        def __call__(self, x):
-            return jnp.tanh(self.dense(self.norm(x)))
-
-    modules = Module(INPUTS, D, nnx.Rngs(0)), Module(D, 1, nnx.Rngs(1))
-
-    @classmethod
-    def init(cls, half, x):
-        return tuple(nnx.split(cls.modules[half], nnx.Param, nnx.BatchStat)[1:])
-
-    @classmethod
-    def apply(cls, half, params, stats, x):
-        module = nnx.merge(nnx.graphdef(cls.modules[half]), params, stats)
-        return module(x), nnx.state(module, nnx.BatchStat)
+MODULES = Module(D), Module(1)
 
 
-def functions(model):
-    """The halves as functions, front and back."""
-
-    def front(params, stats, x, rng):
-        return model.apply(0, params, stats, x)
-
-    def back(params, stats, hidden, y, rng):
-        out, stats = model.apply(1, params, stats, hidden)
-        loss = jnp.mean((out[:, 0] - y) ** 2)
-        return (loss, {"positive": jnp.sum(out > 0)}), stats
-
-    return front, back
+def init(half, x):
+    variables = MODULES[half].init(jax.random.key(half), x)
+    return variables["params"], variables["batch_stats"]
 
 
-def uncut(model, params, stats):
+def apply(half, params, stats, x):
+    variables = {"params": params, "batch_stats": stats}
+    out, new = MODULES[half].apply(variables, x, mutable=["batch_stats"])
+    return out, new["batch_stats"]
+
+
+def front(params, stats, x, rng):
+    return apply(0, params, stats, x)
+
+
+def back(params, stats, hidden, y, rng):
+    out, stats = apply(1, params, stats, hidden)
+    loss = jnp.mean((out[:, 0] - y) ** 2)
+    return (loss, {"positive": jnp.sum(out > 0)}), stats
+
+
+def uncut(params, stats):
     """The whole model's gradients, metrics and statistics: means of micro-batches."""
-    front, back = functions(model)
 
     @jax.jit
     def loss_of(params, stats):
@@ -103,15 +75,12 @@ def uncut(model, params, stats):
     return grads, {"loss": loss, "positive": positive}, stats
 
 
-@pytest.mark.parametrize(("model", "ahead"), [(Linen, COUNT), (Nnx, 1)])
-def test_statistics_after_a_split_step_are_the_uncut_models(model, ahead):
-    fresh = model.init(0, X[0]), model.init(1, np.zeros((B, D), np.float32))
+def test_statistics_after_a_split_step_are_the_uncut_models():
+    fresh = init(0, X[0]), init(1, np.zeros((B, D), np.float32))
     params, stats = zip(*fresh, strict=True)
-    grads, metrics, new_stats = uncut(model, params, stats)
-    front, back = functions(model)
+    grads, metrics, new_stats = uncut(params, stats)
     assert face_cut.spec(front, params[0], X[0], aux=stats[0]) == HIDDEN
-    settings = {"has_aux": True, "ahead": ahead}
-    parts = face_cut.front(front, **settings), face_cut.back(back, **settings)
+    parts = face_cut.front(front, has_aux=True), face_cut.back(back, has_aux=True)
     ends = loopback.ends(seconds=60.0)
     lines = [
         part.open(end, HIDDEN, aux=aux)
@@ -165,14 +134,13 @@ def test_a_generator_among_the_parameters_is_refused():
 
 
 def test_what_is_no_auxiliary_state_is_named():
-    params, stats = Linen.init(0, X[0])
+    params, stats = init(0, X[0])
 
     def run(fn, aux):
         half = cut.front(fn, IDENTITY, IDENTITY, has_aux=True)
         states = half.init_states(HIDDEN, aux=aux)
         half.forward(params, X[0], None, states, 1)
 
-    front, _ = functions(Linen)
     words = r"returns \(what it returns otherwise, aux\), not"
     with pytest.raises(TypeError, match=words):
         run(lambda *given: front(*given)[0], stats)

@@ -80,35 +80,6 @@ def test_parameters_from_before_a_round_are_not_taken(tmp_path):
     assert re.match("2 .*from before the round.*params=rounds.after", said[0])
 
 
-def test_around_a_hub_a_cluster_needs_the_address_of_the_hub_alone(tmp_path):
-    at, names = f"127.0.0.1:{ports.free_port()}", ("a", "b", "c")
-
-    def train(name):
-        address = {"listen": at} if name == "a" else {"peer": at}
-        given = {"steps": 2, "workdir": tmp_path, "tls": "off", **address}
-        state = nebula.state({"w": jnp.full(2, float(ord(name)))}, optax.sgd(0.1))
-        with nebula.Run(name, names, **given) as run, run.meet(hub="a") as peers:
-            begin = {"w": jnp.ones(2)}
-            rounds = nebula.local_steps(
-                run,
-                peers,
-                begin,
-                inner_steps=1,
-                codec="",
-                learning_rate=1.0,
-                momentum=0.0,
-            )
-            state, rounds = run.restore(state, rounds)
-            for step in run.steps():
-                params = rounds.after(step, state.params)
-                state = state.replace(params=params)
-                run.done(step, (state, rounds))
-            return state.params["w"].tolist()
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        assert list(pool.map(train, names)) == [[98.0, 98.0]] * 3
-
-
 def test_a_run_that_goes_on_stops_on_a_signal_as_before(tmp_path):
     for last in (3, 6):
         state = nebula.state({"w": jnp.zeros(2)}, optax.sgd(0.1))

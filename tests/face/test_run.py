@@ -1,7 +1,5 @@
 """A Run says what to change where its calls cannot work."""
 
-import concurrent.futures
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -165,15 +163,6 @@ def test_metrics_are_numbers(tmp_path, metrics, words):
         train(run, metrics=metrics)
 
 
-def test_figures_of_jax_are_taken(tmp_path):
-    with alone(tmp_path, steps=1) as run:
-        run.restore(ONE)
-        for step in run.steps():
-            run.done(step, ONE)
-            run.evaluated(step, {"loss": jnp.float32(0.5)})
-    assert "0.5" in (tmp_path / "front" / "metrics.jsonl").read_text()
-
-
 def test_names_are_those_of_the_run(tmp_path):
     with alone(tmp_path) as run:
         for connect in (run.dial, run.listen):
@@ -201,13 +190,6 @@ def test_what_a_connection_lacks_is_named_before_anybody_waits(
         call(run).__enter__()
 
 
-def test_a_middle_part_listens_before_it_dials(tmp_path):
-    with alone(tmp_path, clusters=("middle", "front", "back")) as run:
-        run._dialed.append("a link to back")
-        with pytest.raises(Misuse, match=r"call run\.listen before run\.dial"):
-            run.listen("front").__enter__()
-
-
 def test_done_is_of_the_step_at_hand(tmp_path):
     with alone(tmp_path) as run:
         run.restore(ONE)
@@ -224,30 +206,6 @@ def test_who_waits_in_vain_is_told_what_the_other_has_to_call(tmp_path, own):
         words = r"back call run.listen\('front'\)|front call run.dial\('back'\)"
         with pytest.raises(nebula.errors.PeerAbsent, match=rf"; does ({words})\?$"):
             call.__enter__()
-
-
-def test_clusters_of_two_labs_meet_over_their_switches(labs, tmp_path):
-    spec = jax.ShapeDtypeStruct((3,), jnp.float32)
-
-    def train(name, lab):
-        given = {"federation": str(lab.folder.path), "job": "cut", "steps": 2}
-        with nebula.Run(name, NAMES, workdir=tmp_path, **given) as run:
-            dials = name == "front"
-            with run.dial("back") if dials else run.listen("front") as link:
-                open_end = link.sender if dials else link.receiver
-                end = open_end("h", spec, nebula.codecs.identity())
-                run.restore(ONE)
-                for step in run.steps():
-                    if dials:
-                        end.send(step, jnp.full(3, step, jnp.float32))
-                    else:
-                        assert end.recv(step).tolist() == [step] * 3
-                    run.done(step, ONE)
-            return run.exit_status()
-
-    with concurrent.futures.ThreadPoolExecutor() as pool:
-        ends = pool.map(train, NAMES, (labs.t, labs.s))
-        assert list(ends) == [0, 0]
 
 
 def test_other_roles_are_not_told_as_a_flag(tmp_path):
