@@ -1,7 +1,6 @@
 import json
 import threading
 
-import jax.numpy as jnp
 import pytest
 
 from nebula_jax import trace as trace_lib
@@ -86,11 +85,6 @@ def test_a_trace_that_is_off_records_nothing(tmp_path):
     assert not off.ledger.parts
     off.write(tmp_path / "t.json", "x")
     assert kinds(tmp_path / "t.json") == ["M", "M"]
-
-
-def test_what_is_waited_for_is_returned(trace):
-    array = jnp.ones(3)
-    assert trace.ready(array) is array
 
 
 def read(path):

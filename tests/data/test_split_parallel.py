@@ -160,13 +160,6 @@ def test_what_cannot_be_split_is_an_error(
         split_parallel.split(text_folder, languages, tmp_path / "sides", **options)
 
 
-def test_a_malformed_pair_is_named(text_folder, tmp_path):
-    write(text_folder / "parallel/en-es.dev.tsv", "en\tes", "Hel\x07lo\tHola")
-    words = r"dev\.tsv:2: control character U\+0007"
-    with pytest.raises(corpora.CorpusError, match=words):
-        split(text_folder, tmp_path / "sides")
-
-
 def test_djangos_messages_are_split_without_any_text_folder(tmp_path, monkeypatch):
     monkeypatch.setattr(corpora, "LANGUAGES", ("en", "es"))  # the others take long
     source, target = split(split_parallel.DJANGO, tmp_path / "sides")
@@ -248,19 +241,6 @@ def test_too_few_pairs_to_train_on_are_named(text_folder, tmp_path, max_pairs, w
     with pytest.raises(corpora.CorpusError, match=words):
         split(text_folder, tmp_path / "x", held_out=count, max_pairs=max_pairs)
     assert not (tmp_path / "x").exists()
-
-
-def test_a_folder_made_before_is_still_one_without_held_out_pairs(
-    text_folder, tmp_path
-):
-    out = tmp_path / "sides"
-    split(text_folder, out)
-    assert "held_out" not in json.loads((out / "split.json").read_text())
-    before = (out / "source" / "train.tsv.gz").stat().st_mtime_ns
-    split(text_folder, out, held_out=0)
-    assert (out / "source" / "train.tsv.gz").stat().st_mtime_ns == before
-    with pytest.raises(corpora.CorpusError, match="holds another split"):
-        split(text_folder, out, held_out=2)
 
 
 def test_a_text_without_spaces_is_one_word(tmp_path):

@@ -163,13 +163,6 @@ def test_a_pretrained_model_fits_in_as_it_is(source_params, target_params):
         assert ("mlm_head" in filled) == (config is TARGET)
 
 
-def test_a_checkpoint_without_a_head_leaves_the_head_random(target_params):
-    model = drawn.masked_language_model(TARGET)
-    headless = {part: model[part] for part in ("embeddings", "encoder")}
-    filled = abnet_params.with_pretrained(CMLM, target_params, headless)
-    assert filled["mlm_head"] is target_params["mlm_head"]
-
-
 def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
     target_params, hidden
 ):

@@ -158,13 +158,6 @@ def test_foreign_embeddings_are_the_sum_of_three_tables_then_projected():
     np.testing.assert_allclose(got, want, atol=2e-5)
 
 
-def test_without_token_type_ids_all_are_of_type_0():
-    config = dataclasses.replace(CONFIG, token_types=2)
-    got, _ = embed(config)
-    want, _ = embed(config, token_type_ids=np.zeros_like(IDS))
-    np.testing.assert_array_equal(got, want)
-
-
 def test_matrices_rounded_once_give_the_same_bits():
     config = dataclasses.replace(CONFIG, dtype="bfloat16")
     block = transformer.Block(config)

@@ -108,16 +108,6 @@ def test_a_full_disk_is_an_error_and_what_was_there_stays(tmp_path):
     assert not list(tmp_path.glob("00000020*"))
 
 
-def test_writes_that_fail_after_the_first_one_print_nothing(capfd):
-    """Their results come from other threads, to an event loop that is closed."""
-    with checkpoint._checkpointer():
-        loop = asyncio.new_event_loop()
-    loop.close()
-    loop.call_soon_threadsafe(print, "late")
-    loop.call_exception_handler({"message": "Task exception was never retrieved"})
-    assert capfd.readouterr() == ("", "")
-
-
 def test_clusters_that_are_threads_leave_the_event_loops_of_their_process():
     """One begins to save while another does, and ends after it."""
     before = asyncio.get_event_loop_policy()

@@ -64,9 +64,3 @@ def test_the_reason_is_no_assertion_of_sentencepieces(tmp_path):
         with pytest.raises(vocabularies.VocabularyError, match=words) as caught:
             vocabularies.train(lines, 10, tmp_path / "v.model")
         assert ".cc" not in str(caught.value)
-
-
-def test_too_little_text_is_an_error(tmp_path):
-    with pytest.raises(vocabularies.VocabularyError, match="no vocabulary of 100"):
-        vocabularies.train([], 100, tmp_path / "v.model")
-    assert not list(tmp_path.iterdir())
