@@ -70,20 +70,6 @@ def test_a_run_that_begins_with_another_has_its_model(tmp_path, config, module, 
         configuration.take_model(module, config.FLAGS)
 
 
-def test_run_flags_that_cannot_be_written_are_as_they_were(tmp_path, monkeypatch):
-    run = configured.run(xnli_config, workdir=tmp_path, seed=3)
-    configuration.write_run_flags(tmp_path, run)
-    before = (tmp_path / "run.flags").read_text()
-
-    def refuse(*paths):
-        raise OSError("No space left on device")
-
-    monkeypatch.setattr(disk, "rename", refuse)
-    with pytest.raises(OSError, match="No space"):
-        configuration.write_run_flags(tmp_path, run.with_agreed(seed=4))
-    assert (tmp_path / "run.flags").read_text() == before
-
-
 def test_run_flags_are_of_the_run_that_has_the_checkpoints(tmp_path):
     """A run that is refused leaves those of the one that is there."""
     run, path = configured.run(m3_config, workdir=tmp_path), tmp_path / "run.flags"

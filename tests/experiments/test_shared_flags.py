@@ -1,27 +1,16 @@
 """Flags: each defined once, in plain words, and read by `main` alone."""
 
-import dataclasses
 import os
 import pathlib
 
 import children
-import configured
 import pytest
 import tiny_runs
-from absl import flags
 
 from experiments import shared_flags
-from experiments.bert import config as bert_config
-from experiments.m3 import config as m3_config
-from experiments.xnli import config as xnli_config
 from nebula_jax.commands import command_line
 
 ROOT = pathlib.Path(shared_flags.__file__).parents[1]
-CONFIGS = {
-    "pretrain_m3": m3_config,
-    "pretrain_bert": bert_config,
-    "finetune_xnli": xnli_config,
-}
 
 
 def command(module, *arguments):
@@ -68,16 +57,3 @@ def test_help_has_the_flags_by_their_groups():
     assert "Set the biases" not in done.stdout
     assert "Set the biases" in full.stdout
     assert "--objective" not in done.stdout  # another command's
-
-
-@pytest.mark.parametrize(("name", "config"), CONFIGS.items())
-def test_an_experiments_own_defaults_hold(name, config):
-    run = configured.run(config)
-    values = dataclasses.asdict(run.agreed) | dataclasses.asdict(run.local)
-    for flag, value in config.DEFAULTS.items():
-        found = values[flag]
-        if isinstance(value, list):  # as on a command line
-            many = found if isinstance(found, tuple) else (found,)
-            found = [str(each) for each in many]
-        assert found == value
-    assert flags.FLAGS["learning_rate"].default == 1e-4  # elsewhere

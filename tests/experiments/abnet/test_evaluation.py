@@ -16,7 +16,6 @@ from nebula_jax.training import abnet as abnet_training
 SPECIAL = tokenizers.SpecialTokens(0, 1, 2, 3, 4, size=40)
 WIDTH = 16
 LENGTHS = (4, 7, 5, 12, 3, 9)  # of the target rows
-SENTENCES = len(LENGTHS)
 
 
 def text(lengths):

@@ -69,17 +69,6 @@ def test_a_head_that_was_made_here_trains_and_one_that_came_does_not(folder, run
         assert not is_trained("encoder/layer_0/output/kernel")
 
 
-def test_the_task_is_what_the_flags_say():
-    still = {"plm_dropout": 0, "adapter_dropout": 0}
-    given = {"label_smoothing": 0.3, "source_corruption": 0.2, "objective": "ar"}
-    made = models.make_task(tiny_translations.run(**given | still).agreed, None, None)
-    assert (made.smoothing, made.source_corruption) == (0.3, 0.2)
-    assert not made.has_dropout
-    for each in still:
-        agreed = tiny_translations.run(**still | {each: 0.1}).agreed
-        assert models.make_task(agreed, None, None).has_dropout
-
-
 @pytest.mark.parametrize("side", [models.SOURCE, models.TARGET])
 def test_the_target_draws_anew_at_each_step_and_the_source_alike(folder, run, side):
     """So a target is masked anew at each visit; dropout of H^E is the example's."""

@@ -1,11 +1,8 @@
 """The configuration of a BERT run: names, and what cannot be."""
 
-import json
-
 import configured
 import pytest
 
-from experiments import configuration
 from experiments.bert import config
 from nebula_jax import errors
 from nebula_jax.models import transformer
@@ -13,23 +10,6 @@ from nebula_jax.models import transformer
 
 def run(**given):
     return configured.run(config, **given)
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {},
-        {"clusters": 1, "sync": "allreduce"},
-        {"clusters": 3, "languages": "en de|hi|ur"},
-        {"cluster": "1", "hub": "0", "quorum": 1, "delta_codec": "int8(64)|zstd(3)"},
-        {"emulate_compute": 50, "languages": "en,de", "cluster": "whole"},
-    ],
-)
-def test_a_possible_run_comes_back_from_its_arguments(given):
-    first = run(**given)
-    config.check(first)
-    assert configured.run(config, *configuration.arguments(first)) == first
-    json.dumps(configuration.settings(first.agreed))
 
 
 def test_a_cluster_has_a_number_and_a_name():

@@ -85,20 +85,6 @@ def test_it_goes_on_in_the_same_text_alone(made):
         other.begin(position, 4)
 
 
-def test_text_that_the_vocabulary_lacks_is_no_text_of_a_run(made, tmp_path, capfd):
-    def with_chinese(mode):
-        folder = tiny_runs.write_text(tmp_path / mode)
-        for split in ("train", "valid"):
-            with (folder / f"mono/sw.{split}.txt").open(mode) as stream:
-                stream.write("猫狗鱼鸟\n" * 50)
-        return opened(made, data_dir=str(folder), prepared_dir=tmp_path / "p")
-
-    with_chinese("a")
-    assert "WARNING: sw: " in capfd.readouterr().err
-    with pytest.raises(errors.SettingsError, match=r"sw: .* are unknown to"):
-        with_chinese("w")
-
-
 def test_held_out_text_comes_by_language_in_the_order_of_the_file(made):
     run = made[0]
     found = list(opened(made).held_out())

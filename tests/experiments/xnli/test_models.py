@@ -26,35 +26,7 @@ def loaded(folder):
     return pretrained.load_with_tokenizer(written, 16)
 
 
-def trained_rows(model, keep):
-    """Rows of the table that a run has turned into their negatives."""
-    embeddings = model.params["embeddings"]
-    table = embeddings["word_embeddings"]["embedding"]
-    return embeddings | {"word_embeddings": {"embedding": -table[keep]}}
-
-
 KEEP = np.asarray([0, 1, 2, 3, 4, 9])
-
-
-def test_an_unseen_piece_has_the_row_that_it_had(model):
-    """Rows that were trained come back to their places; the others stay."""
-    table = model.params["embeddings"]["word_embeddings"]["embedding"]
-    rows = trained_rows(model, KEEP)
-    params = {
-        "encoder": {"layer_0": 1},
-        "embeddings": rows | {"layer_norm": 2},
-        "classifier": {"dense": 3},
-    }
-    trained = models.Trained(params, KEEP, 1)
-    left = trained.as_checkpoint(model, "mean").params
-    assert (left["encoder"]["layer_0"], left["embeddings"]["layer_norm"]) == (1, 2)
-    got = left["embeddings"]["word_embeddings"]["embedding"]
-    np.testing.assert_array_equal(got[KEEP], -table[KEEP])
-    filled = models.Trained({"embeddings": rows}, KEEP, 1).with_trained_rows(model)
-    got = filled.params["embeddings"]["word_embeddings"]["embedding"]
-    np.testing.assert_array_equal(got[KEEP], -table[KEEP])
-    rest = np.setdiff1d(np.arange(len(table)), KEEP)
-    np.testing.assert_array_equal(got[rest], table[rest])
 
 
 @pytest.mark.parametrize("family", ["electra", "xlm_roberta", "ernie_m"])
@@ -117,15 +89,6 @@ def test_frozen_embeddings_are_the_models(tmp_path):
     trees.assert_same(left.params["encoder"], wanted["encoder"])
     with pytest.raises(checkpoint.CheckpointError, match="another shape"):
         trained.as_classifier_params(fresh, partition.train_all)
-
-
-def test_an_encoder_of_fewer_layers_has_the_first_ones(tmp_path):
-    folder = tiny_nli.write_model(tmp_path / "models" / "bert", layers=3)
-    model, _ = models.load(tiny_nli.run_in(tmp_path, encoder_layers=2))
-    whole = pretrained.load(folder)
-    assert (model.config.layers, len(model.params["encoder"])) == (2, 2)
-    layers, of_whole = (each.params["encoder"] for each in (model, whole))
-    trees.assert_same(layers["layer_1"], of_whole["layer_1"])
 
 
 def test_devices_that_cannot_share_a_batch_of_evaluation_are_refused(tmp_path):
