@@ -45,8 +45,7 @@ class Transport(Protocol):
         """Returns what `take_tensor` would return at once; None if it would wait."""
 
 
-Check = Callable[[codec_lib.Arrays], None]
-"""Raises ValueError at arrays that a receiver must not return."""
+Check = Callable[[codec_lib.Arrays], None]  # raises ValueError at what must not be
 
 
 class Sender:
@@ -144,8 +143,7 @@ class Receiver:
         check: Check | None = None,
     ) -> None:
         self.name, self.trace, self._check = name, transport.trace, check
-        self.is_compared = True
-        """False if a step's batch had no identity here or there (`recv_end`)."""
+        self.is_compared = True  # False if a batch had no identity here or there
         self.format = agreement.format_of(name, spec, codec)
         self._transport, self._channel, self._spec = transport, channel, spec
         self._codec = selector.compiled(codec, sharding)

@@ -80,8 +80,7 @@ class Link:
             log=log,
         )
         self._formats = agreement.Formats(cluster)
-        self.control = receive_queue.ControlMessages()
-        """The latest control messages of the peer."""
+        self.control = receive_queue.ControlMessages()  # the peer's latest ones
         self.waited = 0.0  # seconds that callers spent waiting for the peer or the line
         self.has_begun = False  # True once the peer was welcomed (listener only)
         self.owner = ""  # the DNS names of the peer's certificate; empty without TLS

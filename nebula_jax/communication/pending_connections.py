@@ -38,10 +38,8 @@ class Pending:
     connected: greeting.Connected
     host: str
     deadline: float  # seconds on the caller's clock
-    steps: greeting.Steps[None] = dataclasses.field(init=False)
-    """The rest of what is done with it."""
-    is_expected: bool = False
-    """True if it has shown the call sign of a session, or a certificate."""
+    steps: greeting.Steps[None] = dataclasses.field(init=False)  # what is left to do
+    is_expected: bool = False  # True if it has shown a call sign or certificate
     has_begun: bool = False  # True if its next step may be an expensive one, of TLS
     is_taken: bool = False  # True if a link has its socket
 

@@ -68,5 +68,4 @@ class WorkerLink:
         return 0
 
 
-AnyLink = Link | WorkerLink
-"""A link to another cluster, in any process of this one."""
+AnyLink = Link | WorkerLink  # in any process of this cluster

@@ -21,8 +21,7 @@ from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
 from nebula_jax.training import m3, m3_steps
 from nebula_jax.training import state as train_state
 
-Send = Callable[[m3.Tokens, int], None]
-"""Takes the tokens of a micro-batch, [B, ...], and its number."""
+Send = Callable[[m3.Tokens, int], None]  # takes a micro-batch [B, ...], its number
 GeneratorStep = Callable[
     [train_state.TrainState, jax.Array, Send], tuple[train_state.TrainState, m3.Metrics]
 ]

@@ -23,8 +23,7 @@ from nebula_jax.communication import channels
 from nebula_jax.training import cut
 
 Metrics = dict[str, jax.Array]
-Tag = tuple[int, int]
-"""Optimization step, counted from 1, and micro-batch, counted from 0."""
+Tag = tuple[int, int]  # optimization step, from 1, and micro-batch, from 0
 
 
 def micro_batch_key(rng: cut.Rng, step: int, number: int) -> cut.Rng:

@@ -27,18 +27,12 @@ class M3:
     the discriminator's is all of them, and a step token.
     """
 
-    generator: float
-    """Seconds of a generator's micro-batch, forward and backward."""
-    discriminator: float
-    """Seconds of one micro-batch of each generator, of which a step has `fan_out`."""
-    lines: wan.Lines
-    """Those of each generator, as they begin: cuts and later rates are not planned."""
-    message_bytes: float
-    """A micro-batch on the line."""
-    window: int = 2
-    """Steps that a generator may be ahead."""
-    fan_out: int = 1
-    """n, micro-batches of a generator's step."""
+    generator: float  # seconds of a generator's micro-batch, forward and backward
+    discriminator: float  # the same for one micro-batch of each generator
+    lines: wan.Lines  # of each generator, as they begin, without cuts and changes
+    message_bytes: float  # a micro-batch on the line
+    window: int = 2  # steps that a generator may be ahead
+    fan_out: int = 1  # n, micro-batches of a generator's step
 
 
 def on_line(line: wan.Line, count: float) -> float:

@@ -24,12 +24,9 @@ REPLICATED = PartitionSpec()  # a copy on every device
 class Rule(NamedTuple):
     """A place for the arrays whose path matches."""
 
-    pattern: str
-    """A regular expression, searched for in a path such as `encoder/layer_0/output`."""
-    spec: PartitionSpec
-    """A mesh axis, or None, for each axis of the array."""
-    what: str = ""
-    """The things that are split over `model`, for errors."""
+    pattern: str  # searched for in a path such as `encoder/layer_0/output`
+    spec: PartitionSpec  # a mesh axis, or None, for each axis of the array
+    what: str = ""  # the things that are split over `model`, for errors
 
 
 Rules = Sequence[Rule]

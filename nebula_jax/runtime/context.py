@@ -50,28 +50,18 @@ Links = Sequence[AnyLink]
 class Settings:
     """The settings of one process of a run, whatever it trains."""
 
-    workdir: pathlib.Path
-    """The run's folder."""
-    cluster: str
-    """Name of this process's cluster."""
-    steps: int
-    """Optimization steps of the whole run."""
-    checkpoint_every: int
-    """Steps between checkpoints."""
-    window: int = 0
-    """Steps that one cluster may be ahead of another."""
-    log_every: int = 1
-    """Steps between progress lines."""
-    allow_nonfinite: int = 0
-    """Steps that may be skipped because a loss or gradient is not finite."""
-    trace: bool = False
-    """True to record what the process does and when."""
+    workdir: pathlib.Path  # the run's folder
+    cluster: str  # name of this process's cluster
+    steps: int  # optimization steps of the whole run
+    checkpoint_every: int  # steps between checkpoints
+    window: int = 0  # steps that one cluster may be ahead of another
+    log_every: int = 1  # steps between progress lines
+    allow_nonfinite: int = 0  # steps that may be skipped: loss or gradient not finite
+    trace: bool = False  # True to record what the process does and when
     tracker: Sequence[str | metrics.Tracker] = ()
     """What takes the metrics beside the cluster's files; see `trackers.opened`."""
-    metrics_port: str = ""
-    """[HOST:]PORT where Prometheus reads the metrics; empty for none."""
-    emulated_seconds: float = 0.0
-    """Seconds of each call of `emulate_compute`, to stand for a slower device."""
+    metrics_port: str = ""  # [HOST:]PORT where Prometheus reads them; empty for none
+    emulated_seconds: float = 0.0  # of each `emulate_compute`: a slower device
     connection: connect.Settings = dataclasses.field(default_factory=connect.Settings)
     """How this cluster reaches the others."""
 
@@ -79,8 +69,7 @@ class Settings:
 class Context:
     """The interrupt, trace, checkpoints and records of one process of a run."""
 
-    record: progress.Progress
-    """The steps taken and their figures; there once the loop has begun."""
+    record: progress.Progress  # steps and their figures, once the loop has begun
 
     def __init__(self, settings: Settings) -> None:
         """Catches signals from now on.

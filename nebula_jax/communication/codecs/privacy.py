@@ -101,8 +101,7 @@ def _clipped(found: list[jax.Array], clip: float) -> list[jax.Array]:
     return [leaf * scale for leaf in found]
 
 
-DELTA = 1e-5
-"""δ, for which a run's report has ε."""
+DELTA = 1e-5  # δ, for which a run's report has ε
 _NOISE = re.compile(r"private\([^,]+, ([^)]+)\)")
 
 

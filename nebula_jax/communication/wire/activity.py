@@ -54,8 +54,7 @@ class Work:
     ) -> None:
         """Starts as STARTING; a timeout of 0 seconds is derived from the steps."""
         self.trace = trace  # the spans of this process; an activity is one
-        self.waiting: list[str] = []
-        """One entry for each caller who waits for a peer: what for."""
+        self.waiting: list[str] = []  # what for, of each caller who waits for a peer
         self.on_lost: Callable[[str], None] = lambda peer: None
         """Called, again and again, by who waits for a peer that is lost, with its name;
         raises an error to end the wait."""

@@ -74,8 +74,7 @@ class Open:
     """
 
     session_id: bytes  # 16 random bytes, drawn by the connector
-    epoch: int
-    """The connection's number in its session, from 1; an older one is refused."""
+    epoch: int  # the connection's number in its session, from 1; no older one may come
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,8 +152,7 @@ class Ping:
 
     activity: Activity = Activity.COMPUTING  # the activity of the sender's process
     done: int = 0  # a number that grows with what the sender's process gets done
-    received: int = 0
-    """Bytes of messages that the sender has received, those of Pings left out."""
+    received: int = 0  # bytes of messages, not Pings, that the sender has received
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,8 +182,7 @@ LAYOUTS: dict[type[Message], struct.Struct] = {
 """The typed header of each kind of message, in the order of KINDS."""
 KINDS = tuple(LAYOUTS)
 UNNUMBERED = (Open, Ping, Abort)
-IN_CLEAR = (Welcome,)
-"""The kinds whose payload is never encrypted: switches count by the channels' names."""
+IN_CLEAR = (Welcome,)  # never encrypted: switches count by the channels' names
 _NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
 
 

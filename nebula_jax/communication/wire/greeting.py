@@ -39,8 +39,7 @@ class Connected(NamedTuple):
     sock: socket.socket  # non-blocking
     tags: integrity.Both = integrity.PLAIN  # the tags of its frames
     owner: str = ""  # the DNS names of the peer's certificate; empty without TLS
-    clusters: frozenset[str] | None = None
-    """The labels of the clusters that the peer may be; None for any."""
+    clusters: frozenset[str] | None = None  # labels of those that the peer may be
 
 
 class NoTls(ConnectionError):

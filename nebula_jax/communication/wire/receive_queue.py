@@ -18,10 +18,8 @@ class ReceiveQueue:
     """A queue for each channel, and a common bound on what waits in them."""
 
     def __init__(self) -> None:
-        self.waiting: list[str] = []
-        """One entry for each caller that waits for something: its name."""
-        self.is_closed = False
-        """True if no receiver will take more: what comes is dropped."""
+        self.waiting: list[str] = []  # what for, of each caller that waits
+        self.is_closed = False  # True if no receiver takes more: what comes is dropped
         self._queues: list[collections.deque[frames.Tensor]] = []
         self._lock = threading.Lock()  # guards the two below
         self.tensors = self._bytes = 0

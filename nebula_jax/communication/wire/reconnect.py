@@ -28,8 +28,7 @@ class Reconnect:
         """
         self.timeout = timeout
         self._jitter = random.Random(seed)
-        self.is_lost = False
-        """True if the connection broke, and no other one has opened since."""
+        self.is_lost = False  # True if it broke, and no other one has opened since
         self.outages, self.seconds = 0, 0.0
         """Times that a lost connection came back, and seconds without one in all."""
         self._lost_at = self._recovered_at = 0.0

@@ -78,8 +78,7 @@ class Session:
         self.hello: frames.Hello | None = None  # the peer's, once it has come
         self.is_paused = False  # True if nothing more is parsed before `channels_ready`
         self.ledger = ledger.Ledger()
-        self.trace = trace.OFF
-        """The trace of this process, for tensors on their way here."""
+        self.trace = trace.OFF  # of this process, for tensors on their way here
         self._ours: frames.Hello | None = None
         self.window = windows.SendWindow()
         self.liveness = liveness.Liveness(peer_timeout)

@@ -39,8 +39,7 @@ class SocketIO:
         self.has_unread = True
         """True if bytes may wait where no poll sees them: TLS may have read beyond
         what opened the connection."""
-        self.error: OSError | None = None
-        """The error of a write, for the thread that reads to deal with."""
+        self.error: OSError | None = None  # of a write, for the thread that reads
         self.tls_bytes = 0  # bytes that TLS has added to what was written
         self._tls: Any = sock if isinstance(sock, ssl.SSLSocket) else None
         """The socket if it is TLS. Any: typeshed's `read` takes no memoryview."""

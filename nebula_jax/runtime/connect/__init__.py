@@ -50,18 +50,12 @@ class Settings:
     federation: str = ""
     """Folder of this lab in a federation, whose switches carry what crosses; empty for
     connections of the clusters' own."""
-    job: str = ""
-    """Name by which a federation's clusters find each other."""
-    wan: str = ""
-    """Emulated line, such as 60mbit,15ms; empty for none."""
-    connect_timeout: float = 60.0
-    """Seconds to wait for the other clusters."""
-    peer_timeout: float = 30.0
-    """Seconds of silence after which a connection counts as lost."""
-    reconnect_timeout: float = 60.0
-    """Seconds that a lost connection may take to come back."""
-    stuck_timeout: float = 0.0
-    """Seconds that a peer may get nothing done; 0 to derive them from the steps."""
+    job: str = ""  # name by which a federation's clusters find each other
+    wan: str = ""  # emulated line, such as 60mbit,15ms; empty for none
+    connect_timeout: float = 60.0  # seconds to wait for the other clusters
+    peer_timeout: float = 30.0  # seconds of silence until a connection counts as lost
+    reconnect_timeout: float = 60.0  # seconds for a lost connection to come back
+    stuck_timeout: float = 0.0  # seconds for a peer to do nothing; 0: from the steps
 
     def __post_init__(self) -> None:
         """Raises errors.NebulaError at what cannot work."""

@@ -12,8 +12,7 @@ from collections.abc import Callable
 
 from nebula_jax.runtime.life import process
 
-_command: dict[str, float] = {}
-"""Of a command: the seconds of its `importing`, and when it was over, `since`."""
+_command: dict[str, float] = {}  # `importing`, seconds, and its end, `since`
 
 
 def imported() -> None:
@@ -31,8 +30,7 @@ class Phases:
 
         `cluster` is the name by which this process is shown.
         """
-        self.seconds: dict[str, float] = {}
-        """Name of a phase -> seconds, of those that are over."""
+        self.seconds: dict[str, float] = {}  # by phase, of those that are over
         self._cluster, self._clock = cluster, clock
         self._name, self._since = "preparing", _command.get("since", clock())
         if _command:

@@ -39,10 +39,8 @@ TWICE_SECONDS = 0.5
 the process, and then to the group."""
 LOG_FORMATS = ("text", "json")
 
-_unread: set[str] = set()
-"""Standard streams of which something was lost that was for people."""
-_log_format = [LOG_FORMATS[0]]
-"""The format of this process's progress lines."""
+_unread: set[str] = set()  # standard streams that lost something for people
+_log_format = [LOG_FORMATS[0]]  # the format of this process's progress lines
 
 
 @contextlib.contextmanager

@@ -15,12 +15,9 @@ from rich import live, text
 
 from nebula_jax.runtime.life import process
 
-STEP = " step "
-"""The word in a progress line that is of a step, not of a phase before the first."""
-QUIET_SECONDS = 30.0
-"""Seconds between the lines of a cluster, where no terminal shows them."""
-AGED_SECONDS = 2.0
-"""Seconds after which a line on a terminal is shown with its age."""
+STEP = " step "  # in a progress line of a step, not of a phase before the first
+QUIET_SECONDS = 30.0  # between lines of a cluster where no terminal shows them
+AGED_SECONDS = 2.0  # seconds after which a line on a terminal is shown with its age
 
 
 class Lines:

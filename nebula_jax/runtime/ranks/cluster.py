@@ -58,16 +58,11 @@ class Settings:
     coordinator: str = ""
     """HOST:PORT of the root; `auto` for what Slurm, Open MPI or Kubernetes have set;
     empty for a cluster of one process."""
-    num_processes: int = 0
-    """P."""
-    process_id: int = -1
-    """Rank of this process."""
-    connect_timeout: float = 60.0
-    """Seconds to wait for the others."""
-    peer_timeout: float = 30.0
-    """Seconds of silence after which a process counts as lost."""
-    workdir: pathlib.Path = pathlib.Path()
-    """Folder of the run, which has its secret if the environment has none."""
+    num_processes: int = 0  # P
+    process_id: int = -1  # rank of this process
+    connect_timeout: float = 60.0  # seconds to wait for the others
+    peer_timeout: float = 30.0  # seconds of silence until a process counts as lost
+    workdir: pathlib.Path = pathlib.Path()  # has the secret if the environment has none
 
 
 _members: members_lib.Members | None = None
@@ -222,8 +217,7 @@ class _Place(NamedTuple):
     address: tuple[str, int]  # the coordinator's
     processes: int
     rank: int
-    device_ids: Sequence[int] | None
-    """Those of this host's devices that it uses; None for all."""
+    device_ids: Sequence[int] | None  # of this host that it uses; None for all
 
 
 def _place_of(settings: Settings) -> _Place:

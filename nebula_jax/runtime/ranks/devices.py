@@ -14,12 +14,9 @@ from nebula_jax.parallel import rules
 class Layout:
     """The use that a cluster makes of its devices, named like the flags."""
 
-    devices_per_cluster: int = 0
-    """0 for all there are."""
-    fsdp: int = 1
-    """Devices among which parameters are split while they are not used."""
-    model_parallel: int = 1
-    """Devices that share the work on one copy of a model."""
+    devices_per_cluster: int = 0  # 0 for all there are
+    fsdp: int = 1  # devices among which parameters are split while they are not used
+    model_parallel: int = 1  # devices that share the work on one copy of a model
 
 
 def check(layout: Layout, batch_size: int, parts: int = 1) -> None:

@@ -79,8 +79,7 @@ class Door:
         """Opens it, at a socket that it closes; all were given the `address`."""
         self.came: queue.Queue[tuple[int, Line, Message]] = queue.Queue()
         """Ranks, lines and descriptions of those who have proven themselves."""
-        self.is_complete = False
-        """True once all are there: then nobody else may come, until the run is over."""
+        self.is_complete = False  # True once all are there: nobody else may come
         self.service = ""  # the path of the socket of JAX's service
         self.unproven = 0  # connections that had another secret, or none
         self._secret, self._address = secret, address

@@ -22,10 +22,8 @@ from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import run_folder
 from nebula_jax.training import checkpoint, checkpoint_files
 
-STEPS = ("--steps", "steps")
-"""Names of the setting that may grow from one command of a run to the next."""
-INIT_FROM = "--init_from"
-"""Name of the setting that has the step of another run that this one began with."""
+STEPS = ("--steps", "steps")  # what may grow from one command to the next
+INIT_FROM = "--init_from"  # has the step of another run that this one began with
 
 
 def _nothing(*_: Any) -> None:

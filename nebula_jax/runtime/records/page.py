@@ -17,12 +17,9 @@ from nebula_jax import files, installed, printable
 from nebula_jax.runtime.records import plots, report
 
 NAME = "report.html"
-SAMPLES = "samples.txt"
-"""The file of a cluster's folder whose lines are shown as they are."""
-REPLACED = re.compile(r"\{[^}]*\}")
-"""A token of a sample and what a generator put there, as in {dog→cat!}."""
-LEFT_TO_RIGHT = "\u2066\\g<0>\u2069"
-"""Keeps a REPLACED in this order amid Arabic or Urdu."""
+SAMPLES = "samples.txt"  # of a cluster's folder, whose lines are shown as they are
+REPLACED = re.compile(r"\{[^}]*\}")  # what a generator put in, as in {dog→cat!}
+LEFT_TO_RIGHT = "\u2066\\g<0>\u2069"  # keeps a REPLACED so amid Arabic or Urdu
 STYLE = """
 :root { color-scheme: light dark }
 body { font: 15px/1.5 system-ui, sans-serif; margin: 2rem auto; max-width: 72rem;

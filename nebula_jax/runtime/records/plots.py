@@ -14,16 +14,12 @@ import numpy as np
 from nebula_jax import installed
 from nebula_jax.runtime.life import process
 
-MOST_IN_LEGEND = 6
-"""Curves of a panel that a legend names; more are named at their ends."""
-UNDER = {"color": "0.7", "linewidth": 5}
-"""The look of a curve on which others may lie."""
-LABEL_HEIGHT = 0.045
-"""Share of a panel's height that a name at the end of a line takes."""
+MOST_IN_LEGEND = 6  # curves that a legend names; more are named at their ends
+UNDER = {"color": "0.7", "linewidth": 5}  # the look of a curve on which others may lie
+LABEL_HEIGHT = 0.045  # share of a panel's height that a name at the end of a line takes
 DISTANCES = (9, 14, 20, 28, 38)
 """Points (of type) between a point and its name, nearest first."""
-MARGIN = 3
-"""Pixels around a name that should stay free."""
+MARGIN = 3  # pixels around a name that should stay free
 
 
 class Panel(NamedTuple):

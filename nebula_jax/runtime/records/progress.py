@@ -20,10 +20,8 @@ from nebula_jax.runtime.life import process, restarts, screen
 from nebula_jax.runtime.records import report, run_folder, traces
 from nebula_jax.training import finite, metrics, partition
 
-FIRST_STEP = "until step 1"
-"""The part of a traced run's time in which it compiles."""
-SKIPPED = "skipped_steps"
-"""Steps whose loss or gradient was not finite, since the run began."""
+FIRST_STEP = "until step 1"  # the part of a traced run's time in which it compiles
+SKIPPED = "skipped_steps"  # steps, since the run began, that were not finite
 
 
 class Traffic(NamedTuple):

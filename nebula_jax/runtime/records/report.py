@@ -24,8 +24,7 @@ import nebula_jax
 from nebula_jax import files, installed, printable, strict_json
 from nebula_jax.runtime.life import process
 
-NOTHING = "–"
-"""The cell of a figure that was not measured."""
+NOTHING = "–"  # the cell of a figure that was not measured
 VERDICTS = {True: "met", False: "**not met**", None: "too noisy to decide"}
 """The cell of a target: met, not met, or not decided."""
 

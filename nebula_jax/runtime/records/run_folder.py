@@ -10,8 +10,7 @@ from nebula_jax import errors
 from nebula_jax.security import names
 from nebula_jax.training import metrics
 
-EVALUATED = "evaluated"
-"""Folder in a run's own of what later evaluations find."""
+EVALUATED = "evaluated"  # folder in a run's own of what later evaluations find
 
 
 def of_cluster(workdir: pathlib.Path, cluster: str) -> pathlib.Path:

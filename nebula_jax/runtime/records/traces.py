@@ -11,8 +11,7 @@ from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 
 NAME = "trace.json"
-OTHER = "other"
-"""The time that no span has."""
+OTHER = "other"  # the time that no span has
 
 
 def write(trace: trace_lib.Trace, folder: pathlib.Path, cluster: str) -> None:

@@ -29,8 +29,7 @@ PRIVATE = (
 )
 """Flags that a tracker is not told: where clusters are, and who takes part."""
 HERE = "127.0.0.1"
-MOST_PORTS = 32
-"""Ports that are tried: several clusters on one machine are given the same one."""
+MOST_PORTS = 32  # that are tried: clusters on one machine are given the same one
 
 
 class About(NamedTuple):

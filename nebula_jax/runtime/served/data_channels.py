@@ -25,16 +25,14 @@ from nebula_jax.communication import channels, codec, codecs
 from nebula_jax.security import grants, names
 from nebula_jax.security.membership import site_folder
 
-CLUSTER = "data"
-"""The name of the process that serves; those of readers follow from what they are."""
+CLUSTER = "data"  # serves; readers' names follow from what they are
 NO_ROW = -1
 MOST_REQUEST = 4096  # N
 MOST_ROWS = 2**31 - 1  # of a corpus: their numbers are int32
 PREFIX = "handle:"
 _FLAG = re.compile(rf"{PREFIX}([^@]+)(?:@(.+))?")
 _CLUSTER_SHOWN = 40  # characters
-PAGE = jax.ShapeDtypeStruct((1 << 16,), np.uint8)
-"""Room for 500 parts."""
+PAGE = jax.ShapeDtypeStruct((1 << 16,), np.uint8)  # room for 500 parts
 
 
 class DataError(errors.NebulaError):
