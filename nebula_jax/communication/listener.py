@@ -95,14 +95,9 @@ class Listener:
     def accept(self, timeout: float, with_ended: bool = False) -> link_lib.Link:
         """Waits for a cluster to come whose Hello agrees with this side's.
 
-        Args:
-          timeout: seconds.
-          with_ended: whether one that has come and gone again counts: its link has the
-            reason.
-
-        Raises:
-          bridge.NobodyThere: if nobody came in time.
-          bridge.Mismatch: if one came whose version or settings differ.
+        With `with_ended` one that has come and gone again counts: its link has the
+        reason. Raises bridge.NobodyThere if nobody came in time; bridge.Mismatch if one
+        came whose version or settings differ.
         """
         deadline = time.monotonic() + timeout
         while True:

@@ -50,8 +50,9 @@ def follow(
 ) -> Iterator[int]:
     """Yields a follower's steps, each as soon as the leader is near enough.
 
-    In a chain it has followers itself: tokens and the last step go on to them as they
-    come, requests to stop go the other way. All take turns there: the window is 0.
+    In a chain, where the window is 0, it has `followers` of its own, who dialed it:
+    tokens and the last step go on to them as they come, requests to stop go the other
+    way.
 
     Args:
       link: to the leader, or to the cluster before this one in a chain.
@@ -59,7 +60,6 @@ def follow(
       window: how many steps this cluster may be ahead.
       stop_requested: True once the run should end; the leader then names a last step
         that all clusters can reach.
-      followers: links to those that dialed this cluster.
     """
     step, is_told = start, False
     while step < last:

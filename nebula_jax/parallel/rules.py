@@ -51,17 +51,10 @@ RULES: Rules = (
 
 
 def spec_of(rules: Rules, mesh: Mesh, path: str, shape: Sequence[int]) -> PartitionSpec:
-    """Finds where an array lies.
+    """Finds where an array lies, by the first rule whose pattern is found in its path.
 
-    Args:
-      rules: the first whose pattern is found counts; no match means a copy on every
-        device.
-
-    Returns:
-      The rule's spec; an axis that `fsdp` does not divide is left whole.
-
-    Raises:
-      errors.SettingsError: if `model` does not divide what it is to split.
+    No match means a copy on every device; an axis that `fsdp` does not divide is left
+    whole. Raises errors.SettingsError if `model` does not divide what it is to split.
     """
     for rule in rules:
         if re.search(rule.pattern, path):

@@ -61,7 +61,7 @@ class Settings:
     tracker: Sequence[str | metrics.Tracker] = ()
     """What takes the metrics beside the cluster's files; see `trackers.opened`."""
     metrics_port: str = ""  # [HOST:]PORT where Prometheus reads them; empty for none
-    emulated_seconds: float = 0.0  # of each `emulate_compute`: a slower device
+    emulated_seconds: float = 0.0  # of each `emulate_compute`, as on a slower device
     connection: connect.Settings = dataclasses.field(default_factory=connect.Settings)
     """How this cluster reaches the others."""
 
@@ -98,16 +98,12 @@ class Context:
         fingerprints: Mapping[str, str] | None = None,
         part: str = "",
     ) -> checkpoints.Checkpoints:
-        """Opens the checkpoints of this cluster, or of one part of an uncut run.
+        """Opens the checkpoints of this cluster, or of one `part` of an uncut run.
 
-        Args:
-          compared: settings that are equal in all clusters, and in the saved run.
-          fingerprints: digests of this cluster's text and models.
-          part: name of the cluster that would train this part; this one's if empty.
-
-        Raises:
-          checkpoint.CheckpointError: if the folder holds another run, or nothing that
-            can be used.
+        A part has the name of the cluster that would train it. `compared` settings are
+        equal in all clusters, and in the saved run; `fingerprints` are digests of this
+        cluster's text and models. Raises checkpoint.CheckpointError if the folder holds
+        another run, or nothing that can be used.
         """
         settings, name = self.settings, part or self.settings.cluster
         return checkpoints.Checkpoints(

@@ -178,16 +178,11 @@ class Driver:
         timeout: float | None = None,
         past_end: bool = False,
     ) -> bool:
-        """Waits until `predicate` holds.
+        """Waits until `predicate` holds, made true by a message or an acknowledgement.
 
-        Args:
-          predicate: made true by a message that comes, or an acknowledgement.
-          timeout: seconds.
-          past_end: whether to go on when the peer has sent End.
-
-        Returns:
-          True if it holds. It may not after the timeout, or when the session or what
-          the peer had to send has ended, or when there is no room to read more.
+        Returns True if it does. It may not after `timeout` seconds, or when the session
+        or, unless `past_end`, what the peer had to send has ended, or when there is no
+        room to read more.
         """
         self.notify_space()
 

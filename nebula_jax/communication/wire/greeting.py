@@ -160,21 +160,12 @@ def read_exactly(sock: socket.socket, count: int) -> Steps[bytes]:
 def exchange_hellos(
     sock: socket.socket, session_: session.Session
 ) -> Steps[frames.Hello]:
-    """Sends what a session has to send until the peer's Hello has come.
+    """Sends what a session has to until the peer's Hello, unchecked, has come.
 
-    What has come after it stays in the session.
-
-    Args:
-      sock: non-blocking.
-
-    Returns:
-      The Hello, unchecked.
-
-    Raises:
-      OSError, session.PeerGone: if the connection breaks.
-      session.PeerAborted: if the peer gives up.
-      frames.Damaged: if bytes are not those that were sent.
-      session.RemoteProtocolError: if it breaks the protocol.
+    What has come after it stays in the session. The socket is non-blocking. Raises
+    OSError, session.PeerGone if the connection breaks; session.PeerAborted if the peer
+    gives up; frames.Damaged if bytes are not those that were sent;
+    session.RemoteProtocolError if it breaks the protocol.
     """
     while session_.hello is None:
         while buffers := session_.data_to_send(time.monotonic()):

@@ -22,17 +22,11 @@ def read(
 ) -> Iterator[Received | None]:
     """Reads one frame after the other, as code that waits for bytes would.
 
-    Args:
-      allowed: what may come, and how large; read anew for every frame.
-      admit: given each head, verified, before anything is done about it; raises if the
-        message is out of place.
-
-    Yields:
-      A message, or None when more bytes are needed.
-
-    Raises:
-      frames.Damaged: if the bytes are not those that were sent.
-      frames.FrameError: if they are no frame that the schema allows.
+    `allowed`, what may come and how large, is read anew for every frame. `admit` gets
+    each head, verified, before anything is done about it, and raises if the message is
+    out of place. Yields a message, or None when more bytes are needed. Raises
+    frames.Damaged if the bytes are not those that were sent; frames.FrameError if they
+    are no frame that the schema allows.
     """
     sizes: Sequence[int]
     while True:

@@ -232,18 +232,12 @@ def agree_start(peers: Peers, every: int, window: int, timeout: float) -> int:
     The hub computes it from the steps in all Hellos; without a hub each cluster does,
     and they compare. In a chain the hub of each part is the next one: the last part
     computes it, and the others pass it on. All channels have to be open: this sends
-    Welcome, or waits for it.
+    Welcome, or waits `timeout` seconds for it.
 
-    Args:
-      every: steps between checkpoints.
-      window: steps that one cluster may be ahead of another.
-      timeout: seconds to wait for the others' Welcome.
-
-    Raises:
-      checkpoint.CheckpointError: see `checkpoints.newest_of_all`.
-      bridge.Mismatch: if another cluster goes on after another step, or has other
-        channels.
-      link.Timeout: if one that was dialed does not welcome this cluster in time.
+    Checkpoints are `every` so many steps, and a cluster may be `window` ahead of
+    another. Raises checkpoint.CheckpointError as `checkpoints.newest_of_all`;
+    bridge.Mismatch if another cluster goes on after another step, or has other
+    channels; link.Timeout if one that was dialed does not welcome this cluster in time.
     """
     if not ranks.is_root():
         return ranks.agree(0)

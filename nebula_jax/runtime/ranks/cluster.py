@@ -87,19 +87,12 @@ def on_end(abort: Callable[[str], None]) -> None:
 def run(
     settings: Settings, described: Mapping[str, Any], train: Callable[[], int]
 ) -> int:
-    """Runs this process's part of the cluster.
+    """Runs this process's part of the cluster; returns its exit status.
 
-    Args:
-      described: what must be equal in all of them, JSON values by name.
-      train: does the work, with JAX on the devices of all processes; returns the exit
-        status.
-
-    Returns:
-      The exit status.
-
-    Raises:
-      rendezvous.Absent: if some process did not come.
-      errors.SettingsError: if they are not the processes of one run.
+    `described` must be equal in all of them: JSON values by name. `train` does the
+    work, with JAX on the devices of all processes, and returns the status. Raises
+    rendezvous.Absent if some process did not come; errors.SettingsError if they are not
+    the processes of one run.
     """
     if not settings.coordinator:
         _check_alone()

@@ -134,19 +134,11 @@ def _line(sock: socket.socket, most: int) -> greeting.Steps[Message]:
 def gather(
     door: Door, processes: int, described: Mapping[str, Any], timeout: float
 ) -> dict[int, Line]:
-    """Waits, as the root, for all others.
+    """Waits, as the root, for all others; returns rank -> line to it.
 
-    Args:
-      door: of the cluster; stays open, unless this fails.
-      described: what must be equal in all processes, JSON values by name.
-      timeout: seconds to wait.
-
-    Returns:
-      Rank -> line to it.
-
-    Raises:
-      Absent: if some did not come; names them.
-      errors.SettingsError: if they are not the P processes of one run.
+    The door stays open, unless this fails. `described` must be equal in all processes:
+    JSON values by name. Raises Absent, with their names, if some did not come in
+    `timeout` seconds; errors.SettingsError if they are not the P processes of one run.
     """
     lines: dict[int, Line] = {}
     deadline = time.monotonic() + timeout

@@ -131,16 +131,11 @@ class Checkpoints:
     ) -> tuple[Any, Any]:
         """Returns the state after `step`, on its devices, and its data position.
 
-        Args:
-          step: one of `steps`, or 0 for a fresh state without a position. Later
-            checkpoints are set aside: they come again.
-          fresh: the state at step 0 and where its arrays go.
-          is_behind: True if the run itself is at a later step, and its state is to
-            come: then a fresh state does not begin the run anew.
-
-        Raises:
-          checkpoint.CheckpointError: if the step is not saved here, or is 0 though this
-            cluster is so far that its checkpoints must not be given up.
+        A step of `steps`, or 0 for the `fresh` state without a position. Later
+        checkpoints are set aside: they come again. If the run `is_behind` and its later
+        state is to come, a fresh state does not begin it anew. Raises
+        checkpoint.CheckpointError if the step is not saved here, or is 0 though this
+        cluster is so far that its checkpoints must not be given up.
         """
         if step == 0 and not is_behind:
             steps = {self._cluster: self.steps, "another cluster": ()}

@@ -191,18 +191,12 @@ class Progress:
         self._trace.begin()
 
     def step(self, step: int, values: Mapping[str, jax.Array]) -> None:
-        """Takes the metrics of a step; every `log_every` steps, reports their means.
+        """Takes the metrics of a step; every `log_every`, reports their means.
 
-        The step before is settled, not this one: the device may still be at it.
-
-        Args:
-          step: counted from 1.
-          values: name -> [] float32, perhaps with `loss`; `tokens`, if there are any,
-            are added up, not averaged. Of a step that
-            was skipped, `is_finite` is False, and nothing else is averaged.
-
-        Raises:
-          NonfiniteError: see `settle`.
+        Name -> [] float32, perhaps with `loss`; `tokens`, if there are any, are added
+        up. Of a step that was skipped, `is_finite` is False, and nothing else is
+        averaged. The step before is settled, not this one: the device may still be at
+        it. Raises NonfiniteError: see `settle`.
         """
         self._work.step_done()
         if not self._has_stepped:

@@ -34,14 +34,9 @@ def provenance(
 ) -> dict[str, Any]:
     """Describes how a record's figures came to be.
 
-    Args:
-      seconds: wall time that was measured.
-      commits: of the runs that the record is made of; this checkout's if there are
-        none.
-      seeds: of these runs; left out of the record if there are none.
-
-    Returns:
-      command, commit, hardware, seconds, and perhaps seeds: a record's first entries.
+    Returns the command, commit, hardware, the `seconds` of wall time that were
+    measured, and perhaps seeds: a record's first entries. Commits and seeds are of the
+    runs that it is made of; the commit is this checkout's if there are none.
     """
     found = {
         "command": command(),
