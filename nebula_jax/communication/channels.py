@@ -177,18 +177,15 @@ class Receiver:
         return self._recv(step, range(micro_batches))
 
     def _recv(self, step: int, micro_batches: Sequence[int]) -> list[Any]:
+        decoded = []
         received = self._recv_payloads(step, micro_batches)
-        return [
-            self._decoded(selected, step, number)
-            for selected, number in zip(received, micro_batches, strict=True)
-        ]
-
-    def _decoded(self, selected: selector.Selected, step: int, number: int) -> Any:
-        with self.trace.span("decode", tensor=self.name):
-            arrays, self.state = self._codec.decode(selected, self.state)
-            if self._check is not None and ranks.count() == 1:
-                self._verify(self._check, arrays, step, number)
-            return self.trace.ready(arrays)
+        for selected, number in zip(received, micro_batches, strict=True):
+            with self.trace.span("decode", tensor=self.name):
+                arrays, self.state = self._codec.decode(selected, self.state)
+                if self._check is not None and ranks.count() == 1:
+                    self._verify(self._check, arrays, step, number)
+                decoded.append(self.trace.ready(arrays))
+        return decoded
 
     @property
     def has_arrived(self) -> bool:

@@ -47,8 +47,10 @@ class ReceiveBuffer:
         """Takes at most STAGE_BYTES off the stage; None if they have not all come."""
         end = self._start + count
         if end > self._end:
-            if self._start:
-                self._compact()
+            if self._start:  # makes room on the stage behind what is left there
+                rest = self._bytes[self._start : self._end]
+                self._stage[: len(rest)] = rest
+                self._start, self._end = 0, len(rest)
             return None
         data = self._bytes[self._start : end]
         if end == self._end:
@@ -75,12 +77,6 @@ class ReceiveBuffer:
             self.has_holes = True
             buffers.append(buffer)
         return buffers
-
-    def _compact(self) -> None:
-        """Makes room on the stage behind what is left there."""
-        rest = self._bytes[self._start : self._end]
-        self._stage[: len(rest)] = rest
-        self._start, self._end = 0, len(rest)
 
 
 def aligned_empty(size: int) -> np.ndarray:

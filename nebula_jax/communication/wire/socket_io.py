@@ -140,9 +140,8 @@ class SocketIO:
                     f"{session.peer} closed the connection without a goodbye"
                 )
             is_short = count < len(view)  # of plain bytes, another read finds nothing
-            if is_dry or (
-                is_short and (self._tls is None or self._is_drained(session))
-            ):
+            waits = self._tls and (session.buffer.has_holes or self._tls.pending())
+            if is_dry or (is_short and not waits):
                 if session.buffer.has_holes or self._low_water > 1:
                     self._set_low_water(session.buffer)
                 self.has_unread = False
@@ -179,10 +178,6 @@ class SocketIO:
         except BLOCKED:
             return filled, True
         return filled, False
-
-    def _is_drained(self, session: session_lib.Session) -> bool:
-        """Returns True if, after a short read of TLS, another would find nothing."""
-        return not session.buffer.has_holes and not self._tls.pending()
 
     def send_final(self, buffers: list, seconds: float) -> None:
         """Writes behind what is in flight, waiting: a frame is never cut by another."""

@@ -121,7 +121,9 @@ def check_means(
     """
     if settings.federation:
         if listens or dials:
-            _check_federation(settings)
+            folder = site_folder.Folder(pathlib.Path(settings.federation))
+            inner.read(folder)
+            trainer_keys.prepare(folder)
         return
     port = endpoints.host_and_port("listen", settings.listen)[1]
     if listens and not port and LISTEN_FD not in os.environ:
@@ -139,13 +141,6 @@ def check_means(
     if settings.tls != TLS_OFF:
         contexts = tls.server_contexts if listens else tls.client_contexts
         contexts(pathlib.Path(settings.tls), cluster)
-
-
-def _check_federation(settings: Settings) -> None:
-    """Raises errors.NebulaError unless this process can be a trainer of its lab."""
-    folder = site_folder.Folder(pathlib.Path(settings.federation))
-    inner.read(folder)
-    trainer_keys.prepare(folder)
 
 
 @functools.cache

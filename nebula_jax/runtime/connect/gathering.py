@@ -112,7 +112,11 @@ class Gathering:
 
     def gather(self, waits: Sequence[str]) -> None:
         """Waits for those that dial, unless another one ends."""
-        while missing := [name for name in waits if self._is_missing(name)]:
+        while missing := [
+            name
+            for name in waits  # one that is away may rejoin
+            if name not in self.links or self.links[name].is_away
+        ]:
             self._raise_ended()
             left = self._deadline - time.monotonic()
             try:
@@ -132,10 +136,6 @@ class Gathering:
                 f" {self._timeout:g} s (connect_timeout)"
             )
         self._is_done = True
-
-    def _is_missing(self, name: str) -> bool:
-        """Returns True for one that has not come, or is away: it may rejoin."""
-        return name not in self.links or self.links[name].is_away
 
 
 def _reason(link: Link | None) -> str:

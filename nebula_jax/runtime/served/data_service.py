@@ -15,7 +15,7 @@ import queue
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 
@@ -101,8 +101,9 @@ class DataService:
             trainer.serve(listener.address[1], is_shared=True)
             self._log(f"serving {self._handle}: {len(self._text):,} rows")
             self.has_started.set()
-            with self._all_links() as links:
-                self._take_readers(listener, trainer, links)
+            links: list[Link] = []
+            stack.callback(self._end, links)
+            self._take_readers(listener, trainer, links)
 
     def _listener(
         self, trainer: switch_client.Trainer, work: activity.Work
@@ -125,17 +126,11 @@ class DataService:
             finish=trainer.finish(states.Role.LISTENER),
         )
 
-    @contextlib.contextmanager
-    def _all_links(self) -> Iterator[list[Link]]:
-        """Yields a list of links, which are ended with the block."""
-        links: list[Link] = []
-        try:
-            yield links
-        finally:
-            for link in links:
-                link.abort(f"{self._handle} is not served any more")
-            for thread in self._threads:
-                thread.join()
+    def _end(self, links: list[Link]) -> None:
+        for link in links:
+            link.abort(f"{self._handle} is not served any more")
+        for thread in self._threads:
+            thread.join()
 
     def _take_readers(
         self,
