@@ -139,7 +139,6 @@ class Listener:
     # For the acceptor's thread.
 
     def _known(self) -> set[str]:
-        """Returns the groups of the addresses of known peers."""
         links = self._sessions.items()
         return {self._hosts[number] for number, link in links if not link.is_over}
 

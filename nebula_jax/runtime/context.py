@@ -240,7 +240,6 @@ class Context:
 
     @property
     def _name(self) -> str:
-        """The name of this process in messages."""
         name, rank = self.settings.cluster, ranks.rank()
         return f"{name} (process {rank})" if rank else name
 

@@ -16,7 +16,7 @@ import yaml
 
 from experiments.m3 import config
 from nebula_jax.runtime import connect
-from nebula_jax.runtime.ranks import run_secret
+from nebula_jax.runtime.ranks import rendezvous
 from nebula_jax.runtime.records import progress
 from nebula_jax.security import names
 from nebula_jax.security.membership import member, site_folder
@@ -205,7 +205,7 @@ def test_a_kubernetes_job_is_legal_and_so_are_its_flags(path):
     words = [*container["command"], *container["args"]]
     index, cache, key = container["env"]
     assert cache["value"].startswith("/data/")  # the image has no home of this user
-    assert key["name"] == run_secret.VARIABLE
+    assert key["name"] == rendezvous.SECRET_VARIABLE
     name = job["metadata"]["name"]
     assert key["valueFrom"] == {"secretKeyRef": {"name": name, "key": "cluster.key"}}
     (policy,) = (each["spec"] for each in found if each["kind"] == "NetworkPolicy")

@@ -127,13 +127,10 @@ class _Subject:
         return jax.tree.unflatten(structure, found), number
 
     def stream(self, line: "_Line") -> list[_Sent]:
-        """Sends a few tensors."""
         return [line.send(self.arrays(step)) for step in range(STEPS)]
 
 
 class _Line:
-    """The two ends of a channel."""
-
     def __init__(self, subject: _Subject, eager: bool = False) -> None:
         self._subject = subject
         self._codec = subject.eager if eager else subject.codec

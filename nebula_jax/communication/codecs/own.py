@@ -113,7 +113,6 @@ def _is_codec(value: Any) -> bool:
 
 
 def _failed(what: str, error: BaseException) -> ValueError:
-    """Returns an error that tells what went wrong in somebody's module, and where."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return ValueError(
         f"{what}: {type(error).__name__}: {printable.line(error)}"

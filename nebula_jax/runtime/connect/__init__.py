@@ -267,7 +267,6 @@ class Routes:
             yield found
 
     def _common(self) -> dict[str, Any]:
-        """Returns the arguments that both ends of a link have."""
         return {
             "peer_timeout": self.settings.peer_timeout,
             "reconnect_timeout": self.settings.reconnect_timeout,

@@ -131,8 +131,6 @@ def _members(count: int) -> list[list[str]]:
 
 
 class _Own(NamedTuple):
-    """The credentials of one cluster, as its process gets them."""
-
     where: str  # the value of --tls
     descriptors: Sequence[int] = ()  # the file in memory that it is handed
 

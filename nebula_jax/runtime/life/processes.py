@@ -95,7 +95,6 @@ class Processes:
                 signal.signal(number, handler)
 
     def _start(self, lifeline: int) -> None:
-        """Starts every cluster."""
         # Of a GPU's memory each process takes three quarters, unless it is told less.
         share = f"{GPU_SHARE / len(self._commands):.3f}"
         environment = {"XLA_PYTHON_CLIENT_MEM_FRACTION": share} | os.environ

@@ -39,7 +39,7 @@ from nebula_jax.communication import endpoints, ranks
 from nebula_jax.communication.wire import activity
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import members as members_lib
-from nebula_jax.runtime.ranks import proxy, rendezvous, run_secret
+from nebula_jax.runtime.ranks import proxy, rendezvous
 from nebula_jax.security import handshake
 
 AUTO = "auto"
@@ -129,7 +129,7 @@ def _join(
     """Meets the other processes, which `members` watches from then on; begins JAX."""
     global _members
     timeout, address = settings.connect_timeout, place.address
-    secret = run_secret.of_run(settings.workdir)
+    secret = rendezvous.secret_of_run(settings.workdir)
     if place.rank == 0:
         door = rendezvous.Door(
             _listen(address, timeout), secret, endpoints.written(address)
@@ -205,8 +205,6 @@ def _check_alone() -> None:
 
 
 class _Place(NamedTuple):
-    """The place of this process in its cluster."""
-
     address: tuple[str, int]  # the coordinator's
     processes: int
     rank: int

@@ -75,7 +75,6 @@ def mesh(layout: Layout, batch_size: int, parts: int = 1) -> Mesh:
 
 
 def _check_rows(layout: Layout, devices: int, batch_size: int, parts: int) -> None:
-    """Raises errors.SettingsError if devices or rows do not divide."""
     mesh_lib.check(devices, layout.fsdp, layout.model_parallel)
     rows, groups = batch_size // parts, devices // layout.model_parallel
     if rows % groups:

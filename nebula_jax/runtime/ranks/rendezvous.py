@@ -10,9 +10,13 @@ A message is a JSON object on a line. P processes; rank 0 is the root.
 """
 
 import contextlib
+import os
+import pathlib
 import queue
+import secrets
 import selectors
 import socket
+import tempfile
 import threading
 import time
 from collections.abc import Mapping
@@ -21,11 +25,14 @@ from typing import Any
 from nebula_jax import errors, printable
 from nebula_jax.communication import endpoints, pending_connections
 from nebula_jax.communication.wire import greeting, json_lines
-from nebula_jax.runtime.ranks import proxy, run_secret
-from nebula_jax.security import handshake
+from nebula_jax.runtime.ranks import proxy
+from nebula_jax.security import handshake, private_files
 
 RETRY_SECONDS = 0.2
 HELLO_SECONDS = 20.0  # for who has connected to prove and describe itself
+SECRET_VARIABLE = "NEBULA_CLUSTER_KEY"
+SECRET_FILE = "cluster.key"
+LEAST_SECRET = 32  # characters
 
 Message = dict[str, Any]
 
@@ -256,7 +263,7 @@ def _connected(
             raise errors.SettingsError(
                 f"coordinator={where}: {error}: give all processes of the cluster the"
                 f" same coordinator, and the same workdir (on one disk) or"
-                f" {run_secret.VARIABLE} in the environment"
+                f" {SECRET_VARIABLE} in the environment"
             ) from None
         except (OSError, errors.NebulaError) as error:
             if time.monotonic() > deadline:
@@ -303,3 +310,43 @@ def knock(
 def _processes(ranks: list[int]) -> str:
     numbers = ", ".join(map(str, ranks))
     return f"process {numbers}" if len(ranks) == 1 else f"processes {numbers}"
+
+
+def secret_of_run(folder: pathlib.Path) -> bytes:
+    """Returns the secret of a run, which is made if there is none.
+
+    It is in a variable of the environment, or in a file of the run's folder that the
+    first process makes, whichever that is: then all hosts share the disk of it. Raises
+    errors.SettingsError if it is too short, or can be neither read nor made.
+    """
+    if given := os.environ.get(SECRET_VARIABLE):
+        if len(given) < LEAST_SECRET:
+            raise errors.SettingsError(
+                f"{SECRET_VARIABLE} in the environment has {len(given)} characters;"
+                f" {LEAST_SECRET} random ones are needed, as of: openssl rand -hex 32"
+            )
+        return os.fsencode(given)
+    path = folder / SECRET_FILE
+    try:
+        if not path.exists():
+            _make_secret(path)
+        found = private_files.read(path).strip()
+    except (OSError, private_files.PrivateFileError) as error:
+        raise errors.SettingsError(
+            f"workdir: this run's secret: {error}; or give all processes of the cluster"
+            f" the same {SECRET_VARIABLE} in the environment"
+        ) from None
+    if len(found) < LEAST_SECRET:
+        raise errors.SettingsError(f"workdir: {path}: holds no secret; delete it")
+    return found.encode()
+
+
+def _make_secret(path: pathlib.Path) -> None:
+    """Makes the file, whole; of several processes that do so, one has made it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    prefix = f".{SECRET_FILE}."
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=path.parent) as folder:
+        own = pathlib.Path(folder) / SECRET_FILE
+        private_files.write(own, secrets.token_hex(32) + "\n")
+        with contextlib.suppress(FileExistsError):
+            os.link(own, path)

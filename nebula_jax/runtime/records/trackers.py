@@ -306,7 +306,6 @@ def opened(
 
 
 def _maker(name: str) -> Callable[[About], metrics.Tracker]:
-    """Returns what makes the tracker of a name."""
     if name in MADE_BY:
         with installed.extra(name):
             importlib.import_module(name)

@@ -149,7 +149,6 @@ class RemoteText:
         return np.concatenate(found)
 
     def _request(self, numbers: Sequence[int]) -> int:
-        """Requests at most N rows; returns the number of the request."""
         wanted = np.full(self._form.rows, data_channels.NO_ROW, np.int32)
         wanted[: len(numbers)] = numbers
         self._requests += 1
