@@ -2,13 +2,10 @@
 
 Three pure, jittable functions; hyper-parameters live in the closure, and state is
 passed in and out on both ends. Only buffers travel: both ends `init` with the same
-spec, and the receiver derives the payload's structure with `payload_spec`. Nodes of a
-payload that can hold what no encoder makes, such as an index out of range, check
-themselves on arrival (`arrivals.Checked`).
+spec, and the receiver derives the payload's structure with `payload_spec`.
 
-A payload has one shape, so that jit compiles once and its size is agreed in advance.
-Where the contents decide the shape, or the step, a `selector.Selector` chooses among
-codecs of one shape each.
+A payload has one shape, so that jit compiles once and its size is agreed in advance;
+where the contents decide the shape, or the step: `selector.Selector`.
 """
 
 import itertools

@@ -40,10 +40,7 @@ class Loopback:
     def sender(
         self, name: str, spec: codec_lib.Spec, codec: selector.CodecOrSelector
     ) -> channels.Sender:
-        """Opens a channel for arrays like `spec`.
-
-        Raises agreement.Mismatch if its receiver was opened for something else.
-        """
+        """Opens a channel; raises agreement.Mismatch if its receiver differs."""
         channel = len(self._senders)
         made = channels.Sender(self, channel, name, spec, codec)
         self._senders.append(made.format)
@@ -58,10 +55,7 @@ class Loopback:
         sharding: Any = None,
         check: channels.Check | None = None,
     ) -> channels.Receiver:
-        """Opens the receiving end of the first sender that has none yet.
-
-        Raises agreement.Mismatch if that was opened for something else.
-        """
+        """Opens the next sender's other end; agreement.Mismatch if they differ."""
         channel = len(self._receivers)
         made = channels.Receiver(self, channel, name, spec, codec, sharding, check)
         self._receivers.append(made.format)
@@ -88,10 +82,7 @@ class Loopback:
             self._has_come.notify_all()
 
     def take_tensor(self, channel: int, what: str) -> frames.Tensor:
-        """Returns the next tensor of a channel.
-
-        Raises errors.NebulaError if there is none.
-        """
+        """Returns the next tensor; raises errors.NebulaError if there is none."""
         with self._has_come:
             if not self._has_come.wait_for(lambda: self._inbox[channel], self._seconds):
                 raise errors.NebulaError(f"nobody has sent {what}")

@@ -98,10 +98,7 @@ class Pool:
             del self._groups[pending.group]
 
     def to_go(self, known: Collection[str]) -> Pending | None:
-        """Returns the one to close so that another one can come, if there is any.
-
-        `known` has the groups of the peers of sessions.
-        """
+        """Returns the one to close for another, if any; `known` are peers' groups."""
         if not self._groups:
             return None
 

@@ -2,11 +2,8 @@
 
 A cluster may run on many hosts (`jax.distributed`): every process, a *rank*, runs the
 same program on its shards. Rank 0, the root, alone has the bridge, the checkpoints and
-the records. What it has and the others need goes through the devices: the cluster's own
-collectives carry it, as bytes, so that no value changes. In a cluster of one process
-nothing here does anything.
-
-P processes, N bytes or values.
+the records. What the others need of it the cluster's own collectives carry, as bytes,
+so that no value changes. P processes, N bytes or values.
 """
 
 import functools
@@ -150,10 +147,7 @@ def _copy() -> Any:
 
 
 def to_root(arrays: Any) -> Any:
-    """Brings sharded arrays to the root's host as NumPy's, one after the other.
-
-    Returns None in other processes.
-    """
+    """Brings sharded arrays to the root's host, as NumPy's; returns None elsewhere."""
     leaves, structure = jax.tree.flatten(arrays)
     hosts = []
     for leaf in leaves:

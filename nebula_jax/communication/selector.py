@@ -1,12 +1,9 @@
 """Codecs of which the sender chooses one, tensor by tensor, on the host.
 
-A codec's payload has one shape. Where the contents decide the shape (how many tokens
-are no padding), or the step does (has compression begun?), a Selector holds a codec for
-each shape, and a function that names one by its number. The number crosses the line in
-the frame's header, as one byte: a channel takes a Selector of at most
-`frames.MAX_OPTIONS` codecs.
-
-All codecs of a Selector share one spec and one state.
+Where the contents decide a payload's shape (how many tokens are no padding), or the
+step does (has compression begun?), a Selector holds a codec for each shape, all with
+one spec and one state, and a function that names one by its number. That crosses in the
+frame's header, as one byte: a channel takes at most `frames.MAX_OPTIONS` codecs.
 """
 
 from collections.abc import Callable, Sequence

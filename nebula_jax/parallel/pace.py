@@ -2,8 +2,7 @@
 
 Steps count from 1. After step t the leading cluster (the listener) sends a step token,
 the paper's "small tensor". A follower may begin step t once the token of step t - 1 -
-window has arrived: with window 0 the clusters take turns, with more they overlap, and a
-generator's samples never run further ahead than that.
+window has arrived: with window 0 the clusters take turns, with more they overlap.
 """
 
 from collections.abc import Callable, Iterator, Sequence

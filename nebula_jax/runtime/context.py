@@ -262,10 +262,7 @@ class Context:
         return self.work.busy(activity.Activity.EVALUATING)
 
     def emulate_compute(self, computed: Any = None) -> None:
-        """Sleeps for as long as a step is to take longer than it does here.
-
-        The devices finish `computed`, arrays of the step, first.
-        """
+        """Sleeps as long as a step is to take longer, once `computed` is finished."""
         if self.settings.emulated_seconds:
             jax.block_until_ready(computed)
             time.sleep(self.settings.emulated_seconds)

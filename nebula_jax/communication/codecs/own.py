@@ -1,9 +1,8 @@
-"""Codecs of one's own in a codec string: `my_codecs:signs(4)`.
+"""Codecs of one's own in a codec string: `my_codecs:signs(4)`; see `parser`.
 
 `module:name` is a function that makes a codec, or a codec. The module is looked for
 where Python looks, and then in the folder that the command runs in, which the processes
-of `--cluster=all` share. Importing it runs it, so a string that names one is never
-taken from a peer or a checkpoint (`parser`).
+of `--cluster=all` share.
 """
 
 import importlib
@@ -60,10 +59,7 @@ def _imported(module: str) -> Any:
 
 
 def parameters(make: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a function that makes a codec.
-
-    Raises ValueError if they are not all named.
-    """
+    """Returns a maker's parameters; raises ValueError if they are not all named."""
     found = inspect.signature(make).parameters
     for each in found.values():
         if each.kind not in _IN_ORDER:

@@ -1,8 +1,6 @@
 """Activities of a process: what it does, as its Pings report it to every peer.
 
-A Ping alone means that a process lives. A peer waits longer for a process that reports
-that it starts, saves or evaluates, or that gets something done; `stuck_peers` has the
-rule.
+By it a peer waits for longer: `stuck_peers` has the rule.
 """
 
 import contextlib

@@ -38,10 +38,7 @@ class Connection:
         reconnect_timeout: float,
         log: Callable[[str], None],
     ) -> None:
-        """Starts without a socket; see `Driver`.
-
-        `notify` is called when something changed that callers may wait for.
-        """
+        """Starts without a socket (see `Driver`); `notify` wakes callers who wait."""
         self.session = session_
         self.io: socket_io.SocketIO | None = None
         self.is_stalled = False  # True if there was no room to read more
@@ -189,10 +186,7 @@ class Connection:
             self._log(f"{self.session.peer} is there again, after {seconds:.1f} s")
 
     def deliver(self) -> None:
-        """Hands over the messages that have come.
-
-        Raises session.PeerAborted if the last one is an Abort.
-        """
+        """Hands over messages that came; raises session.PeerAborted at an Abort."""
         events = self.session.events()
         for message in events:
             if type(message) is frames.Abort:
@@ -210,10 +204,7 @@ class Connection:
             self._notify()
 
     def lose(self, error: Exception) -> None:
-        """Closes a broken connection; the session goes on if it can.
-
-        Raises errors.NebulaError if what had come before ends it.
-        """
+        """Closes a broken connection; raises errors.NebulaError if that is the end."""
         io = self._present
         if not isinstance(error, frames.Damaged):  # else nothing more can be read
             try:

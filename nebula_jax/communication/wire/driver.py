@@ -1,12 +1,9 @@
 """Keeps a session moving, over whatever connection it has at present.
 
 One thread reads, keeps time and redials. A caller who sends something small writes it
-itself; what is large, or what the line does not take yet, is left to the thread. The
-one who holds the mutex moves bytes, and never waits meanwhile. A caller who waits for
-the peer sleeps until a whole message has come, or an acknowledgement (see `wakeups`).
-
-When a connection breaks, the connector's thread dials again (see `reconnect`), and the
-listener's waits for a new socket to be handed to `attach`.
+itself; the rest is left to the thread. The one who holds the mutex moves bytes, and
+never waits meanwhile. A caller who waits for the peer sleeps until a whole message has
+come, or an acknowledgement (see `wakeups`).
 """
 
 import socket

@@ -1,7 +1,6 @@
 """The byte ledger of a session: what crossed, by direction, kind and channel.
 
-And what these frames come to below TLS, as the kernel counts it, so that nothing
-crosses that no ledger has.
+And what that comes to below TLS, as the kernel counts it.
 """
 
 import socket

@@ -1,10 +1,7 @@
 """Silence of a connection: when a Ping is due, and when the peer counts as gone.
 
-Before it counts as gone its silence is noted once, for whoever is on call.
-
-Peers that send Pings and get nothing done are the matter of `stuck_peers`.
-
-Time is an argument: seconds on any clock that only goes forward.
+Peers that send Pings and get nothing done are the matter of `stuck_peers`. Time is an
+argument: seconds on any clock that only goes forward.
 """
 
 from nebula_jax import errors

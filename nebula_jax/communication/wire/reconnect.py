@@ -1,10 +1,8 @@
 """The policy for connections that break: when to dial again, and when to give up.
 
 A connection that opens is not enough: if the line damages whatever follows, or breaks
-again at once, the time without a connection adds up, and pauses grow, until a message
-has crossed.
-
-Time is an argument: seconds on any clock that only goes forward.
+again at once, the time without one adds up, and pauses grow, until a message has
+crossed. Time is an argument: seconds on any clock that only goes forward.
 """
 
 import random

@@ -1,11 +1,8 @@
 """Stuck peers: they live and get nothing done, and a caller gives them up for it.
 
 A Ping shows that a peer's process lives, not that it gets on. So every Ping has what
-its sender is doing and has done (`activity`). `Watch` follows what one peer reports and
-sends; `Wait` is a caller's wait for it, which ends in PeerStuck after the stuck-peer
-timeout without progress.
-
-Time is an argument: seconds on any clock that only goes forward.
+its sender is doing and has done (`activity`). Time is an argument: seconds on any clock
+that only goes forward.
 """
 
 import time

@@ -1,8 +1,7 @@
-"""`--cluster=all`: every cluster as a process of this machine.
+"""`--cluster=all`: every cluster as a process of this machine; see `processes`.
 
 The launcher binds the listeners' sockets itself and hands them down, so no port can be
-lost in between, and finds or makes the clusters' credentials. The rest is in
-`processes`.
+lost in between, and finds or makes the clusters' credentials.
 """
 
 import contextlib

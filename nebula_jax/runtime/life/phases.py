@@ -26,10 +26,7 @@ class Phases:
     def __init__(
         self, cluster: str, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Begins with `preparing`: of a command, since its imports were done.
-
-        `cluster` is the name by which this process is shown.
-        """
+        """Begins with `preparing` as `cluster`; of a command, since its imports."""
         self.seconds: dict[str, float] = {}  # by phase, of those that are over
         self._cluster, self._clock = cluster, clock
         self._name, self._since = "preparing", _command.get("since", clock())

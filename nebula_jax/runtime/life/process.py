@@ -271,10 +271,7 @@ class Interrupt:
 
 @contextlib.contextmanager
 def sigterm_as_exit() -> Iterator[None]:
-    """Lets SIGTERM raise SystemExit in the block, so that what it has started ends.
-
-    As it is, no `finally` would run.
-    """
+    """Lets SIGTERM raise SystemExit in the block: else no `finally` would run."""
     before = signal.signal(signal.SIGTERM, _exit)
     try:
         yield

@@ -7,10 +7,8 @@ they are of this run and keep their connection to it (`rendezvous`). A process t
 closes its own at once; one that hangs no longer beats, or gets nothing done
 (`members`). So nobody waits for it in a collective, which has no timeout. JAX's own
 service would end the others by a crash that names nobody: a long timeout and a
-connection that does not break (`proxy`) keep it from that.
-
-Tensors go through the devices (`communication.ranks`), by collectives that check
-nobody: the network between a cluster's hosts has to be its own.
+connection that does not break (`proxy`) keep it from that. Tensors go by collectives
+that check nobody: the network between a cluster's hosts has to be its own.
 """
 
 import contextlib

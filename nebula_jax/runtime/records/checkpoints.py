@@ -205,10 +205,7 @@ class Checkpoints:
     def after(
         self, step: int, state: Any, position: Callable[[], Any] = _nothing
     ) -> None:
-        """Saves the state after `step`, and the data position, if a checkpoint is due.
-
-        Raises checkpoint.CheckpointError if it cannot be written.
-        """
+        """Saves the state if a checkpoint is due; raises CheckpointError if it cannot."""
         if step % self._every == 0:
             self.save(step, state, position())
 

@@ -51,10 +51,7 @@ def draw(panels: Sequence[Panel], picture: pathlib.Path) -> None:
 
 
 def drawn(panels: Sequence[Panel]) -> Any:
-    """Returns the curves as a figure of matplotlib, which may be missing.
-
-    Raises installed.MissingExtra if it is.
-    """
+    """Returns the curves as matplotlib's figure; raises installed.MissingExtra."""
     # Imported here, so that clusters, which draw nothing, need not wait for it.
     with installed.extra("plots"):
         import matplotlib.figure

@@ -88,10 +88,7 @@ class Skips:
         self._is_last_skipped = False
 
     def take(self, step: int, metrics: Mapping[str, jax.Array]) -> None:
-        """Takes the outcome of a step; waits for it. It was skipped unless `is_finite`.
-
-        Raises NonfiniteError if more steps were skipped than are allowed.
-        """
+        """Waits for a step; raises NonfiniteError if more are skipped than allowed."""
         self._is_last_skipped = not metrics.get("is_finite", True)
         if not self._is_last_skipped:
             return
@@ -218,10 +215,7 @@ class Progress:
             self._report(step)
 
     def settle(self) -> None:
-        """Waits for the steps taken so far, and counts those that were skipped.
-
-        Raises NonfiniteError if more were skipped than are allowed.
-        """
+        """Waits for all steps so far; raises NonfiniteError if too many are skipped."""
         while self._unsettled:
             self._skips.take(*self._unsettled.pop(0))
 

@@ -1,8 +1,7 @@
 """Records of finished runs: their provenance, and their Markdown.
 
-A record is a dict that becomes a JSON file. It begins with its `provenance`. A pure
-function of the record makes its Markdown, which is the same in a terminal (`show`) and
-in a file.
+A record is a dict that becomes a JSON file. A pure function of it makes its Markdown,
+the same in a terminal (`show`) and in a file.
 """
 
 import json
@@ -111,10 +110,7 @@ def print_paths(*paths: pathlib.Path) -> None:
 
 
 def first_and_last(records: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Returns first, first_step, last and last_step of the losses in metrics.jsonl.
-
-    {} if no loss was logged.
-    """
+    """Returns first, first_step, last, last_step of the losses; {} if there is none."""
     steps = [record for record in records if "loss" in record]
     if not steps:
         return {}

@@ -112,10 +112,7 @@ def settings(handle: str, vocabulary: str, max_length: int) -> dict[str, Any]:
 
 
 def job_of(handle: str) -> str:
-    """Returns the job as which a handle is served.
-
-    Raises grants.GrantError if no handle has this name.
-    """
+    """Returns the job that serves a handle; raises grants.GrantError if none can."""
     grants.check_name(handle)
     return f"data-{handle}"
 
@@ -131,10 +128,7 @@ def reader_name(lab: str, job: str, cluster: str) -> str:
 
 
 def described(parts: Sequence[Part]) -> np.ndarray:
-    """Returns the description of a corpus, of PAGE; zeros fill it.
-
-    Raises DataError if it has too many parts.
-    """
+    """Returns the PAGE of a corpus; raises DataError if it has too many parts."""
     text = json.dumps([list(part) for part in parts], separators=(",", ":")).encode()
     if len(text) > PAGE.size:
         raise DataError(f"a corpus of {len(parts)} parts is too much for one handle")
@@ -142,10 +136,7 @@ def described(parts: Sequence[Part]) -> np.ndarray:
 
 
 def read_description(page: np.ndarray) -> list[Part]:
-    """Reads the description of a corpus, as a peer has sent it.
-
-    Raises DataError if it is none.
-    """
+    """Reads a peer's PAGE of a corpus; raises DataError if it is none."""
     try:
         found = strict_json.loads(page.tobytes().rstrip(b"\0"))
         is_sound = isinstance(found, list) and all(

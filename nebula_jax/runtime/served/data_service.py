@@ -4,8 +4,7 @@ Readers come through the switches, as trainers do (`federation.switch_client`), 
 number of them at any time. Who reads is never taken from what a reader sends: its lab
 is the one of its certificate, and its account the one as which its switch has dialed.
 Each use is counted against the grant before anything of it is served, and is in the
-audit log of this lab within a second or two. A use that the grant does not allow ends
-the reader's session with the reason.
+audit log of this lab within a second or two.
 """
 
 import collections
@@ -81,10 +80,7 @@ class DataService:
         self._stop.set()
 
     def run(self) -> None:
-        """Serves until `stop`.
-
-        Raises errors.NebulaError if it cannot begin, as without a running switch.
-        """
+        """Serves until `stop`; raises errors.NebulaError if it cannot begin."""
         with contextlib.ExitStack() as stack:
             trainer = switch_client.Trainer(
                 self._folder,

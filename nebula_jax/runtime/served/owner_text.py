@@ -46,10 +46,7 @@ class ServedText:
     def add(
         self, name: str, split: str, key: str, rows: Sequence[Mapping[str, np.ndarray]]
     ) -> None:
-        """Adds a part; for the arguments see `data_channels.Part`.
-
-        Raises data_channels.DataError if these are more rows than can be served.
-        """
+        """Adds a part; raises data_channels.DataError if it has too many rows."""
         self.parts.append(data_channels.Part(name, split, key, len(rows)))
         self._sequences.append(rows)
         self._ends = list(itertools.accumulate(part.rows for part in self.parts))
