@@ -30,11 +30,7 @@ GeneratorStep = Callable[
 def generator_step(
     config: m3.Config, mesh: Mesh, fresh: mesh_lib.ShardedInit
 ) -> GeneratorStep:
-    """Compiles a generator's step.
-
-    Returns (state, [n B, L] int32, send) -> (next state, metrics); the state is used
-    up.
-    """
+    """Compiles (state, [n B, L] int32, send) -> (state, metrics); uses state up."""
     if config.fan_out == 1:
         whole = mesh_lib.jit_step(
             functools.partial(m3_steps.generator_step, config),

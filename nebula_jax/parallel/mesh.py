@@ -28,10 +28,7 @@ def make_mesh(
 
 
 def check(devices: int, fsdp: int, model_parallel: int) -> None:
-    """Checks that so many devices can be arranged.
-
-    Raises errors.SettingsError if not, with what could.
-    """
+    """Raises errors.SettingsError, with what could, if these devices do not divide."""
     groups = devices // model_parallel
     for flag, wanted, what, there in (
         ("model_parallel", model_parallel, "devices", devices),

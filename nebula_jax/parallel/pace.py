@@ -29,10 +29,7 @@ def last_step_after_stop(done: int, window: int, total: int) -> int:
 
 
 def alone(start: int, last: int, stop_requested: Callable[[], bool]) -> Iterator[int]:
-    """Yields the steps of a process that keeps pace with nobody, those after `start`.
-
-    `stop_requested`, looked at before each, is True once the run should end.
-    """
+    """Yields the steps after `start` of a process alone, until `last` or a stop."""
     step = start
     while step < last and not stop_requested():
         step += 1

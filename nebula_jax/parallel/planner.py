@@ -85,9 +85,6 @@ def savings(run: M3) -> dict[str, float]:
 
 
 def fan_out(run: M3, replicas: int) -> tuple[int, float]:
-    """Returns n of section 3.3, and t_d / t_g, for replicas of the discriminator.
-
-    Each of them trains on one micro-batch in t_d.
-    """
+    """Returns n of section 3.3, and t_d / t_g; a replica has a micro-batch in t_d."""
     ratio = run.discriminator * replicas / run.generator
     return max(1, min(replicas, round(ratio))), ratio

@@ -84,10 +84,7 @@ def nearest_divisor(size: int, wanted: int) -> int:
 
 
 def shardings(mesh: Mesh, rules: Rules, tree: Any) -> Any:
-    """Finds the NamedSharding of every leaf of a state.
-
-    Raises errors.SettingsError (see `spec_of`).
-    """
+    """Finds the NamedSharding of every leaf of a state; raises as `spec_of`."""
 
     def sharding(path: str, leaf: Any) -> NamedSharding:
         return NamedSharding(mesh, spec_of(rules, mesh, path, leaf.shape))

@@ -249,10 +249,7 @@ def _parts(message: Message) -> tuple[Sequence[Any], Sequence[Any]]:
 
 
 def header_bytes(data: bytes | bytearray, tags: Integrity = CHECKSUMS) -> int:
-    """Reads the length of the typed header from a head that is still to be verified.
-
-    `data` begins a frame. Raises Damaged if that is no head of this version.
-    """
+    """Reads a typed header's length off a head; raises Damaged if it can be none."""
     magic, version, number, length = _FIELDS.unpack_from(data)[:4]
     if magic.startswith(TLS_RECORDS):
         raise Damaged(f"{magic!r} begins TLS: it is on there, and off here (tls)")
@@ -290,10 +287,7 @@ def verify_payload(
 
 
 def decode(head: Head, header: bytes | bytearray, buffers: Sequence[Any]) -> Message:
-    """Builds the message from its parts, all verified.
-
-    Raises FrameError if the contents do not fit the kind.
-    """
+    """Builds the message; raises FrameError if the contents do not fit the kind."""
     fields = LAYOUTS[head.kind].unpack(header)
     if head.kind is Tensor:
         channel, step, micro_batch, option = fields

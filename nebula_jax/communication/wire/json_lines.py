@@ -39,10 +39,7 @@ def decode(data: bytes | bytearray) -> dict[str, Any]:
 
 
 def field(fields: Mapping[str, Any], name: str, kind: type) -> Any:
-    """Returns a field of an object.
-
-    Raises Malformed if it is missing, or of another type.
-    """
+    """Returns a field; raises Malformed if it is missing, or of another type."""
     value = fields.get(name)
     if type(value) is not kind:
         raise Malformed(f"a message whose {name} is no {kind.__name__}")

@@ -63,10 +63,7 @@ class Schema:
         self._channels.append(shapes)
 
     def message_sizes(self, head: frames.Head) -> Sequence[int]:
-        """Returns the sizes of the payload's buffers of a message that is no tensor.
-
-        Raises frames.FrameError if it is too large.
-        """
+        """Returns a message's buffer sizes; raises frames.FrameError if too large."""
         limit = PAYLOAD_LIMITS.get(head.kind, 0)
         if head.payload_bytes > limit:
             raise frames.FrameError(
@@ -76,10 +73,7 @@ class Schema:
         return (head.payload_bytes,) if limit else ()
 
     def shape(self, header: bytes | bytearray) -> Shape:
-        """Returns the shape of the tensor with this typed header.
-
-        Raises frames.FrameError if its channel or option is not in the schema.
-        """
+        """Returns a tensor's shape by its header; frames.FrameError if it has none."""
         channel, _, _, option = frames.LAYOUTS[frames.Tensor].unpack(header)
         if channel >= len(self._channels):
             raise frames.FrameError(

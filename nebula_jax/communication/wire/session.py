@@ -132,10 +132,7 @@ class Session:
         return self.ledger.add_channel(ledger.RECEIVED, name)
 
     def channels_ready(self) -> None:
-        """Parses what follows the Welcome: channels are added (connector only).
-
-        Raises frames.Damaged, RemoteProtocolError as `receive`.
-        """
+        """Parses what follows the Welcome (connector only); raises as `receive`."""
         self.is_paused = False
         self._checked(self._parse)
 
@@ -157,10 +154,7 @@ class Session:
     def resume(
         self, opening: frames.Open, acknowledged: int, now: float, tags: Both = PLAIN
     ) -> None:
-        """Goes on with a new connection that the peer has opened (listener only).
-
-        Raises RemoteProtocolError if it is not a newer connection of this session.
-        """
+        """Goes on with a new connection; RemoteProtocolError if it is not newer."""
         if opening.session_id != self.session_id or opening.epoch <= self._epoch:
             text = f"opened connection {opening.epoch} of a session at connection"
             raise RemoteProtocolError(f"{self.peer} {text} {self._epoch}")
@@ -209,10 +203,7 @@ class Session:
             self.window.note_waiting()
 
     def abort(self, reason: str, now: float) -> list[Any]:
-        """Ends the session, whatever is still queued.
-
-        Returns buffers to write behind those that `data_to_send` has returned, if any.
-        """
+        """Ends the session, whatever is queued; returns the last buffers to write."""
         self.states = states.advance(self.states, self.role, frames.Abort)
         if self._phase is states.Phase.NONE:
             return []

@@ -67,10 +67,7 @@ class SocketIO:
         self._polled = events
 
     def wait(self, seconds: float) -> bool:
-        """Waits until something can be done, or somebody wakes.
-
-        Returns True if bytes may be read, or the end of the connection.
-        """
+        """Waits for something to do; True if bytes, or their end, may be read."""
         is_readable = self._reads and self.has_unread
         for fd, happened in self._poller.poll(0 if is_readable else 1000 * seconds):
             if fd != self._fd:

@@ -103,10 +103,7 @@ class Watch:
         return timeout * TIMES_ALLOWED[self.activity]
 
     def is_stuck(self, begin: float, timeout: float) -> bool:
-        """Returns True if the peer got nothing done for too long.
-
-        `begin` is the `count` when this side began to wait for it.
-        """
+        """Returns True if nothing got done for too long since `count` was `begin`."""
         idle = self._count - max(begin, self._count_at_progress)
         return idle >= self.limit(timeout)
 

@@ -115,10 +115,7 @@ def addresses(
 def check_means(
     settings: Settings, cluster: str, *, listens: bool, dials: bool
 ) -> None:
-    """Checks a cluster's port and credentials, or its place in a federation.
-
-    Raises errors.NebulaError before anything has started.
-    """
+    """Raises errors.NebulaError unless it has port and credentials, or a federation."""
     if settings.federation:
         if listens or dials:
             folder = site_folder.Folder(pathlib.Path(settings.federation))
@@ -302,10 +299,7 @@ def listening_socket(settings: Settings) -> socket.socket:
 
 
 def share(link: Link) -> None:
-    """Lets the other processes of this cluster have part in a link of the root's.
-
-    Each of them calls `worker_link` meanwhile.
-    """
+    """Has the cluster's other processes, in `worker_link`, take part in a link."""
     if ranks.count() > 1:
         cluster_lib.on_end(link.abort)
         share_peer(link.peer)

@@ -56,10 +56,7 @@ def awaited(cluster: str, clusters: Sequence[str], hub: str = "") -> list[str]:
 def check_place(
     settings: connect.Settings, cluster: str, clusters: Sequence[str], hub: str = ""
 ) -> None:
-    """Checks that a cluster has what it needs to meet the others; see `dialed`.
-
-    Raises errors.NebulaError before anything has started.
-    """
+    """Raises errors.NebulaError if a cluster lacks what it needs; see `dialed`."""
     names_lib.check(clusters)
     dials = dialed(cluster, clusters, hub)
     connect.addresses(settings, cluster, dials)
@@ -80,10 +77,7 @@ class Peers:
         work: activity.Work | None = None,
         listener: listener_lib.Listener | None = None,
     ) -> None:
-        """Takes links whose peers have come; `connected` makes them.
-
-        Clusters may rejoin through `listener`, if there is one.
-        """
+        """Takes links whose peers have come; others may rejoin through a listener."""
         self.hello, self.links = hello, links
         """The Hello of this cluster; links by the clusters' names, in their order."""
         self.lines: list[AnyLink] = list(links.values())

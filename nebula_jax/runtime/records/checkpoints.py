@@ -205,7 +205,7 @@ class Checkpoints:
     def after(
         self, step: int, state: Any, position: Callable[[], Any] = _nothing
     ) -> None:
-        """Saves the state if a checkpoint is due; raises CheckpointError if it cannot."""
+        """Saves the state if a checkpoint is due; CheckpointError if it cannot be."""
         if step % self._every == 0:
             self.save(step, state, position())
 
