@@ -13,7 +13,7 @@ import struct
 from collections.abc import Callable
 
 from nebula_jax import errors, printable, strict_json
-from nebula_jax.communication.wire import frames, schema
+from nebula_jax.communication.wire import frames, reader
 from nebula_jax.security import policy, seal
 from nebula_jax.security.audit import entries
 
@@ -224,7 +224,7 @@ class Meter:
             raise Unreadable(f"a {kind.__name__} with a header of {length} bytes")
         total = _HEAD_BYTES + length + payload
         is_tensor = kind is frames.Tensor
-        most = MOST_PAYLOAD if is_tensor else schema.PAYLOAD_LIMITS.get(kind, 0)
+        most = MOST_PAYLOAD if is_tensor else reader.PAYLOAD_LIMITS.get(kind, 0)
         if payload > most:
             raise Unreadable(
                 f"a {kind.__name__} with a payload of {payload} bytes; at most {most}"

@@ -8,7 +8,6 @@ from nebula_jax.communication.wire import (
     integrity,
     reader,
     receive_buffer,
-    schema,
     zstd,
 )
 from nebula_jax.security import seal
@@ -161,7 +160,7 @@ def test_a_carrier_that_forges_a_table_of_lengths_puts_no_blame_on_the_peer():
     true, forged = (
         b"".join(map(bytes, zstd.with_table([bytes(size)])[:1])) for size in (10, 90)
     )
-    made = schema.Schema()
+    made = reader.Schema()
     made.add([[50]], is_compressed=True)
     message = frames.Tensor(0, 1, 0, zstd.with_table([bytes(10)]))
     data = bytearray(sealed(seal.Seal(KEY), message))

@@ -28,7 +28,6 @@ from nebula_jax.communication.wire import (
     liveness,
     reader,
     receive_buffer,
-    schema,
     states,
     stuck_peers,
     windows,
@@ -86,7 +85,7 @@ class Session:
         self.report: Callable[[], activity.Report] = activity.Report
         """Returns what this process is doing, for Pings."""
         self._now, self._head_came, self._moved = 0.0, 0.0, 0
-        self._schema = schema.Schema()
+        self._schema = reader.Schema()
         self.states = states.STARTED  # the progress of both directions, by sender
         self._received = windows.ReceiveWindow()
         self._events: list[frames.Message] = []

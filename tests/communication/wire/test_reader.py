@@ -5,7 +5,7 @@ import struct
 import pytest
 import xxhash
 
-from nebula_jax.communication.wire import frames, reader, receive_buffer, schema, zstd
+from nebula_jax.communication.wire import frames, reader, receive_buffer, zstd
 
 STAGE, LARGE = 512, 600  # bytes: a large buffer is more than the stage has
 MESSAGES = [
@@ -27,7 +27,7 @@ def stage(monkeypatch):
 
 
 def made_schema():
-    made = schema.Schema()
+    made = reader.Schema()
     made.add([[3, 0, 5], [2]], is_compressed=False)
     made.add([[2, 100]], is_compressed=True)
     made.add([[LARGE, 3]], is_compressed=False)
@@ -74,22 +74,22 @@ SIZES = [len(joined(message)) for message in MESSAGES]
 
 def test_every_frame_comes_out_as_it_went_in():
     heads, found = parsed([STREAM])
-    assert [plain(each.message) for each in found] == EXPECTED
-    assert [each.nbytes for each in found] == SIZES
+    assert [plain(each[0]) for each in found] == EXPECTED
+    assert [each[1] for each in found] == SIZES
     assert [head.kind for head in heads] == [type(each) for each in MESSAGES]
 
 
 def test_a_stream_may_be_split_at_every_byte():
     for position in range(1, len(STREAM)):
         _, found = parsed([STREAM[:position], STREAM[position:]])
-        assert [plain(each.message) for each in found] == EXPECTED, position
+        assert [plain(each[0]) for each in found] == EXPECTED, position
 
 
 @pytest.mark.parametrize("size", [1, 33])
 def test_a_stream_may_come_in_pieces_of_any_size(size):
     pieces = [STREAM[start : start + size] for start in range(0, len(STREAM), size)]
     _, found = parsed(pieces)
-    assert [plain(each.message) for each in found] == EXPECTED
+    assert [plain(each[0]) for each in found] == EXPECTED
 
 
 @pytest.mark.parametrize("message", MESSAGES)
