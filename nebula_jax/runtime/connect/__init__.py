@@ -208,20 +208,15 @@ class Routes:
           bridge.ConnectError: if nobody answers, or TLS fails.
           bridge.Mismatch: if the peer runs something else.
         """
-        settings = self.settings
+        settings, more = self.settings, self._common(tls.client_contexts)
         if self._switch is not None:
             address = inner.read(self._switch.folder)[:2]
             route = self._switch.reach(peer)
-            finish = self._switch.finish(states.Role.CONNECTOR)
-            more: dict[str, Any] = {
-                "tls": self._switch.client_context,
-                "finish": finish,
-                "place": switch_client.PLACE,
-            }
+            more["finish"] = self._switch.finish(states.Role.CONNECTOR)
+            more |= {"tls": self._switch.client_context, "place": switch_client.PLACE}
         else:
             assert address is not None  # it is not a federation
             route = bridge.directly(address, peer)
-            more = self._own_tls(tls.client_contexts)
 
         def reach(timeout: float) -> tuple[socket.socket, str]:
             gate()
@@ -235,7 +230,6 @@ class Routes:
             line=wan.from_string(settings.wan).up,
             check=check or self.check,
             route=reach,
-            **self._common(),
             **more,
         )
 
@@ -244,10 +238,10 @@ class Routes:
         self, clusters: Sequence[str], may_return: bool = False
     ) -> Iterator[listener_lib.Listener]:
         """Opens the listener of `clusters`; links need it for as long as they live."""
-        more = self._own_tls(tls.server_contexts)
+        more = self._common(tls.server_contexts)
         if self._switch is not None:
-            finish = self._switch.finish(states.Role.LISTENER)
-            more = {"tls": self._switch.server_context, "finish": finish}
+            more["finish"] = self._switch.finish(states.Role.LISTENER)
+            more["tls"] = self._switch.server_context
         with listener_lib.Listener(
             listening_socket(self.settings),
             self.hello,
@@ -255,7 +249,6 @@ class Routes:
             may_return=may_return,
             line=wan.from_string(self.settings.wan).down,
             check=self.check,
-            **self._common(),
             **more,
         ) as found:
             if self._switch is not None:
@@ -263,19 +256,18 @@ class Routes:
                 self._switch.serve(found.address[1])
             yield found
 
-    def _common(self) -> dict[str, Any]:
-        return {
+    def _common(self, contexts: Callable[..., Any]) -> dict[str, Any]:
+        """Returns the arguments that both ends of a link have; plain, without `tls`."""
+        found = {
             "peer_timeout": self.settings.peer_timeout,
             "reconnect_timeout": self.settings.reconnect_timeout,
             "log": process.message,
             "work": self.work,
         }
-
-    def _own_tls(self, contexts: Callable[..., Any]) -> dict[str, Any]:
-        """Returns the TLS of this cluster's own connections; {} if they are plain."""
-        if self.settings.federation or self.settings.tls == TLS_OFF:
-            return {}
-        return {"tls": contexts(pathlib.Path(self.settings.tls), self.hello.cluster)}
+        if not self.settings.federation and self.settings.tls != TLS_OFF:
+            folder = pathlib.Path(self.settings.tls)
+            found["tls"] = contexts(folder, self.hello.cluster)
+        return found
 
 
 def report_plain(settings: Settings) -> None:
