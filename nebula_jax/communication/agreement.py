@@ -33,17 +33,13 @@ class FormatError(errors.NebulaError):
 
 
 class Format(NamedTuple):
-    """The format of a channel of this name, with its codec's name and level of zstd.
-
-    spec: of the arrays.
-    payloads: for each option of the codec, the spec of what it makes of the arrays.
-    """
+    """The format of a channel."""
 
     name: str
-    codec: str
-    zstd: int | None
-    spec: codec_lib.Spec
-    payloads: tuple[codec_lib.Payload, ...]
+    codec: str  # its name
+    zstd: int | None  # level
+    spec: codec_lib.Spec  # of the arrays
+    payloads: tuple[codec_lib.Payload, ...]  # for each option, what it makes of them
 
     def buffer_sizes(self) -> list[list[int]]:
         """Returns the bytes of each buffer of a tensor, for each option."""

@@ -24,12 +24,10 @@ class Selected:
 
 
 class Selector(NamedTuple):
-    """A choice among codecs that share one state.
+    """A choice among codecs, of one payload shape each, that share one state.
 
-    codecs: of one payload shape each; any of their `init` makes the state.
     choose: (arrays, state, step) -> number of the codec to use, on the host. step is
       the optimization step, an int counted from 1.
-    name, zstd: as of a Codec.
     """
 
     codecs: tuple[codec_lib.Codec, ...]

@@ -142,16 +142,11 @@ def jit_step(
 
 
 class ShardedInit(NamedTuple):
-    """A state that is yet to be made, already sharded.
+    """A state that is yet to be made, already sharded."""
 
-    init: () -> the state at step 0, on its devices.
-    shapes: the state's tree of ShapeDtypeStructs.
-    sharding: the state's tree of NamedShardings.
-    """
-
-    init: Callable[[], Any]
-    shapes: Any
-    sharding: Any
+    init: Callable[[], Any]  # makes the state at step 0, on its devices
+    shapes: Any  # the state's tree of ShapeDtypeStructs
+    sharding: Any  # the state's tree of NamedShardings
 
 
 def sharded_init(mesh: Mesh, init: Callable[..., Any], *given: Any) -> ShardedInit:

@@ -20,19 +20,12 @@ SIGMAS = 6  # standard deviations that the bins span
 
 @struct.dataclass
 class Kept:
-    """The values of one leaf that cross, by block and in each by position.
+    """The values of one leaf that cross, by block and in each by position."""
 
-    index: [ceil(K w / 8)] uint8, positions in their blocks at w bits each.
-    codes: [ceil(K / 4)] uint8, the number of each value's level at 2 bits.
-    levels: [4] float32.
-    size: n, values of the leaf; static.
-    k, block: see `sparse_loco`; static.
-    """
-
-    index: jax.Array
-    codes: jax.Array
-    levels: jax.Array
-    size: int = struct.field(pytree_node=False)
+    index: jax.Array  # [ceil(K w / 8)] uint8, positions in their blocks at w bits each
+    codes: jax.Array  # [ceil(K / 4)] uint8, the number of each value's level at 2 bits
+    levels: jax.Array  # [4] float32
+    size: int = struct.field(pytree_node=False)  # n, values of the leaf
     k: int = struct.field(pytree_node=False)
     block: int = struct.field(pytree_node=False)
 

@@ -24,15 +24,13 @@ def encode(encode_leaf: Callable[[Any], Any], arrays: codec.Arrays) -> codec.Pay
 
 @struct.dataclass
 class Encoded:
-    """A payload of `per_leaf`.
+    """A payload of `per_leaf`: arrays, with a payload in the place of each encoded one.
 
-    tree: the arrays, with a payload in the place of each leaf that is encoded.
-    structure: of the arrays; static.
-    leaves: shape and dtype of each leaf that is encoded, None of others; static.
+    leaves: shape and dtype of each leaf that is encoded, None of others.
     """
 
     tree: Any
-    structure: Any = struct.field(pytree_node=False)
+    structure: Any = struct.field(pytree_node=False)  # of the arrays
     leaves: tuple[tuple[tuple[int, ...], str] | None, ...] = struct.field(
         pytree_node=False
     )

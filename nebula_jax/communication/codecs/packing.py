@@ -20,17 +20,12 @@ MAX_CAPACITIES = 64  # shapes that jit compiles; 1/64 of a batch is little to ga
 
 @struct.dataclass
 class PackedIds:
-    """The payload of a leaf: integers at a few bits each, least significant first.
+    """The payload of a leaf: integers at a few bits each, least significant first."""
 
-    data: [ceil(n * bits / 8)] uint8, for n integers.
-    shape, dtype: of the integers; static, which both ends have by the spec.
-    size: integers are in [0, size); static.
-    """
-
-    data: jax.Array
-    shape: tuple[int, ...] = struct.field(pytree_node=False)
-    size: int = struct.field(pytree_node=False)
-    dtype: str = struct.field(pytree_node=False)
+    data: jax.Array  # [ceil(n * bits / 8)] uint8, for n integers
+    shape: tuple[int, ...] = struct.field(pytree_node=False)  # of the integers
+    size: int = struct.field(pytree_node=False)  # they are in [0, size)
+    dtype: str = struct.field(pytree_node=False)  # of the integers
 
     @property
     def bits(self) -> int:
@@ -91,17 +86,12 @@ def pack_ids(vocab_size: int) -> codec.Codec:
 
 @struct.dataclass
 class Mask:
-    """A mask of real positions.
+    """A mask of real positions."""
 
-    data: [ceil(B * L / 8)] uint8, one bit a position.
-    shape, dtype: of the mask; static.
-    slots: for tokens; the most that may be real; static.
-    """
-
-    data: jax.Array
+    data: jax.Array  # [ceil(B * L / 8)] uint8, one bit a position
     shape: tuple[int, int] = struct.field(pytree_node=False)
     dtype: str = struct.field(pytree_node=False)
-    slots: int = struct.field(pytree_node=False)
+    slots: int = struct.field(pytree_node=False)  # for tokens; the most that are real
 
     def check_values(self) -> None:
         """Checks, on the host, that there is a slot for every real token."""

@@ -14,16 +14,11 @@ from nebula_jax.communication.codecs import leaves
 
 @struct.dataclass
 class Feedback:
-    """The state of `error_feedback`.
+    """The state of `error_feedback`."""
 
-    residual: per floating-point leaf its shape, float32; what was not sent yet.
-    encode: the inner codec's state as a sender.
-    decode: the inner codec's state as a receiver; the only one a receiver uses.
-    """
-
-    residual: tuple[jax.Array, ...]
-    encode: Any
-    decode: Any
+    residual: tuple[jax.Array, ...]  # float leaves, float32: what was not sent yet
+    encode: Any  # the inner codec's state as a sender
+    decode: Any  # the same as a receiver; the only one that a receiver uses
 
 
 def error_feedback(

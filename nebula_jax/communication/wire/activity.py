@@ -35,14 +35,7 @@ class Report(NamedTuple):
 
 
 class Work:
-    """The work of this process, and how long it waits for peers that do nothing.
-
-    One per process, given to each of its links:
-
-        work = Work()
-        with work.busy(Activity.SAVING): ...
-        work.step_done()
-    """
+    """The work of this process, given to each of its links."""
 
     def __init__(
         self,

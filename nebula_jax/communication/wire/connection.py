@@ -110,10 +110,9 @@ class Connection:
     def turn(self, is_readable: bool) -> None:
         """Does what there is to do at present.
 
-        Raises:
-          OSError, session.PeerGone, frames.Damaged: if the connection has broken.
-          session.PeerAborted: if the peer has given up.
-          session.RemoteProtocolError: if the peer breaks the protocol.
+        Raises OSError, session.PeerGone, frames.Damaged if the connection has broken;
+        session.PeerAborted if the peer has given up; session.RemoteProtocolError if it
+        breaks the protocol.
         """
         io, now = self._present, time.monotonic()
         if self.session.window.is_empty or self.session.watch.reads_nothing:

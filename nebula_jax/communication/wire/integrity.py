@@ -28,10 +28,7 @@ class Integrity(Protocol):
     def protect(
         self, payload: Sequence[Any], in_clear: bool
     ) -> tuple[Sequence[Any], bytes]:
-        """Returns the present frame's payload as it crosses, and its tag.
-
-        Buffers of bytes, which stay as they are; `in_clear` if they cross so.
-        """
+        """Returns buffers as they cross, or as they are `in_clear`, and their tag."""
 
     def reveal(self, buffer: Any) -> None:
         """Makes the next part of a payload, in place, what `protect` was given."""

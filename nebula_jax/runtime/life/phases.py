@@ -1,11 +1,4 @@
-"""The phases of a process until its first step, and the seconds that each took.
-
-phases = Phases("generator:0")            # its imports are done
-phases.enter("waiting for discriminator")
-phases.enter("compiling")
-phases.enter("training")                  # the first step is done
-phases.seconds                            # {"importing": 3.1, "preparing": ...}
-"""
+"""The phases of a process until its first step, and the seconds that each took."""
 
 import time
 from collections.abc import Callable

@@ -31,14 +31,7 @@ def _nothing(*_: Any) -> None:
 
 
 class Checkpoints:
-    """A cluster's checkpoints: those it has, and where it saves more.
-
-    saved = Checkpoints(workdir, "generator:0", settings, 100)
-    state, position = saved.restore(start, fresh)
-    for step in ...:
-        saved.after(step, state)
-    saved.at_end(step, state)
-    """
+    """A cluster's checkpoints: those it has, and where it saves more."""
 
     def __init__(
         self,

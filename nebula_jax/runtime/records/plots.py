@@ -23,23 +23,15 @@ MARGIN = 3  # pixels around a name that should stay free
 
 
 class Panel(NamedTuple):
-    """A place in which curves are drawn against steps.
-
-    curves: name -> (step, value) points; those without points are left out.
-    levels: name -> a value that is drawn as a dotted line, in the color of the curve of
-      this name if there is one.
-    has_mean: True if the mean of the curves, which have the same steps, is drawn too.
-    errors: name -> errors of a curve's points, drawn as bars.
-    under: name of a curve that is drawn wide and pale, since others may lie on it.
-    """
+    """A place in which curves are drawn against steps."""
 
     title: str
     ylabel: str
-    curves: Mapping[str, Sequence[tuple[int, float]]]
-    levels: Mapping[str, float] = {}
-    has_mean: bool = False
-    errors: Mapping[str, Sequence[float]] = {}
-    under: str = ""
+    curves: Mapping[str, Sequence[tuple[int, float]]]  # (step, value); one may be empty
+    levels: Mapping[str, float] = {}  # dotted lines, in the colors of such curves
+    has_mean: bool = False  # True to draw that of the curves too; they have equal steps
+    errors: Mapping[str, Sequence[float]] = {}  # of a curve's points, drawn as bars
+    under: str = ""  # a curve that is wide and pale, since others may lie on it
 
 
 def draw(panels: Sequence[Panel], picture: pathlib.Path) -> None:

@@ -40,11 +40,7 @@ DIALED_SECONDS = 5.0  # for a stream that was just cut to come back
 
 
 class DataService:
-    """A handle that is served.
-
-    service = DataService(folder, "corpus-es")
-    service.run()      # until another thread, or a signal, calls service.stop()
-    """
+    """A handle that is served, until another thread, or a signal, calls `stop`."""
 
     def __init__(
         self,

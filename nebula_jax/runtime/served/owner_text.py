@@ -26,20 +26,13 @@ SPLITS = {"mono": ("train", "valid"), "parallel": ("train",)}
 
 
 class ServedText:
-    """A text whose rows are numbered, the parts one after the other.
-
-    Attributes:
-      parts: of it, in the order of their rows.
-      digest: of the vocabulary.
-      pieces: V.
-      max_length: L.
-    """
+    """A text whose rows are numbered, the parts one after the other."""
 
     def __init__(self, vocabulary: vocabularies.Vocabulary, max_length: int) -> None:
         """Begins without a part."""
-        self.digest, self.pieces = vocabulary.digest, vocabulary.size
-        self.max_length = max_length
-        self.parts: list[data_channels.Part] = []
+        self.digest, self.pieces = vocabulary.digest, vocabulary.size  # V
+        self.max_length = max_length  # L
+        self.parts: list[data_channels.Part] = []  # in the order of their rows
         self._sequences: list[Sequence[Mapping[str, np.ndarray]]] = []
         self._ends: list[int] = []
 
