@@ -136,7 +136,9 @@ class Shaper:
             size = self._slice_bytes(begin) if self._line.rate else len(view)
             part, view = view[:size], view[size:]
             self._idle_from = self._sent(begin, len(part))
-            self._slices.append((self._arrival(self._idle_from), part))
+            arrival = self._after_cut(self._idle_from + self._line.delay)
+            self._delivered = max(self._delivered, arrival)
+            self._slices.append((self._delivered, part))
 
     def _slice_bytes(self, begin: float) -> int:
         """Returns how many bytes arrive at a time, if the first leaves at `begin`."""
@@ -149,11 +151,6 @@ class Shaper:
             rate = later
         bits += (end - begin) * rate
         return max(1, min(SLICE_BYTES, int(bits / 8)))
-
-    def _arrival(self, sent: float) -> float:
-        when = self._after_cut(sent + self._line.delay)
-        self._delivered = max(self._delivered, when)
-        return self._delivered
 
     def _sent(self, begin: float, size: int) -> float:
         """Returns when so many bytes have left, the first one at `begin`."""

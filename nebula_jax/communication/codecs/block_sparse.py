@@ -30,10 +30,7 @@ class Kept:
     block: int = struct.field(pytree_node=False)
 
     def check_values(self) -> None:
-        """Checks, on the host, that positions ascend, and that levels are finite.
-
-        Levels that another codec has encoded are its concern.
-        """
+        """Checks, on the host, that positions ascend; float32 levels are finite."""
         full, rest, last = layout(self.size, self.k, self.block)
         count = full * self.k + last
         packed = np.asarray(self.index)

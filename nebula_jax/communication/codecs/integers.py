@@ -35,10 +35,7 @@ class Scaled:
     scale: jax.Array
 
     def check_values(self) -> None:
-        """Checks, on the host, that scales are at least 0, or NaN: see above.
-
-        Those that another codec has encoded have other bounds.
-        """
+        """Checks, on the host, that float32 scales are 0 or above, or NaN."""
         scale = self.scale
         if isinstance(scale, np.ndarray) and scale.dtype == np.float32:
             bad = (scale < 0) | np.isinf(scale)

@@ -215,7 +215,10 @@ class Driver:
                         self.connection.send_final(self._abort_reason)
                         self.is_dead = True
                 elif lost.is_lost and time.monotonic() >= self.connection.deadline():
-                    self._give_up()
+                    if self._session.owes_only_end:
+                        self.is_dead = True
+                    else:
+                        self._fail(session.PeerGone(lost.explanation))
                 elif self.connection.io is None:
                     self._redial()
                 else:
@@ -278,12 +281,6 @@ class Driver:
             if left <= 0:
                 return
             self._waker.wait(left)
-
-    def _give_up(self) -> None:
-        if self._session.owes_only_end:
-            self.is_dead = True
-        else:
-            self._fail(session.PeerGone(self.connection.reconnect.explanation))
 
     def _fail(self, error: Exception) -> None:
         if not isinstance(error, errors.NebulaError):  # not of a socket: `_turn`

@@ -206,10 +206,7 @@ def send(sock: socket.socket, buffer: Any) -> Steps[None]:
 
 
 def when_ready(events: int, call: Callable[..., T], *args: Any) -> Steps[T]:
-    """Makes a call on a non-blocking socket, again and again until it is done.
-
-    It waits for `events` in between, unless TLS wants something else.
-    """
+    """Makes a call until it is done; waits for `events`, or for what TLS wants."""
     while True:
         try:
             return call(*args)

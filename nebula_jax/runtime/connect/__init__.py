@@ -150,11 +150,7 @@ def recorder(settings: Settings, cluster: str) -> switch_client.Recorder:
 
 
 class Routes:
-    """The routes of one process, the root of its cluster, for as long as it has links.
-
-    with Routes(settings, hello, check, work) as own, own.listening(names) as here:
-        link = own.dial(peer, address)
-    """
+    """The routes of one process, the root of its cluster, while it has links."""
 
     def __init__(
         self,

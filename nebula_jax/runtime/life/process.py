@@ -256,11 +256,7 @@ class Interrupt:
         """
         if step >= steps:
             return 0
-        who = (
-            "another cluster"
-            if self._signal is None
-            else signal.Signals(self._signal).name
-        )
+        who = signal.Signals(self._signal).name if self._signal else "another cluster"
         where = f", saved in {folder}" if folder else ""
         message(
             f"{cluster}: stopped after step {step} by {who}{where}; the same command"

@@ -278,8 +278,9 @@ def difference(
     if version != ours:
         return f"nebula_jax {version}, this one has {ours}"
     for steps in STEPS:  # of which it may have more now
-        if _is_longer(settings.get(steps), before.get(steps)):
-            before = {**before, steps: settings[steps]}
+        now, had = settings.get(steps), before.get(steps)
+        if isinstance(now, int) and isinstance(had, int) and now > had:
+            before = {**before, steps: now}
     here = {"cluster": cluster, **settings, **fingerprints}
     saved = {"cluster": about.get("cluster"), **before}
     saved |= {name: value for name, value in known.items() if name in fingerprints}
@@ -287,10 +288,6 @@ def difference(
         if here.get(name) != saved.get(name):
             return f"{name}={saved.get(name)}, this one has {here.get(name)}"
     return ""
-
-
-def _is_longer(now: Any, before: Any) -> bool:
-    return isinstance(now, int) and isinstance(before, int) and now > before
 
 
 def newest_in_all(workdir: pathlib.Path, clusters: Sequence[str]) -> int:

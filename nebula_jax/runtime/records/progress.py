@@ -32,16 +32,6 @@ class Traffic(NamedTuple):
     waited: float = 0.0  # seconds
 
 
-def _organizations(links: Sequence[AnyLink]) -> dict[str, dict[str, str]]:
-    """Returns whose each peer was, by its certificate; nothing without any."""
-    found = {
-        each.peer.cluster: each.owner
-        for each in links
-        if isinstance(each, Link) and each.owner
-    }
-    return {"certificates_of_peers": found} if found else {}
-
-
 def traffic(links: Sequence[AnyLink]) -> Traffic:
     """Returns the traffic of several links together."""
     return Traffic(
@@ -323,6 +313,10 @@ class Progress:
         if last == self._start or not self._log:
             return
         moved = traffic(self._links)
+        owners: dict[str, str] = {}
+        for link in self._links:  # whose each peer was, by its certificate
+            if isinstance(link, Link) and link.owner:
+                owners[link.peer.cluster] = link.owner
         summary = {
             "cluster": self._cluster,
             "first_step": self._start + 1,
@@ -335,7 +329,7 @@ class Progress:
             "waited_seconds": moved.waited - self._at_begin.waited,
             SKIPPED: self._skips.count,
             "until_first_step": self._phases.seconds if self._phases else {},
-            **_organizations(self._links),
+            **({"certificates_of_peers": owners} if owners else {}),
             **more,
         }
         report.write(self._folder / "summary.json", summary)
