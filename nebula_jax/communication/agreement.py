@@ -86,10 +86,7 @@ class Formats:
         return encode(self.sent, self.received)
 
     def compare(self, described: bytes, peer: str) -> None:
-        """Compares them with what the peer's Welcome describes.
-
-        Raises Mismatch if they differ; session.RemoteProtocolError as `decode`.
-        """
+        """Compares them with a peer's Welcome; raises as `compare` and `decode`."""
         self._is_complete = True
         sent, received = decode(described, peer)
         compare([describe(each) for each in self.sent], received, self._cluster, peer)
@@ -119,10 +116,7 @@ def format_of(
 
 
 def describe(made: Format) -> Description:
-    """Returns name, codec, zstd, tree and leaves, JSON values; and a digest of it all.
-
-    The tree and the leaves may be cut.
-    """
+    """Describes a channel in JSON: name, codec, zstd, cut tree and leaves, digest."""
     tree, leaves = codec_lib.tree_text(made.spec), codec_lib.leaf_texts(made.spec)
     payloads = [
         (codec_lib.tree_text(each), codec_lib.leaf_texts(each))

@@ -108,10 +108,7 @@ class Sender:
             self._transport.put_tensor(frames.Tensor(*tag, buffers, selected.option))
 
     def end_step(self, step: int, micro_batches: int, identity: Any = None) -> None:
-        """Ends the micro-batches of a step: the receiver compares how many there were.
-
-        `identity` is that of the batch, see `identity_bytes`.
-        """
+        """Ends a step: the receiver compares micro-batches and the batch's identity."""
         if ranks.is_root():
             tag, buffers = (self._channel, step), [identity_bytes(identity)]
             self._transport.put_tensor(
@@ -200,10 +197,7 @@ class Receiver:
         return None if step == _NONE else step
 
     def drop(self) -> None:
-        """Takes the tensor that has arrived, and drops it unread.
-
-        Not of a codec whose receiver has a state: it would miss the tensor.
-        """
+        """Drops, unread, the tensor that has arrived: not where a codec has a state."""
         if ranks.is_root():
             self._transport.take_tensor(self._channel, self.name)
 

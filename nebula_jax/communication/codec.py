@@ -4,8 +4,8 @@ Three pure, jittable functions; hyper-parameters live in the closure, and state 
 passed in and out on both ends. Only buffers travel: both ends `init` with the same
 spec, and the receiver derives the payload's structure with `payload_spec`.
 
-A payload has one shape, so that jit compiles once and its size is agreed in advance;
-where the contents decide the shape, or the step: `selector.Selector`.
+A payload has one shape, so that jit compiles once and its size is agreed in advance.
+Where the contents or the step decide it, a `selector.Selector` chooses among codecs.
 """
 
 import itertools

@@ -330,10 +330,7 @@ class Link:
         most_seconds: float = 0.0,
         timeout: float | None = None,
     ) -> None:
-        """Waits until `predicate` holds, which only the peer can bring about.
-
-        Without room to read for more than `most_seconds` is an error.
-        """
+        """Waits until `predicate` holds; raises after `most_seconds` without room."""
         if predicate():
             return
         with self.waiting(what) as waiting:

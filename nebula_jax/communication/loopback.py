@@ -104,10 +104,7 @@ class End(NamedTuple):
 
 
 def ends(seconds: float = 0.0) -> tuple[End, End]:
-    """Makes two parties, of which one receives what the other sends, as over a link.
-
-    A receiver waits for so many seconds, for parties in threads of their own.
-    """
+    """Makes two parties as over a link; between threads a receiver waits `seconds`."""
     forth, back = Loopback(seconds), Loopback(seconds)
     return (
         End(forth.sender, back.receiver, forth.sent),

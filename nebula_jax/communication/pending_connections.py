@@ -193,11 +193,7 @@ class RejectedLog:
         self._log, self._allowed, self._others = log, Allowance(burst, period), 0
 
     def add(self, line: str, now: float) -> int | None:
-        """Logs a line, or counts it.
-
-        Returns the number of lines before it that it stands for; None if it was
-        counted.
-        """
+        """Logs a line and returns for how many others it stands, or counts it: None."""
         if not self._allowed.take(now):
             self._others += 1
             return None

@@ -60,7 +60,7 @@ class Settings:
     trace: bool = False  # True to record what the process does and when
     tracker: Sequence[str | metrics.Tracker] = ()
     """What takes the metrics beside the cluster's files; see `trackers.opened`."""
-    metrics_port: str = ""  # [HOST:]PORT where Prometheus reads them; empty for none
+    metrics_port: str = ""  # [HOST:]PORT for Prometheus; empty for none
     emulated_seconds: float = 0.0  # of each `emulate_compute`, as on a slower device
     connection: connect.Settings = dataclasses.field(default_factory=connect.Settings)
     """How this cluster reaches the others."""
@@ -163,10 +163,7 @@ class Context:
         )
 
     def begin(self, start: int, links: Links = ()) -> None:
-        """Begins the records, and their clock; a run resumes after `start`, or 0.
-
-        `links` are to the other clusters, whose traffic is recorded.
-        """
+        """Begins records and clock after step `start`; links' traffic is recorded."""
         self.phases.enter("compiling")
         settings, self.step = self.settings, start
         self.record = progress.Progress(

@@ -1,6 +1,6 @@
 """Activities of a process: what it does, as its Pings report it to every peer.
 
-By it a peer waits for longer: `stuck_peers` has the rule.
+A peer waits longer for some of them: `stuck_peers` has the rule.
 """
 
 import contextlib

@@ -96,7 +96,7 @@ def _lab(settings: connect.Settings) -> str:
 def _of_cluster(
     name: str, command: Sequence[str], passed: Sequence[int], count: int
 ) -> dict[str, processes.Command]:
-    """Returns the commands of a cluster's processes; the root alone has a line."""
+    """Returns a cluster's commands; the root alone has a line."""
     if count == 1:
         return {name: processes.Command(command, passed)}
     root, *others = _members(count)

@@ -78,10 +78,7 @@ def progress(line: str, record: Mapping[str, Any] | None = None) -> None:
 
 
 def formatted(line: str, record: Mapping[str, Any] | None = None) -> str:
-    """Returns a line of progress, as for people, in this process's format.
-
-    `record` is what it says, as JSON values; by default the line as `text`.
-    """
+    """Returns a line for people, or its `record` as JSON, as this process prints."""
     if is_json():
         line = strict_json.dumps({"text": line} if record is None else record)
     # The launcher leaves out some of these, and nothing else that a process prints.
@@ -285,10 +282,7 @@ def _exit(number: int, frame: FrameType | None) -> None:
 def guarded(
     main: Callable[[], int], report: Callable[[str], None] = lambda reason: None
 ) -> int:
-    """Runs the work of a process, and returns its exit status; errors are one line.
-
-    `report` is called with an error before that is printed.
-    """
+    """Runs a process's work, returns its status; an error is one line, and reported."""
     replace_unencodable()
     try:
         return main()

@@ -18,10 +18,7 @@ MOST_BYTES = 2 * 2**30
 
 
 def folder() -> pathlib.Path:
-    """Returns the folder of this user, and of this kind of processor.
-
-    A home may be shared by machines, and programs for CPUs have what one of them can.
-    """
+    """Returns this user's folder for this kind of processor: a home may be shared."""
     caches = os.environ.get("XDG_CACHE_HOME") or pathlib.Path.home() / ".cache"
     return pathlib.Path(caches) / "nebula_jax" / "programs" / _processor()
 

@@ -38,10 +38,7 @@ def read(
 
 
 def seconds_until_step(folders: Sequence[pathlib.Path], moment: float) -> float | None:
-    """Returns the seconds until a new process of every cluster had taken a step.
-
-    None if one of them has taken no step since `moment`.
-    """
+    """Returns the seconds from `moment` to every cluster's next step, or None."""
     took = []
     for folder in folders:
         later = [each["at"] for each in _read(folder / STARTS) if each["at"] >= moment]

@@ -287,10 +287,7 @@ class Progress:
     def probe(
         self, step: int, figures: Mapping[str, float | Mapping[str, float]]
     ) -> None:
-        """Records figures of probes as `probe_<name>`: numbers, or language -> number.
-
-        If there are none, nothing is recorded.
-        """
+        """Records probes, numbers or by language, as `probe_<name>`, if there are."""
         if figures:
             self._write(step, {f"probe_{name}": each for name, each in figures.items()})
 

@@ -197,10 +197,7 @@ def _row(cells: Sequence[str]) -> str:
 
 
 def heading(record: Mapping[str, Any], detail: str, more: str = "") -> str:
-    """Renders a record's provenance.
-
-    `detail` is put behind the commits, such as `seed 0`, `more` behind the minutes.
-    """
+    """Renders provenance; `detail` follows the commits, `more` the minutes."""
     machine, commits = record["hardware"], record["commit"]
     return (
         f"    {record['command']}\n\n"
