@@ -81,7 +81,9 @@ class Connection:
     def traffic(self) -> dict[str, int]:
         """The bytes so far, see `ledger.Traffic.report`."""
         io = self.io
-        return self._traffic.report(io and io.socket, io.tls_bytes if io else 0)
+        if io is None:
+            return self._traffic.report(None, 0)
+        return self._traffic.report(io.socket, io.tls_bytes)
 
     @property
     def round_trip(self) -> float:

@@ -54,14 +54,11 @@ def drawn(panels: Sequence[Panel]) -> Any:
     size = 5.5 * columns, 4.1 * rows
     figure = matplotlib.figure.Figure(figsize=size, layout="constrained")
     places = figure.subplots(rows, columns, squeeze=False).flat
-    # Of twenty curves, all told apart.
-    colors = matplotlib.cycler(color=matplotlib.colormaps["tab10"](range(10)))
-    looks = matplotlib.cycler(linestyle=["-", "--"]) * colors
     for axes, panel in itertools.zip_longest(places, panels):
         if panel is None:  # an odd number of panels
             axes.set_axis_off()
             continue
-        axes.set_prop_cycle(looks)
+        axes.set_prop_cycle(_looks(matplotlib))
         lines = {
             name: axes.plot(
                 *zip(*points, strict=True),
@@ -92,6 +89,13 @@ def drawn(panels: Sequence[Panel]) -> Any:
         elif lines:
             axes.legend(fontsize=8)
     return figure
+
+
+def _looks(matplotlib: Any) -> Any:
+    """Returns the looks of twenty curves, all told apart."""
+    return matplotlib.cycler(linestyle=["-", "--"]) * matplotlib.cycler(
+        color=matplotlib.colormaps["tab10"](range(10))
+    )
 
 
 def label_ends(axes: Any, lines: Mapping[str, Any]) -> None:
