@@ -166,9 +166,7 @@ def connected(
         own = stack.enter_context(connect.Routes(settings, hello, check, work))
         listener = None
         if waits:  # before this cluster dials: none shall find its port closed
-            is_plain = settings.tls == connect.TLS_OFF and not settings.federation
-            if may_return and is_plain and process.LIFELINE_FD not in os.environ:
-                process.message(PLAIN_RETURN)
+            _report_return(settings, may_return)
             listener = stack.enter_context(own.listening(waits, may_return))
         gathering = gathering_lib.Gathering(own, listener)
         try:
@@ -184,6 +182,13 @@ def connected(
             lines = [*gathering.links.values(), *links.values(), *_waiting(listener)]
             gathering_lib.abort(lines, error)
             raise
+
+
+def _report_return(settings: connect.Settings, may_return: bool) -> None:
+    """Prints a line if a cluster that rejoins has nothing to show but a name."""
+    is_plain = settings.tls == connect.TLS_OFF and not settings.federation
+    if may_return and is_plain and process.LIFELINE_FD not in os.environ:
+        process.message(PLAIN_RETURN)
 
 
 def _close(links: Mapping[str, AnyLink], may_be_gone: bool) -> None:
