@@ -5,7 +5,7 @@ import dataclasses
 from experiments import configuration as _defines_its_flags  # noqa: F401
 from nebula_jax import errors
 from nebula_jax.commands import cluster_flags, fields
-from nebula_jax.commands.entry import run as run
+from nebula_jax.commands.command_line import run as run
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

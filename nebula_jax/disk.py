@@ -40,10 +40,7 @@ def write(path: pathlib.Path, data: bytes) -> None:
 
 
 def sync(path: pathlib.Path) -> None:
-    """Returns when what a file or a folder holds now would outlive a power cut.
-
-    Of a folder, that is the names in it and not what is in its files.
-    """
+    """Returns when a file's bytes, or a folder's names, would outlive a power cut."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -56,9 +56,8 @@ def replacing(
 ) -> Iterator[pathlib.Path]:
     """Yields a path to make a folder at, which replaces `folder` when the block ends.
 
-    An older folder whose files differ is kept beside it, as `NAME.former`.
-
-    `log` takes a message for a person if something is kept. For the rest see `writing`.
+    An older folder whose files differ is kept beside it, as `NAME.former`, and `log`
+    takes a message for a person. For the rest see `writing`.
     """
     with writing(folder) as partial:
         yield partial

@@ -18,9 +18,7 @@ def line(value: Any, limit: int = LIMIT) -> str:
     >>> line("x" * 1000, limit=8)
     'xxxxx...'
 
-    Args:
-      value: of any type.
-      limit: characters at most; a longer text is cut.
+    A text of more than `limit` characters is cut.
     """
     try:
         text = str(value)

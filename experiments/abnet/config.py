@@ -12,7 +12,7 @@ from experiments import configuration, shared_flags
 from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.communication import codecs, selector
-from nebula_jax.evaluation import mask_predict
+from nebula_jax.evaluation import decoding
 from nebula_jax.models import abnet
 from nebula_jax.parallel import codec_control
 from nebula_jax.runtime.life import process
@@ -362,7 +362,7 @@ def check(run: Run) -> None:
 def check_beams(agreed: Agreed) -> None:
     """Raises errors.SettingsError if there are fewer lengths than candidates."""
     longest = agreed.length_buckets[-1]
-    lengths = longest + 1 - mask_predict.SHORTEST
+    lengths = longest + 1 - decoding.SHORTEST
     if agreed.objective == "cmlm" and agreed.beams > lengths:
         raise errors.SettingsError(
             f"--beams={agreed.beams}: with --objective=cmlm these are lengths of a"

@@ -24,7 +24,7 @@ from nebula_jax import files
 from nebula_jax.communication import channels, ranks
 from nebula_jax.communication.wire import session
 from nebula_jax.data import split_parallel
-from nebula_jax.evaluation import abnet_translate, bleu, hypotheses, sentence_scores
+from nebula_jax.evaluation import abnet_translate, bleu, decoding, sentence_scores
 from nebula_jax.models import abnet
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import run_folder
@@ -113,7 +113,7 @@ def translate(
     params: Any,
     encoded: abnet.Encoded,
     mask: jax.Array,
-) -> hypotheses.Translations:
+) -> decoding.Translations:
     """Translates by beam search or mask-predict, as the objective is; to be jitted.
 
     Args:

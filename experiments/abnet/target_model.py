@@ -19,7 +19,7 @@ from nebula_jax.models import mixed_precision, pretrained
 from nebula_jax.models.pretrained import trimming
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints, progress, run_folder
-from nebula_jax.training import mlm_head, optimizers
+from nebula_jax.training import abnet, optimizers
 from nebula_jax.training import state as train_state
 
 HEAD_RATE, HEAD_WARMUP = 1e-3, 30  # our choice: a head of 0.2 million parameters
@@ -140,7 +140,7 @@ def train_head(
         optimizers.linear_decay(HEAD_RATE, HEAD_WARMUP, max(1, steps))
     )
     rng = jax.random.fold_in(jax.random.key(agreed.seed), HEAD_RNG)
-    head = mlm_head.init_head(encoder_config, rng)
+    head = abnet.init_head(encoder_config, rng)
     state = train_state.create(head, optimizer, rng)
     rows_of_batch = min(agreed.batch_size, len(rows))
     buckets = data.row_buckets(agreed, text)
@@ -157,7 +157,7 @@ def train_head(
         lengths = rows.lengths[indices]
         slots = data.slots(lengths, len(indices), columns, agreed.objective)
         ids = rows.rows(indices, columns, text.tokenizer.special.pad)
-        state, metrics = mlm_head.step(
+        state, metrics = abnet.head_step(
             encoder_config,
             special,
             agreed.objective,

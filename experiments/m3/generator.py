@@ -13,7 +13,7 @@ from experiments.m3 import channels, config, data, models
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as shared_vocabulary
 from nebula_jax.communication.channels import Sender
-from nebula_jax.evaluation import unigrams
+from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime import context as context_lib
@@ -51,7 +51,7 @@ def train(run: config.Run, index: int) -> int:
         text.begin(position, rows, mesh_lib.rows_here(mesh, rows))
         context.begin(start, [link])
         send = functools.partial(send_tokens, context, tokens)
-        frequencies = unigrams.Unigrams(vocabulary.size)
+        frequencies = rtd.Unigrams(vocabulary.size)
         if start == 0:
             send_held_out(context, held_out, 0, corrupt, state.params, text)
         for step in context.each(context.follow(link)):

@@ -14,7 +14,7 @@ import jax
 from experiments.m3 import config, data, models, probes
 from experiments.pretraining import text as text_lib
 from experiments.pretraining import vocabulary as shared_vocabulary
-from nebula_jax.evaluation import unigrams
+from nebula_jax.evaluation import rtd
 from nebula_jax.parallel import fan_out
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.runtime.ranks import devices
@@ -40,7 +40,7 @@ def train(run: config.Run) -> int:
     saved = [context.open_checkpoints(settings, part=name) for name in names]
     start, states = restored(run, names, saved, fresh, texts)
     context.begin(start)
-    frequencies = [unigrams.Unigrams(vocabulary.size) for _ in texts]
+    frequencies = [rtd.Unigrams(vocabulary.size) for _ in texts]
     sent: list[m3.Tokens] = []
     keep = functools.partial(keep_tokens, sent)
     evaluated = functools.partial(predictor(made.config, mesh), states, texts)

@@ -23,7 +23,7 @@ from nebula_jax.communication import ranks
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import pretrained, transformer
-from nebula_jax.models.pretrained import card, config_json, trimming
+from nebula_jax.models.pretrained import config_json, trimming
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime.life import process
 
@@ -204,7 +204,7 @@ def write(
     with files.replacing(of_cluster / FOLDER, process.message) as new:
         pretrained.save(new, left)
         tokenizers.save(new, tokenizers.load(folder(local)), left.config.max_length)
-        card.write(new, left, about)
+        pretrained.write_card(new, left, about)
 
 
 def write_own(
@@ -233,7 +233,7 @@ def write_own(
         pretrained.save(new, left)
         shutil.copyfile(vocabulary.path, new / tokenizers.readers.SPIECE)
         tokenizers.save(new, tokenizers.load(new), shape.max_length)
-        card.write(new, left, about)
+        pretrained.write_card(new, left, about)
 
 
 def _grafted(

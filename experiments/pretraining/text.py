@@ -19,7 +19,6 @@ from nebula_jax.data import (
     django_messages,
     language_mixture,
     packed_sequences,
-    read_ahead,
     resumable_batches,
     text_folder,
 )
@@ -232,7 +231,7 @@ class Text:
         )
         self.batches = resumable_batches.training_batches(numbered)
         if remote is not None:
-            self.batches = read_ahead.ReadAhead(self.batches, self._reader.ahead)
+            self.batches = resumable_batches.ReadAhead(self.batches, self._reader.ahead)
         if position is not None:
             if position["text"] != self.key:
                 raise errors.NebulaError(

@@ -17,8 +17,8 @@ from experiments.xnli import config, data
 from nebula_jax import errors, files
 from nebula_jax.data import nli, tokenizers
 from nebula_jax.models import classifier, pretrained
-from nebula_jax.models.pretrained import card, trimming
 from nebula_jax.models.pretrained import folder as checkpoint_folder
+from nebula_jax.models.pretrained import trimming
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel import rules
 from nebula_jax.runtime.life import process
@@ -276,7 +276,7 @@ def export(run: config.Run, trained: Trained) -> None:
     with files.replacing(folder, process.message) as new:
         pretrained.save(new, left)
         tokenizers.save(new, tokenizer, left.config.max_length)
-        card.write(new, left, about)
+        pretrained.write_card(new, left, about)
     process.progress(f"the encoder: {folder}")
     if "classifier_head" not in left.params:
         process.message(

@@ -195,11 +195,7 @@ class Reach(Place):
         return self.processes_per_cluster if self.trace else 0
 
     def connection(self) -> connect.Settings:
-        """Returns how this cluster reaches the others.
-
-        Raises:
-          errors.SettingsError: at a time or an address that cannot work.
-        """
+        """Returns the way to others; SettingsError at an impossible time or address."""
         return connect.Settings(**fields.common(self, connect.Settings))
 
     def reaching(self, cluster: str, settings: connect.Settings) -> Self:

@@ -50,7 +50,7 @@ def setting(default: Any, help: str, **about: Any) -> Any:
     """Returns a field of a dataclass that is a flag, described by a `Setting`.
 
     The field has no default as an argument of the class: experiments may replace the
-    flag's (see `entry.run`).
+    flag's (see `command_line.run`).
     """
     return dataclasses.field(metadata={"setting": Setting(default, help, **about)})
 
@@ -66,11 +66,7 @@ for_experts = functools.partial(setting, group="expert")
 
 
 def define(*classes: type) -> list[str]:
-    """Defines the flags of classes; returns the names of all their fields.
-
-    Raises:
-      flags.Error: if a field has a setting, and another one has defined its flag.
-    """
+    """Defines flags of classes, and returns all fields; flags.Error if one is twice."""
     for field in (each for cls in classes for each in dataclasses.fields(cls)):
         made = field.metadata.get("setting")
         if made is None:
@@ -89,14 +85,7 @@ def names(*classes: type) -> list[str]:
 
 
 def read(cls: type[Values], given: flags.FlagValues = flags.FLAGS) -> Values:
-    """Returns a dataclass filled from the flags of its fields' names.
-
-    Args:
-      given: the flags; this process's by default.
-
-    Raises:
-      errors.SettingsError: if a list of numbers has anything else.
-    """
+    """Returns a dataclass filled from flags; SettingsError if no number is one."""
     found: Sequence[Any] = dataclasses.fields(cls)  # type: ignore[arg-type]
     return cls(**{each.name: _value(each, given) for each in found})
 

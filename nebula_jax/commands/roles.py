@@ -20,7 +20,7 @@ from typing import Any
 from absl import flags
 
 from nebula_jax import errors
-from nebula_jax.commands import cluster_flags, command_line, entry, fields
+from nebula_jax.commands import cluster_flags, command_line, fields
 from nebula_jax.communication import codecs, ranks
 from nebula_jax.face import report
 from nebula_jax.face import run as run_lib
@@ -76,7 +76,7 @@ def main(
         for each in flags.FLAGS.get_key_flags_for_module(module or ""):
             flags.FLAGS.register_key_flag_for_module(sys.argv[0], each)
     run = functools.partial(_main, roles, frozenset(own_flags))
-    entry.run(run, defaults, names=NAMES)
+    command_line.run(run, defaults, names=NAMES)
 
 
 def _main(roles: Mapping[str, Role], own_flags: frozenset[str]) -> int:

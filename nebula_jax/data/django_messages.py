@@ -35,10 +35,7 @@ _SPACE = re.compile(r"\s+")
 
 
 def write_text_folder(out_dir: pathlib.Path) -> None:
-    """Writes the catalogs as a text folder (see `text_folder`), about 0.4 MB of text.
-
-    Args:
-      out_dir: made if missing; its files are overwritten.
+    """Writes the catalogs as a text folder, 0.4 MB of text, over what is in `out_dir`.
 
     Raises:
       CorpusError: if Django is not installed, or its wheel has no catalogs.

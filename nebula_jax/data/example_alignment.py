@@ -42,29 +42,19 @@ class AlignmentError(errors.NebulaError):
 
 
 class _Groups(NamedTuple):
-    """The examples by group.
-
-    counts: [G] int64, examples.
-    xors: [G] uint64, XOR of their digests.
-    """
+    """The examples by group: counts [G] int64, and XOR of digests [G] uint64."""
 
     counts: np.ndarray
     xors: np.ndarray
 
 
 def default_key(*values: str) -> bytes:
-    """Makes a key for two sides that were given none, from values that both have.
-
-    It is as secret as they are: whoever has the settings of the run has it.
-    """
+    """Makes a key of settings that both sides have: no more secret than they are."""
     return hashlib.sha256(repr(values).encode()).digest()
 
 
 def fingerprint(ids: Ids, key: bytes) -> dict[str, Any]:
-    """Computes what a side sends of its examples when clusters meet.
-
-    Args:
-      ids: of all splits that both sides hold.
+    """Computes what a side sends of its examples, of all splits that both sides hold.
 
     Returns:
       JSON values: `key`, by which different keys differ from different examples;

@@ -64,15 +64,10 @@ opens their sequences."""
 def parse_groups(
     text: str, flag: str = "generators", reader: str = "generator"
 ) -> list[list[str]]:
-    """Parses `en de|hi ur` to [[en, de], [hi, ur]], the languages of each generator.
+    """Parses `en de|hi ur` to [[en, de], [hi, ur]], the languages of each reader.
 
-    Args:
-      text: groups, in the order of their readers.
-      flag: that has the text, for errors.
-      reader: kind of cluster that reads a group, for errors.
-
-    Raises:
-      MixtureError: at an empty group, what is no language, or one in two groups.
+    MixtureError names `flag`, that has the text, and `reader`, a kind of cluster: at an
+    empty group, what is no language, or one in two groups.
     """
     groups = [group.replace(",", " ").split() for group in text.split("|")]
     if not all(groups):
@@ -94,13 +89,10 @@ def format_groups(groups: Sequence[Sequence[str]]) -> str:
 
 
 def pairs_of(language: str, named: Sequence[str] = ()) -> list[str]:
-    """Lists the pairs of languages that the reader of a language reads.
+    """Lists the pairs that the reader of a language reads, of those named if any are.
 
     >>> pairs_of("fr"), pairs_of("en"), pairs_of("fr", named=["en-de", "de-fr"])
     (['en-fr'], [], ['de-fr'])
-
-    Args:
-      named: the pairs of a run; if empty, English with each other language.
     """
     if named:
         return [pair for pair in named if pair.partition("-")[2] == language]
@@ -125,15 +117,10 @@ def parse_tasks(
     reader: str = "generator",
     pairs: Sequence[str] = (),
 ) -> list[TaskWeights]:
-    """Parses `mrtd|mrtd=1 trtd=3` to task weights of each generator; one serves all.
+    """Parses `mrtd|mrtd=1 trtd=3` to task weights of each reader; one serves all.
 
-    Args:
-      text: mixes, in the order of their readers.
-      pairs: named ones, see `pairs_of`.
-
-    Raises:
-      MixtureError: at an unknown task, a bad weight, another number of mixes than
-        groups, what is no pair, or translation without a pair.
+    MixtureError at an unknown task, a bad weight, another number of mixes than groups,
+    what is no pair, or translation without a pair.
     """
     check_pairs(pairs, groups)
     mixes = [_mix(part, text, reader) for part in text.split("|")]
@@ -183,14 +170,9 @@ def open_generator(
     prepared_dir: pathlib.Path,
     pairs: Sequence[str] = (),
 ) -> GeneratorData:
-    """Prepares (once) and opens all text of one generator.
+    """Prepares (once) into `prepared_dir`, and opens, all text of one generator.
 
-    Args:
-      exponents: α of its two kinds of text.
-      prepared_dir: gets the packed text.
-
-    Raises:
-      CorpusError: where text is missing or malformed.
+    Of its two kinds of text `exponents` are α. CorpusError if it is malformed.
     """
     from nebula_jax.data import packed_text  # here, since many processes read no text
 
@@ -230,13 +212,9 @@ def check_known(
     held_out: Mapping[str, Sequence[Mapping[str, np.ndarray]]],
     log: Callable[[str], None],
 ) -> None:
-    """Warns of languages whose text the vocabulary does not have.
+    """Warns of languages whose held-out text the vocabulary does not have.
 
-    Args:
-      held_out: language -> its held-out sequences, of which some are read.
-
-    Raises:
-      MixtureError: if the vocabulary lacks half of a language's pieces, or more.
+    MixtureError if the vocabulary lacks half of a language's pieces, or more.
     """
     unk = vocabularies.SPECIAL.unk
     for language, part in held_out.items():
@@ -320,14 +298,10 @@ def _texts(
 def vocabulary_lines(
     data_dir: pathlib.Path, languages: Sequence[str], alpha: float, limit: int
 ) -> Iterator[str]:
-    """Samples sentences to train a vocabulary on, languages balanced by n^α.
+    """Yields sentences to train a vocabulary on, languages balanced by n^α.
 
-    Args:
-      alpha: exponent; a language never gives more lines than it has.
-      limit: lines in all, at most.
-
-    Yields:
-      Monolingual training sentences, the same ones every time.
+    Monolingual training sentences, at most `limit`, the same ones every time; a
+    language never gives more lines than it has.
     """
     counts = {}
     for language in languages:

@@ -55,12 +55,8 @@ class Schedule:
     def __init__(self, buckets: np.ndarray, batch_size: int, seed: int) -> None:
         """Prepares the order; no epoch is shuffled yet.
 
-        Args:
-          buckets: [N] uint8, length bucket of each example (see `bucket_of`).
-          seed: of the shuffles, 0 or more and less than 2^64.
-
-        Raises:
-          ScheduleError: if there are fewer than B examples.
+        Of each example's bucket, [N] uint8 (see `bucket_of`), and a seed below 2^64.
+        ScheduleError if there are fewer than B examples.
         """
         if len(buckets) < batch_size:
             raise ScheduleError(
@@ -132,14 +128,9 @@ def shuffled(count: int, seed: int, epoch: int = 0, bucket: int = 0) -> np.ndarr
 
 
 def bucket_of(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
-    """Finds the shortest bucket that each example fits into.
+    """Finds the shortest bucket, [N] uint8, that examples of lengths [N] fit into.
 
-    Args:
-      lengths: [N] integers, tokens of each example, none longer than the last bucket.
-      capacities: tokens that a bucket has room for, strictly ascending, at most 256.
-
-    Returns:
-      [N] uint8.
+    `capacities`, at most 256, strictly ascend; no example is longer than the last.
     """
     return np.searchsorted(capacities, lengths).astype(np.uint8)
 
@@ -149,9 +140,7 @@ def evaluation_batches(
 ) -> list[Batch]:
     """Batches all examples once, the shortest first, so that little is padding.
 
-    Args:
-      buckets: [N] uint8, length bucket of each example.
-      lengths: [N] integers, to sort by within a bucket.
+    `buckets` are [N] uint8; within one, `lengths` [N] integers give the order.
     """
     order = np.lexsort((lengths, buckets)).astype(np.int32)  # stable: then by index
     batches = []

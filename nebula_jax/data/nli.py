@@ -35,11 +35,7 @@ class Examples(NamedTuple):
 def paths(
     data_dir: pathlib.Path, split: str, languages: Sequence[str]
 ) -> dict[str, pathlib.Path]:
-    """Finds the files of a split: language -> file.
-
-    Raises:
-      NoCorpusError: if a language has none.
-    """
+    """Finds a split's files: language -> file; NoCorpusError if one has none."""
     if not data_dir.is_dir():
         raise tsv.NoCorpusError(f"data_dir={data_dir}: there is no such folder")
     plain = {name: data_dir / "nli" / f"{split}.{name}.tsv" for name in languages}
@@ -58,10 +54,9 @@ def paths(
 def read(file: pathlib.Path) -> Examples:
     """Reads and checks one file.
 
-    Raises:
-      CorpusError: with file and line, at another header, another number of fields, an
-        unknown label, an empty text, an id that is empty or comes twice, a NUL byte,
-        bad UTF-8; and when the file has no example.
+    CorpusError, with file and line, at another header, another number of fields, an
+    unknown label, an empty text, an id that is empty or comes twice, a NUL byte, bad
+    UTF-8; and when the file has no example.
     """
     ids, premises, hypotheses, labels = [], [], [], []
     for number, (name, _, premise, hypothesis, label) in tsv.rows(

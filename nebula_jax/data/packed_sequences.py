@@ -21,14 +21,9 @@ PAIR_SPECIAL_TOKENS = 4  # [CLS], twice [SEP] in the middle, [SEP]
 def pack_mono(
     sentences: Iterable[Sequence[int]], max_length: int
 ) -> Iterator[list[int]]:
-    """Joins whole sentences into sequences; a sentence too long for one is cut up.
+    """Yields whole sentences joined to at most L ids, 3 or more, from [CLS] to [SEP].
 
-    Args:
-      sentences: piece ids of each sentence, without special tokens.
-      max_length: L, at least 3.
-
-    Yields:
-      Sequences of at most L ids that begin with [CLS] and end with [SEP].
+    They are piece ids, without special tokens; one too long for L is cut up.
     """
     packed = [vocabularies.SPECIAL.cls]
     for sentence in sentences:
@@ -45,30 +40,19 @@ def pack_mono(
 def pack_pairs(
     pairs: Iterable[tuple[Sequence[int], Sequence[int]]], max_length: int
 ) -> Iterator[list[int]]:
-    """Joins consecutive pairs into `[CLS] A [SEP] [SEP] B [SEP]` sequences.
+    """Yields consecutive pairs joined as `[CLS] A [SEP] [SEP] B [SEP]`, at most L ids.
 
-    Args:
-      pairs: piece ids of both sides of each pair, without special tokens. Of a pair
-        that does not fit alone, a side is cut at its end to what the other leaves, but
-        to no less than half of the room.
-      max_length: L, at least 6.
-
-    Yields:
-      Sequences of at most L ids, both sides non-empty.
+    They are piece ids of both sides, without special tokens. Of a pair that does not
+    fit alone, a side is cut at its end to what the other leaves, but to no less than
+    half of the room. One with an empty side is left out. L is at least 6.
     """
     room = max_length - PAIR_SPECIAL_TOKENS
     first: list[int] = []
     second: list[int] = []
 
     def packed() -> list[int]:
-        return [
-            vocabularies.SPECIAL.cls,
-            *first,
-            vocabularies.SPECIAL.sep,
-            vocabularies.SPECIAL.sep,
-            *second,
-            vocabularies.SPECIAL.sep,
-        ]
+        cls, sep = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
+        return [cls, *first, sep, sep, *second, sep]
 
     for a, b in pairs:
         if not a or not b:
@@ -90,11 +74,8 @@ change, so that no run goes on at a position in others. Empty for the first."""
 
 
 class Prepared(NamedTuple):
-    """A packed corpus, open.
+    """A packed corpus, open."""
 
-    key: digest of all that it was made from.
-    splits: split name -> random-access source of `{"input_ids": [<=L] int32}`.
-    """
-
-    key: str
+    key: str  # digest of all that it was made from
     splits: dict[str, Sequence[dict[str, np.ndarray]]]
+    """Split name -> random-access source of `{"input_ids": [<=L] int32}`."""

@@ -40,8 +40,7 @@ class PackedTextConfig(tfds.core.BuilderConfig):
 class _LocalInfo(tfds.core.DatasetInfo):
     """A dataset's description that TFDS does not look for in its own storage.
 
-    The search would go over the network, and leave an empty folder among the temporary
-    ones each time that a dataset is opened.
+    That search uses the network, and leaves an empty temporary folder each time.
     """
 
     def initialize_from_bucket(self) -> None:
@@ -101,13 +100,12 @@ def prepare(
 ) -> packed_sequences.Prepared:
     """Packs a part of a text folder unless that was done before, and opens it.
 
-    The folder is named by a digest of the texts, the vocabulary, L and the way they are
-    packed: an edited corpus is prepared anew, never mixed up with the old one.
+    The folder in `prepared_dir` is named by a digest of the texts, the vocabulary, L
+    and the way they are packed: an edited corpus is prepared anew, never mixed up.
 
     Args:
       kind: `mono` or `parallel`.
       language: of the text; of parallel text the pair, such as `en-sw`.
-      prepared_dir: gets the array_record files.
 
     Raises:
       CorpusError: where a text file is missing or malformed, the disk is full, or an

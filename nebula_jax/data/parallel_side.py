@@ -33,11 +33,7 @@ class Side(NamedTuple):
 
 
 def path(folder: pathlib.Path, split: str) -> pathlib.Path:
-    """Finds the file of a split.
-
-    Raises:
-      CorpusError: if there is none.
-    """
+    """Finds the file of a split; CorpusError if there is none."""
     existing = tsv.plain_or_gzip(folder / f"{split}.tsv")
     if existing is None:
         raise tsv.CorpusError(
@@ -48,11 +44,7 @@ def path(folder: pathlib.Path, split: str) -> pathlib.Path:
 
 
 def splits(folder: pathlib.Path) -> tuple[str, ...]:
-    """Lists the splits of a side: `SPLITS`, then its further test sets by name.
-
-    Raises:
-      CorpusError: if one of `SPLITS` is missing.
-    """
+    """Lists SPLITS, then further test sets; CorpusError if one of SPLITS is missing."""
     for split in SPLITS:
         path(folder, split)
     files = [*folder.glob("*.tsv"), *folder.glob("*.tsv.gz")]

@@ -58,19 +58,7 @@ class TokenRows:
         return np.diff(self.offsets).astype(np.int32)
 
     def rows(self, indices: np.ndarray, capacity: int, pad: int) -> np.ndarray:
-        """Copies examples into the rows of a batch.
-
-        Args:
-          indices: [B] integers, numbers of examples.
-          capacity: C, at least the longest of them.
-          pad: token id of padding.
-
-        Returns:
-          [B, C] int32.
-
-        Raises:
-          TokenError: if an example is longer than C.
-        """
+        """Copies examples [B], padded to [B, C] int32; TokenError if one is longer."""
         starts = self.offsets[indices]
         lengths = self.offsets[np.asarray(indices) + 1] - starts
         if lengths.max(initial=0) > capacity:
@@ -139,10 +127,8 @@ def tokenize(
 def has_double_separator(tokenizer: tokenizers.Tokenizer, token_types: int) -> bool:
     """Returns whether a model has two separators between the sentences of a pair.
 
-    Args:
-      tokenizer: of the model. XLM-R's pieces decide, whoever made the model:
-        multilingual MiniLM and e5 have BERT's two token types and use one of them.
-      token_types: token types that the model has an embedding of.
+    XLM-R's pieces decide, whoever made the model: multilingual MiniLM and e5 have
+    BERT's two token types and use one of them.
     """
     return tokenizer.piece(tokenizer.special.cls) == "<s>" or token_types < 2
 
@@ -214,11 +200,7 @@ def count_pieces(rows: Iterable[TokenRows], size: int) -> np.ndarray:
 
 
 def renumber(rows: TokenRows, keep: np.ndarray) -> TokenRows:
-    """Converts rows to the ids of a trimmed tokenizer.
-
-    Args:
-      keep: ascending ids (`tokenizers.kept_ids`).
-    """
+    """Converts rows to ids of a tokenizer that was trimmed to `keep`, ascending ids."""
     tokens = np.searchsorted(keep, rows.tokens).astype(np.int32)
     return dataclasses.replace(rows, tokens=tokens)
 
@@ -231,12 +213,7 @@ def prepare(
     truncate: bool = False,
     prepared_dir: pathlib.Path,
 ) -> TokenRows:
-    """Tokenizes one split of a side, unless that was done before.
-
-    Args:
-      file: of the split (see `parallel_side`).
-      tokenizer, max_length, truncate: as for `tokenize`.
-      prepared_dir: gets an .npz file, named by a digest of all that it is made from.
+    """Tokenizes the file of a split of a side, unless `prepared_dir` has it by digest.
 
     Raises:
       CorpusError: where the file is malformed.
@@ -245,20 +222,19 @@ def prepare(
     special = tokenizer.special
     made_from = [FORMAT, files.digest(file), tokenizer.digest, max_length]
     made_from += [special.unk, [special.cls], [special.sep], truncate]
-    split = file.name.partition(".tsv")[0]
-    return cached(
-        prepared_dir / f"tokens-{split}-L{max_length}-{files.digest_of(made_from)}.npz",
-        lambda: tokenize(
-            parallel_side.read(file), tokenizer, max_length, truncate=truncate
-        ),
-    )
+    name = f"tokens-{file.name.partition('.tsv')[0]}-L{max_length}"
+
+    def make() -> TokenRows:
+        side = parallel_side.read(file)
+        return tokenize(side, tokenizer, max_length, truncate=truncate)
+
+    return cached(prepared_dir / f"{name}-{files.digest_of(made_from)}.npz", make)
 
 
 def cached(file: pathlib.Path, make: Callable[[], TokenRows]) -> TokenRows:
     """Reads rows from a file; makes and writes them if it is missing or damaged.
 
-    Args:
-      file: an .npz whose name holds a digest of all that the rows are made from.
+    The .npz file's name holds a digest of all that the rows are made from.
     """
     rows = _load(file)
     if rows is None:

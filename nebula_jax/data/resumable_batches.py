@@ -3,13 +3,14 @@
 B batch, L max_length, P corpora in a mixture.
 """
 
+import collections
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from nebula_jax import installed
+from nebula_jax import errors, installed
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 if TYPE_CHECKING:
@@ -29,12 +30,8 @@ class Source(NamedTuple):
 def language_weights(sizes: Sequence[int], alpha: float) -> np.ndarray:
     """Computes sampling shares q_i ∝ p_i^α, p_i = n_i/Σn (XLM-R, section 3.1).
 
-    Args:
-      sizes: n_i, sequences of each language.
-      alpha: exponent; 1 samples by size, 0 all languages alike.
-
-    Returns:
-      [P] float64, sums to 1.
+    Of n_i sequences of each language; α = 1 samples by size, 0 all languages alike.
+    Returns [P] float64 of sum 1.
     """
     shares = np.asarray(sizes, np.float64) / np.sum(sizes)
     weights = shares**alpha
@@ -58,11 +55,7 @@ def _place(sequences: Sequence[dict[str, np.ndarray]], number: int) -> Place:
 
 
 def training_batches(batches: "grain.MapDataset") -> "grain.DatasetIterator":
-    """Streams batches, mostly without end; the position is `get_state()`, a small dict.
-
-    Returns:
-      Iterator over them.
-    """
+    """Streams batches, mostly endless; `get_state()` is the position, a small dict."""
     import grain  # here, since most processes read no text
 
     # The records are memory-mapped and small: two readers keep ahead of any model here.
@@ -122,18 +115,16 @@ def held_out_batches(
     batch_size: int,
     max_length: int,
 ) -> list[np.ndarray]:
-    """Makes the first `batches` batches of a held-out split, in file order.
+    """Makes the first batches of a held-out split, [B, L] int32 each, in file order.
 
-    Returns:
-      [B, L] int32 arrays; rows past the end of the text are [PAD] throughout.
+    Rows past the end of the text are [PAD] throughout.
     """
-    blank = np.full(
+    rows = np.full(
         (batches * batch_size, max_length), vocabularies.SPECIAL.pad, np.int32
     )
-    for row in range(min(len(sequences), len(blank))):
-        ids = sequences[row]["input_ids"]
-        blank[row, : len(ids)] = ids
-    return np.split(blank, batches)
+    for number in range(min(len(sequences), len(rows))):
+        rows[number] = pad(sequences[number]["input_ids"], max_length)
+    return np.split(rows, batches)
 
 
 def pad(ids: np.ndarray, max_length: int) -> np.ndarray:
@@ -141,3 +132,67 @@ def pad(ids: np.ndarray, max_length: int) -> np.ndarray:
     return np.pad(
         ids, (0, max_length - len(ids)), constant_values=vocabularies.SPECIAL.pad
     )
+
+
+class ReadAhead:
+    """A stream of batches of which so many are in hand before they are due.
+
+    A cluster cannot end at any step: when it requests the end, others may be a few
+    steps further on (`parallel.pace`), and it has to reach the last step that all agree
+    on. So whoever reads from a source that may end, as a grant does, reads ahead.
+
+    `end` is the error with which they ended, from the moment when fewer than `count`
+    are left. Before that moment, one more than are still needed are in hand.
+    """
+
+    def __init__(self, batches: "grain.DatasetIterator", count: int) -> None:
+        """Reads nothing yet; batches raise errors.NebulaError when no more come."""
+        self._batches, self._count = batches, count
+        self._ready: collections.deque[tuple[np.ndarray, Any]] = collections.deque()
+        self._state = batches.get_state()
+        self.end: errors.NebulaError | None = None
+        """The reason why no more come; None while they do, and at the stream's end."""
+        self._is_whole = False
+
+    def begin(self) -> None:
+        """Reads the first batches; raises `end` if too few come to begin a step."""
+        self._fill()
+        if self.end is not None and len(self._ready) < self._count - 1:
+            raise self.end
+
+    def __iter__(self) -> "ReadAhead":
+        return self
+
+    def __next__(self) -> np.ndarray:
+        """Returns the next batch, and reads another in its place.
+
+        Raises StopIteration at the end of the stream, or the error that ended it.
+        """
+        if not self._ready:
+            self._fill()
+        if not self._ready:
+            raise self.end or StopIteration
+        batch, self._state = self._ready.popleft()
+        self._fill()
+        return batch
+
+    def get_state(self) -> Any:
+        """Returns the position after the batches returned, not after those read."""
+        return self._state
+
+    def set_state(self, state: Any) -> None:
+        """Goes to a position; what was read is dropped."""
+        self._batches.set_state(state)
+        self._ready.clear()
+        self._state, self._is_whole = state, False
+
+    def _fill(self) -> None:
+        while len(self._ready) < self._count and not (self.end or self._is_whole):
+            try:
+                batch = next(self._batches)
+            except StopIteration:
+                self._is_whole = True
+            except errors.NebulaError as error:
+                self.end = error
+            else:
+                self._ready.append((batch, self._batches.get_state()))

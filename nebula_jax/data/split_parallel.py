@@ -102,9 +102,7 @@ def pairs_to_test(
 ) -> dict[str, list[tuple[str, str]]]:
     """Reads the pairs that a model is tested on, as `split` would give them.
 
-    Args:
-      data_dir: a text folder, which may lack training text, or `package:django`.
-      max_words: as for `split`.
+    Of a text folder, which may lack training text, or of `package:django`.
 
     Returns:
       dev, test, flores, as far as there are any: pairs of sentences.
@@ -284,7 +282,7 @@ def _short(
 def _is_made(out: pathlib.Path, manifest: Mapping[str, Any]) -> bool:
     """Returns whether `out` was made with this manifest; False if it is not there.
 
-    The contents of the two folders are not compared: a person may have edited them.
+    The two folders' contents may differ: a person may have edited them.
     """
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
@@ -306,9 +304,7 @@ def _is_made(out: pathlib.Path, manifest: Mapping[str, Any]) -> bool:
 
 
 def _write(
-    out: pathlib.Path,
-    manifest: Mapping[str, Any],
-    pairs: Mapping[str, Sequence[_Pair]],
+    out: pathlib.Path, manifest: Mapping[str, Any], pairs: Mapping[str, Sequence[_Pair]]
 ) -> None:
     try:
         with files.writing(out) as partial:

@@ -208,11 +208,7 @@ def _find(
 def _elsewhere(
     out: pathlib.Path, languages: Sequence[str]
 ) -> tuple[set[int], set[int]]:
-    """Returns the keys of texts in languages, in files of others or pairs with others.
-
-    Returns:
-      Those that are trained on, and those that are held out.
-    """
+    """Returns keys of these languages' texts in other files: trained on, held out."""
     found: tuple[set[int], set[int]] = set(), set()
     for path in sorted([*out.glob("mono/*.txt*"), *out.glob("parallel/*.tsv*")]):
         name, split, *_ = path.name.split(".")
@@ -278,11 +274,9 @@ def _store(
     trained: set[int],
     kept: IO[bytes],
 ) -> tuple[int, list[Chosen]]:
-    """Writes rows to a file, place first; returns their number, and the smallest ones.
+    """Writes rows to a file, place first; returns their number and the `most` smallest.
 
-    Args:
-      most: of these, in the order of their hashes.
-      trained: keys of texts that other files train on: rows with one come last.
+    These by their hashes; rows with a text that other files train on come last.
     """
     count, heap = 0, list[tuple[int, tuple[int, ...]]]()
     for place, texts in rows:

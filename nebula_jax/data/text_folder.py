@@ -37,39 +37,22 @@ def check_folder(data_dir: pathlib.Path) -> None:
 
 
 def languages(data_dir: pathlib.Path) -> list[str]:
-    """Lists the languages with text to train on, in alphabetical order.
-
-    Raises:
-      CorpusError: if it has none.
-    """
+    """Lists the languages with text to train on, sorted; CorpusError if it has none."""
     check_folder(data_dir)
     names = (_TRAIN.fullmatch(path.name) for path in (data_dir / "mono").iterdir())
     return sorted({found[1] for found in names if found})
 
 
 def mono_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.Path:
-    """Finds the monolingual file of a language.
-
-    Args:
-      language: ISO 639-1 code.
-      split: `train` or `valid`.
-
-    Raises:
-      CorpusError: if there is none.
-    """
+    """Finds a language's file of split train or valid; CorpusError if there is none."""
     path = data_dir / "mono" / f"{language}.{split}.txt"
     return _existing([path], f"language {language!r}")
 
 
 def parallel_path(data_dir: pathlib.Path, pair: str, split: str) -> pathlib.Path:
-    """Finds the file of a pair of languages, whichever of them its name begins with.
+    """Finds the file of a pair such as `en-sw`, whichever of them its name begins with.
 
-    Args:
-      pair: such as `en-sw`.
-      split: `train`, `dev` or `test`.
-
-    Raises:
-      CorpusError: if there is none.
+    `split` is train, dev or test; CorpusError if there is none.
     """
     first, _, second = pair.partition("-")
     names = (pair, f"{second}-{first}")
@@ -87,9 +70,8 @@ def _existing(paths: Sequence[pathlib.Path], wanted: str) -> pathlib.Path:
 def read_mono(path: pathlib.Path) -> Iterator[str]:
     """Yields the sentences of a monolingual file.
 
-    Raises:
-      CorpusError: with file and line, at an empty line, a NUL byte or bad UTF-8;
-        and when the file has no line at all.
+    CorpusError, with file and line, at an empty line, a NUL byte or bad UTF-8; and when
+    the file has no line at all.
     """
     number = 0
     for number, line in tsv.lines(path):
@@ -105,12 +87,9 @@ def read_mono(path: pathlib.Path) -> Iterator[str]:
 def read_parallel(path: pathlib.Path) -> Iterator[tuple[str, str]]:
     """Yields the pairs of a parallel file, in the order of its columns.
 
-    Args:
-      path: of the file; `A-B` in its name says what the columns have to be.
-
-    Raises:
-      CorpusError: with file and line, at another header or number of fields, an empty
-        side of a pair, a NUL byte or bad UTF-8; and when the file has no pair.
+    These are of `A-B` in its name. CorpusError, with file and line, at another header
+    or number of fields, an empty side of a pair, a NUL byte or bad UTF-8; and when the
+    file has no pair.
     """
     first, _, second = path.name.partition(".")[0].partition("-")
     columns = [first, second]
@@ -125,16 +104,9 @@ def read_parallel(path: pathlib.Path) -> Iterator[tuple[str, str]]:
 
 
 def families(data_dir: pathlib.Path, generators: int) -> list[list[str]]:
-    """Reads a folder's grouping of languages for K generators.
+    """Reads K lists of language codes, the grouping by family of section 3.1.
 
-    Args:
-      data_dir: a text folder with `mono/families.json`.
-
-    Returns:
-      K lists of language codes (the grouping by family of section 3.1).
-
-    Raises:
-      CorpusError: if the folder has no grouping for that K.
+    CorpusError if the folder has none for that K in `mono/families.json`.
     """
     path = data_dir / "mono" / "families.json"
     hint = ' write the groups out, as in generators="en de|hi ur"'

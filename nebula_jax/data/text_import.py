@@ -270,10 +270,7 @@ def _chosen(
 
 
 def _columns(
-    name: str,
-    record: Mapping[str, Any],
-    languages: Sequence[str],
-    given: Sequence[str],
+    name: str, record: Mapping[str, Any], languages: Sequence[str], given: Sequence[str]
 ) -> Sequence[str]:
     """Returns the columns of the languages' text."""
     within = [f"translation.{each}" for each in languages]

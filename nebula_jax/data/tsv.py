@@ -48,9 +48,7 @@ def lines(
     """Yields (number, text) of a file's lines, from 1, without LF or CRLF.
 
     A CR alone is text, unless it ends the first line: then every one ends a line.
-
-    Args:
-      given: a stream that is read in its place; errors name it by `path`.
+    With `given`, a stream is read in the file's place; errors name it by `path`.
 
     Raises:
       CorpusError: at bad UTF-8, or if the file cannot be read to its end.
@@ -82,11 +80,7 @@ def _split(stream: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def header(path: pathlib.Path) -> list[str]:
-    """Reads the column names of a table; [""] of an empty file.
-
-    Raises:
-      CorpusError: at bad UTF-8, or if the file cannot be read.
-    """
+    """Reads a table's column names, [""] if empty; raises CorpusError as `lines`."""
     _, line = next(lines(path), (1, ""))
     return line.split("\t")
 

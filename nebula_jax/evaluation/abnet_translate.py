@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from nebula_jax.data import tokenizers
-from nebula_jax.evaluation import beam_search, hypotheses, mask_predict
+from nebula_jax.evaluation import decoding
 from nebula_jax.models import abnet, mask_slots, transformer
 
 CHUNK = 512  # places whose logits are in memory at once: 60 MB of 30,522 pieces
@@ -22,7 +22,7 @@ def by_mask_predict(
     special: tokenizers.SpecialTokens,
     candidates: int = 4,
     iterations: int = 10,
-) -> hypotheses.Translations:
+) -> decoding.Translations:
     """Translates by mask-predict. Jit it with all but the arrays static.
 
     Args:
@@ -50,9 +50,9 @@ def by_mask_predict(
         )
         return best.reshape(wanted.shape), log_probs.reshape(wanted.shape)
 
-    return mask_predict.search(
+    return decoding.mask_predict(
         predict,
-        mask_predict.length_candidates(encoded.length_logits, candidates),
+        decoding.length_candidates(encoded.length_logits, candidates),
         special,
         config.max_target_length,
         iterations,
@@ -66,12 +66,9 @@ def best_pieces(
     wanted: jax.Array,
     special: tokenizers.SpecialTokens,
 ) -> tuple[jax.Array, jax.Array]:
-    """Finds the likeliest piece at each wanted place; only these get logits.
+    """Finds the likeliest piece at each wanted place [R] bool; only these get logits.
 
-    Args:
-      hidden: [R, D] float32, places of all rows.
-      wanted: [R] bool.
-      special: tokens of the target vocabulary; none of them is ever predicted.
+    Special tokens are never predicted. `hidden` is [R, D] float32, of all rows.
 
     Returns:
       Pieces [R] int32 and their log-probabilities [R] float32; 0 where not wanted.
@@ -91,7 +88,7 @@ def best_pieces(
             {"params": params}, mask_slots.gather_positions(hidden, at), method="logits"
         )
         is_special = special.contains(jnp.arange(logits.shape[-1]))[None]
-        choice = jnp.argmax(jnp.where(is_special, hypotheses.LOWEST, logits), axis=-1)
+        choice = jnp.argmax(jnp.where(is_special, decoding.LOWEST, logits), axis=-1)
         chosen = jnp.take_along_axis(logits, choice[:, None], axis=-1)[:, 0]
         chosen = chosen - jax.nn.logsumexp(logits, axis=-1)
         return (
@@ -114,12 +111,10 @@ def by_beam_search(
     source_mask: jax.Array,
     special: tokenizers.SpecialTokens,
     beams: int = 4,
-) -> hypotheses.Translations:
+) -> decoding.Translations:
     """Translates by beam search. Jit it with all but the arrays static.
 
-    Args:
-      encoded: hidden states and length logits that S sent.
-      source_mask: [B, L] bool, false at padding.
+    `encoded` is what S sent; `source_mask` [B, L] bool is false at padding.
     """
     target = abnet.Target(config)
     variables = {"params": params}
@@ -133,7 +128,7 @@ def by_beam_search(
             variables, tokens, position, cache, memory, source_mask, method="step"
         )
 
-    return beam_search.search(
+    return decoding.beam_search(
         step,
         transformer.empty_cache(config.target, batch_size * beams, max_length),
         batch_size,

@@ -27,7 +27,6 @@ STATISTICS = (
 SAMPLES = 1000
 CONFIDENCE = 0.95
 
-
 _CHINESE = "zh zho chi cmn yue wuu nan hak gan hsn cdo lzh hans hant hani"
 _OTHERS = (
     "ja jpn jpan th tha thai lo lao laoo km khm khmr my mya bur shn mymr"
@@ -96,10 +95,9 @@ def corpus_bleu(
 def statistics(
     hypotheses: Sequence[str], references: Sequence[str], tokenize: str = "13a"
 ) -> np.ndarray:
-    """Counts what BLEU is computed from, as `corpus_bleu` does.
+    """Counts what BLEU is computed from, as `corpus_bleu` does: [N, 10] int64.
 
-    Returns:
-      [N, 10] int64, `STATISTICS` of each sentence; of several sentences they add up.
+    STATISTICS of each sentence; of several sentences they add up.
     """
     # The order that a sentence has is of its score, which is not used.
     metric = sacrebleu.BLEU(lowercase=True, tokenize=tokenize, effective_order=True)
@@ -111,26 +109,18 @@ def statistics(
 
 
 def of_statistics(statistics: np.ndarray) -> float:
-    """Computes the BLEU of sentences together, 0 to 100, as `corpus_bleu` does.
-
-    Args:
-      statistics: [N, 10] integers.
-    """
+    """Computes BLEU of statistics [N, 10] together, 0 to 100, as `corpus_bleu` does."""
     return _score(statistics.sum(axis=0))
 
 
 def paired_bootstrap(
     first: np.ndarray, second: np.ndarray, samples: int = SAMPLES, seed: int = 0
 ) -> Apart:
-    """Compares two systems' translations of the same sentences.
+    """Compares two systems' translations of the same sentences, by [N, 10] statistics.
 
     Samples of N sentences are drawn with replacement, the same ones of both systems
     (Koehn, 2004). Where each system was trained several times, add up its translations'
     counts: a sentence is then drawn with all of its translations.
-
-    Args:
-      first: [N, 10] integers, `statistics` of the first system.
-      second: [N, 10] integers, of the second.
     """
     count = len(first)
     draws = np.random.default_rng(seed).multinomial(

@@ -20,14 +20,10 @@ FIGURES = ("translation_gap", "retrieval")
 
 
 class Pairs(NamedTuple):
-    """The sentences of a language and their translations.
+    """The sentences of a language and their translations, padded."""
 
-    english: [P, L] int32, padded; of a named pair its first language.
-    foreign: [P, L] int32, padded.
-    """
-
-    english: np.ndarray
-    foreign: np.ndarray
+    english: np.ndarray  # [P, L] int32; of a named pair its first language
+    foreign: np.ndarray  # [P, L] int32
 
 
 def read(
@@ -38,16 +34,11 @@ def read(
     max_length: int,
     named: Sequence[str] = (),
 ) -> dict[str, Pairs]:
-    """Reads the first dev pairs of each language that has any.
+    """Reads the first P dev pairs of each language that has any, not English.
 
-    Args:
-      languages: perhaps with English, which has no translation into itself.
-      most: P, pairs of a language.
-      max_length: L; longer sentences lose their ends.
-      named: the run's pairs, see `language_mixture.pairs_of`; their names are the keys.
-
-    Raises:
-      tsv.CorpusError: if the text is malformed.
+    Sentences longer than L lose their ends. With pairs that are `named` (see
+    `language_mixture.pairs_of`), their names are the keys. CorpusError if the text is
+    malformed.
     """
     found = {}
     wanted = [
@@ -61,11 +52,10 @@ def read(
         except tsv.CorpusError:
             continue
         pairs = list(itertools.islice(text_folder.read_parallel(path), most))
+        english, foreign = zip(*pairs, strict=True)
         found[name] = Pairs(
-            *(
-                _batch([each[side] for each in pairs], vocabulary, max_length)
-                for side in (0, 1)
-            )
+            _batch(english, vocabulary, max_length),
+            _batch(foreign, vocabulary, max_length),
         )
     return found
 
@@ -82,11 +72,7 @@ def _batch(
 
 
 def figures(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
-    """Compares sentences with their translations.
-
-    Args:
-      first: [P, D], a vector of each sentence.
-      second: [P, D], of its translation.
+    """Compares vectors [P, D] of sentences with those of their translations.
 
     Returns:
       translation_gap: mean cosine of translations, less that of all other pairs.
@@ -101,10 +87,7 @@ def figures(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
         np.sum(side >= np.diagonal(side)[:, None], axis=1) == 1
         for side in (cosines, cosines.T)
     ]
-    return {
-        "translation_gap": float(own - others),
-        "retrieval": float(np.mean(right)),
-    }
+    return {"translation_gap": float(own - others), "retrieval": float(np.mean(right))}
 
 
 def _normalized(vectors: np.ndarray) -> np.ndarray:

@@ -58,12 +58,7 @@ def is_at_chance(score: Score) -> bool:
 
 
 def warnings(scores: Mapping[str, Score], names: Sequence[str]) -> list[str]:
-    """Lists what makes a table doubtful, in words.
-
-    Args:
-      scores: language -> score.
-      names: of the classes, C of them.
-    """
+    """Lists what makes a table by language doubtful; `names` are of the C classes."""
     found = []
     for language, of in scores.items():
         if is_at_chance(of):
@@ -71,13 +66,8 @@ def warnings(scores: Mapping[str, Score], names: Sequence[str]) -> list[str]:
                 f"{language}: {of.accuracy:.1%} of {of.total} is no better than a guess"
                 f" ({of.chance:.1%})"
             )
-        never = [
-            name
-            for name, examples, predictions in zip(
-                names, of.labels, of.predicted, strict=True
-            )
-            if examples and not predictions
-        ]
+        counts = zip(names, of.labels, of.predicted, strict=True)
+        never = [name for name, labels, predicted in counts if labels > 0 == predicted]
         if never:
             found.append(f"{language}: {', '.join(never)} is never predicted")
     return found

@@ -72,7 +72,7 @@ def digest(batch: Any) -> str:
 def check_batches(
     batch_of: Callable[[int], Any], step: int, batch: Any, start: int, saved: str | None
 ) -> None:
-    """Checks that a function makes a step's batch again; raises Misuse if it does not.
+    """Raises Misuse if a function does not make a step's batch again.
 
     Args:
       batch_of: step -> batch.

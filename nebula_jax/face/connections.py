@@ -35,12 +35,7 @@ class Connections:
         agreed: Mapping[str, Any],
         addresses: Mapping[str, str],
     ) -> None:
-        """Begins without any.
-
-        Args:
-          agreed: settings that all have alike.
-          addresses: of the others by name; of one without a name by "".
-        """
+        """Begins without any; `addresses` are by name, of one without a name by ""."""
         self.context, self.clusters = context, tuple(clusters)
         self.cluster = context.settings.cluster
         self._agreed, self._addresses = dict(agreed), addresses

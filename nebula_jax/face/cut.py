@@ -354,7 +354,7 @@ def spec(
     has_loss: bool = False,
     aux: Any = None,
 ) -> codec_lib.Spec:
-    """Returns the shapes and dtypes of what a part sends; nothing is computed.
+    """Returns a part's h as a tree of jax.ShapeDtypeStruct; nothing is computed.
 
     Args:
       fn: of the part, as given to `front` or `middle`.
@@ -363,9 +363,6 @@ def spec(
         middle part (h, batch). Arrays, or ShapeDtypeStructs such as `spec` returns.
       has_loss: as given to `front`.
       aux: what a part made with `has_aux` begins with.
-
-    Returns:
-      A tree of jax.ShapeDtypeStruct.
     """
 
     def made(aux: Any, inputs: Any) -> Any:

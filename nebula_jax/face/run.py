@@ -270,12 +270,7 @@ class Run(connections.Connections):
         return {"shapes": self._shapes, "batch": batch}
 
     def evaluated(self, step: int, figures: Mapping[str, Any]) -> None:
-        """Records figures on held-out data.
-
-        Args:
-          step: after which they were measured.
-          figures: name -> number.
-        """
+        """Records figures on held-out data, name -> number, measured after a step."""
         numbers = checks.numbers("figures", figures)
         found = {name: float(value) for name, value in numbers.items()}
         self.context.record.evaluation(step, {"all": found})

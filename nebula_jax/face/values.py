@@ -19,11 +19,8 @@ class ValueUnsaved(errors.SettingsError):
 def arrays(values: Any) -> dict[str, Any]:
     """Returns the leaves of values as arrays that a checkpoint takes.
 
-    Args:
-      values: a pytree of arrays, keys of `jax.random`, and Python numbers.
-
-    Returns:
-      `0007 params/layers/0/kernel` -> array.
+    A pytree of arrays, keys of `jax.random`, and Python numbers, as
+    `0007 params/layers/0/kernel` -> array.
 
     Raises:
       ValueUnsaved: at a leaf of another type.
@@ -92,12 +89,7 @@ def _sharding(leaf: Any) -> Any:
 
 
 def restored(values: Any, found: dict[str, Any]) -> Any:
-    """Puts saved arrays into the places of values.
-
-    Args:
-      values: a tree like the one that was saved.
-      found: what `arrays` made of it.
-    """
+    """Puts saved arrays, by the names of `arrays`, into the places of like values."""
     leaves, structure = jax.tree.flatten(values)
     saved: Sequence[Any] = [found[name] for name in sorted(found)]
     return jax.tree.unflatten(

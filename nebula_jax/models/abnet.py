@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from nebula_jax.models import adapters, heads, mask_slots, transformer
+from nebula_jax.models import adapters, mask_slots, masked_lm, transformer
 
 OBJECTIVES = ("cmlm", "ar")
 
@@ -96,15 +96,11 @@ class Source(nn.Module):
         attention_mask: jax.Array,
         deterministic: bool = True,
     ) -> Encoded:
-        """Encodes source sentences.
+        """Encodes source sentences [B, L] int32; the mask [B, L] is false at padding.
 
         Row 0 of the length table, which is no length's, embeds the length token:
         prepended after the embeddings, without a position or a layer norm, and removed
         after the last layer (ABNet's code).
-
-        Args:
-          input_ids: [B, L] int32.
-          attention_mask: [B, L] bool, false at padding.
         """
         hidden = self.embeddings(input_ids, deterministic)
         named = self.config.objective == "cmlm"
@@ -143,7 +139,7 @@ class Target(nn.Module):
         config = self.config
         self.embeddings = transformer.Embeddings(config.target)
         self.encoder = transformer.Encoder(config.target)
-        self.mlm_head = heads.MLMHead(config.target)
+        self.mlm_head = masked_lm.MLMHead(config.target)
         self.adapters = [
             adapters.DecoderAdapter(
                 config.target, config.decoder_inner, config.heads, config.dropout
@@ -263,16 +259,11 @@ def encode(
     attention_mask: jax.Array,
     keys: jax.Array | None = None,
 ) -> Encoded:
-    """Applies `Source`, with dropout drawn per example.
+    """Applies `Source` to its arguments, with dropout drawn per example.
 
     An example's dropout depends on its key and the length of its row, not on the other
     examples, so that micro-batches add up to the batch, and H^E differs little between
-    epochs.
-
-    Args:
-      input_ids: [B, L] int32.
-      attention_mask: [B, L] bool, false at padding.
-      keys: [B] keys, one for each example; None for no dropout.
+    epochs. `keys` are [B], one for each example; None for no dropout.
     """
     source = Source(config)
     if keys is None:
@@ -297,33 +288,21 @@ def decode(
     positions: jax.Array,
     keys: jax.Array | None = None,
 ) -> jax.Array:
-    """Applies `Target` at `positions`, with dropout drawn per example.
+    """Applies `Target` to its arguments: logits [P, V] float32 at `positions`.
 
-    Args:
-      input_ids, attention_mask, source_hidden, source_mask, positions: of
-        `Target.__call__`.
-      keys: [B] keys, one for each example; None for no dropout.
-
-    Returns:
-      Logits [P, V] float32.
+    Dropout is drawn per example from `keys`, [B]; None for no dropout.
     """
     target = Target(config)
     rows = (input_ids, attention_mask, source_hidden, source_mask)
     if keys is None:
         return target.apply({"params": params}, *rows, positions)
 
-    def one(
-        key: jax.Array,
-        ids: jax.Array,
-        mask: jax.Array,
-        source_hidden: jax.Array,
-        source_mask: jax.Array,
-    ) -> jax.Array:
+    def one(key: jax.Array, *row: jax.Array) -> jax.Array:
+        ids, mask, source_hidden, source_mask = (each[None] for each in row)
+
         def hidden(module: Target) -> jax.Array:
-            memory = module.read(source_hidden[None])
-            return module.hidden(
-                ids[None], mask[None], memory, source_mask[None], False
-            )
+            memory = module.read(source_hidden)
+            return module.hidden(ids, mask, memory, source_mask, False)
 
         apply = nn.apply(hidden, target)
         return apply({"params": params}, rngs={"dropout": key})[0]

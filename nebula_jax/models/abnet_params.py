@@ -56,7 +56,7 @@ def with_pretrained(
 
 
 def narrowed_source(params: abnet.Params, beginning: bottleneck.Start) -> abnet.Params:
-    """Returns parameters of a Source with a bottleneck, from those of one without."""
+    """Returns a Source's parameters with a bottleneck, from those without."""
     return params | {"bottleneck": bottleneck.narrowing(beginning)}
 
 
@@ -105,12 +105,8 @@ def _layers_of_random_pieces(
 def is_trained(path: str, mlm_head: bool = False) -> bool:
     """Returns True if ABNet trains a parameter: those that no pretrained model has.
 
-    These are the adapters, the length table and a bottleneck.
-
-    Args:
-      path: of a Source's or Target's parameter, as in `adapters_0/down/kernel`.
-      mlm_head: train the MLM head as well, where the checkpoint had none. (The table
-        that it is tied to stays frozen.)
+    These are the adapters, the length table and a bottleneck; with `mlm_head` also that
+    head, for a checkpoint that had none. (The table it is tied to stays frozen.)
     """
     trained = r"adapters_\d+/|length_table$|bottleneck/"
     trained += r"|mlm_head/" if mlm_head else ""

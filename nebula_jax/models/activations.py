@@ -25,10 +25,7 @@ _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar(
 
 
 def on(mesh: Mesh | None, fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps a function that is to be traced, so that its activations lie on `mesh`.
-
-    That has the axes AXES; None lets `place` do nothing in it.
-    """
+    """Wraps a function to be traced, so that its activations lie on `mesh`, if any."""
 
     @functools.wraps(fn)
     def placed(*args: Any, **kwargs: Any) -> Any:

@@ -101,15 +101,12 @@ class DecoderAdapter(nn.Module):
         source_mask: jax.Array,
         deterministic: bool,
     ) -> jax.Array:
-        """Attends to the source, then applies the FFN (eq. 13).
+        """Attends to the source, then applies the FFN (eq. 13) -> [B N, Q, D] float32.
 
         Args:
           hidden: [B N, Q, D] float32; N hypotheses of a sentence follow each other.
           source: [B, L, H, K], what `read` returned.
           source_mask: [B, L] bool, false at padding.
-
-        Returns:
-          [B N, Q, D] float32.
         """
         drop = functools.partial(self.drop, deterministic=deterministic)
         # All hypotheses attend to one copy of the source, as one long target.
@@ -130,11 +127,8 @@ def match_layer_norms(
 
     A layer norm removes a token's mean and deviation, which the next frozen layer
     expects. With the average mean and deviation as every unit's bias and scale it
-    restores them, up to the differences between tokens.
-
-    Args:
-      adapter: parameters of a DecoderAdapter.
-      activations: [B, Q, D] float32, output of the frozen layer before it on some text.
+    restores them, up to the differences between tokens: of `activations` [B, Q, D]
+    float32, the output of the frozen layer before it on some text.
     """
     width = activations.shape[-1]
     layer_norm = {

@@ -27,37 +27,25 @@ more."""
 
 
 class Moments(NamedTuple):
-    """The sums over tokens that a bottleneck begins with.
+    """The sums over tokens that a bottleneck begins with."""
 
-    tokens: [] float32, how many.
-    total: [D] float32, of activations.
-    products: [D, D] float32, of their products.
-    """
-
-    tokens: jax.Array
-    total: jax.Array
-    products: jax.Array
+    tokens: jax.Array  # [] float32, how many
+    total: jax.Array  # [D] float32, of activations
+    products: jax.Array  # [D, D] float32, of their products
 
 
 class Start(NamedTuple):
-    """A bottleneck before its first step.
+    """A bottleneck before its first step."""
 
-    down: [D, R] float32, A.
-    up: [R, D] float32, B.
-    mean: [D] float32, m.
-    """
-
-    down: np.ndarray
-    up: np.ndarray
-    mean: np.ndarray
+    down: np.ndarray  # [D, R] float32, A
+    up: np.ndarray  # [R, D] float32, B
+    mean: np.ndarray  # [D] float32, m
 
 
 def moments(hidden: jax.Array, mask: jax.Array) -> Moments:
-    """Sums over the tokens of a batch; add those of several with `jax.tree.map`.
+    """Sums over tokens of a batch [..., D] float32; the mask [...] is false at padding.
 
-    Args:
-      hidden: [..., D] float32.
-      mask: [...] bool, false at padding.
+    Add those of several batches with `jax.tree.map`.
     """
     rows = jnp.where(mask[..., None], hidden, 0.0).reshape(-1, hidden.shape[-1])
     return Moments(
@@ -68,13 +56,9 @@ def moments(hidden: jax.Array, mask: jax.Array) -> Moments:
 
 
 def start(found: Moments, rank: int) -> Start:
-    """Returns the best bottleneck of a rank for activations with these moments.
+    """Returns the best bottleneck of rank R, 1 to D, for activations of these moments.
 
-    Args:
-      rank: R, 1 to D.
-
-    Raises:
-      ValueError: if there is no token, or a sum is not finite.
+    ValueError if there is no token, or a sum is not finite.
     """
     count, total, products = (np.asarray(part, np.float64) for part in found)
     if count < 1 or not np.isfinite(products).all():
@@ -112,11 +96,7 @@ def read_through(
 ) -> dict[str, jax.Array]:
     """Returns a linear reader of h as a reader of z.
 
-    Args:
-      reader: `kernel` [D, ...] and `bias` [...].
-
-    Returns:
-      `kernel` [R, ...] and `bias` [...].
+    `kernel` [D, ...] becomes [R, ...]; `bias` keeps its shape, [...].
     """
     kernel = reader["kernel"]
     highest = jax.lax.Precision.HIGHEST
@@ -140,12 +120,8 @@ class Pair(NamedTuple):
     def init(self, key: jax.Array) -> tuple[Params, Params]:
         """Draws the parameters of both ends where no activations are at hand.
 
-        Args:
-          key: the same on both sides, of which each keeps its own part.
-
-        Returns:
-          Those of `narrow`, for the front, and of `widen`, for the back: an orthonormal
-          projection, and the way back.
+        An orthonormal projection of `narrow`, for the front, and the way back of
+        `widen`. Both sides give the same key, of which each keeps its own part.
         """
         down, _ = jnp.linalg.qr(jax.random.normal(key, (self.width, self.rank)))
         return (

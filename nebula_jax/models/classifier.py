@@ -65,11 +65,7 @@ class Head(nn.Module):
 
 
 def init(config: Config, rng: jax.Array, model: pretrained.Pretrained) -> Any:
-    """Makes parameters: the model's, and a new head; a pooler is the head's dense.
-
-    Args:
-      model: with embeddings, encoder and perhaps a pooler; other heads are left out.
-    """
+    """Makes parameters: embeddings and encoder; a new head, perhaps on a pooler."""
     pooled = jnp.zeros((1, config.encoder.width))
     head = Head(config).init(rng, pooled, True)["params"]
     if "pooler" in model.params:
@@ -89,12 +85,7 @@ def segments(input_ids: jax.Array, sep: int) -> jax.Array:
 def logits(
     config: Config, params: Any, input_ids: jax.Array, rng: jax.Array | None = None
 ) -> jax.Array:
-    """Computes the logits of pairs; returns [B, C] float32.
-
-    Args:
-      input_ids: [B, L] int32, padded (see `data.ragged_rows`).
-      rng: key of the dropout; none without.
-    """
+    """Computes logits [B, C] float32 of padded pairs [B, L] int32; rng: of dropout."""
     deterministic = rng is None
     keys = [None] * 3 if rng is None else jax.random.split(rng, 3)
     rngs = [{} if key is None else {"dropout": key} for key in keys]
@@ -115,12 +106,9 @@ def logits(
 
 
 def pool(how: str, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
-    """Pools positions; returns [B, D] float32.
+    """Pools positions [B, L, D] float32, as one of POOLINGS, to [B, D] float32.
 
-    Args:
-      how: one of POOLINGS.
-      hidden: [B, L, D] float32.
-      attention_mask: [B, L] bool, false at padding.
+    The mask [B, L] bool is false at padding.
     """
     if how == "cls":
         return hidden[:, 0]

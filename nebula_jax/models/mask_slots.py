@@ -11,44 +11,22 @@ import jax.numpy as jnp
 
 
 def gather(values: jax.Array, positions: jax.Array) -> jax.Array:
-    """Reads values at positions.
-
-    Args:
-      values: [B, L, ...].
-      positions: [B, M] int32, L in empty slots.
-
-    Returns:
-      [B, M, ...] of the dtype of `values`; 0 in empty slots.
-    """
+    """Reads values [B, L, ...] at positions [B, M] int32 -> [B, M, ...]; 0 if empty."""
     return jax.vmap(lambda row, at: row.at[at].get(mode="fill", fill_value=0))(
         values, positions
     )
 
 
 def gather_positions(values: jax.Array, positions: jax.Array) -> jax.Array:
-    """Reads values at positions of a whole batch.
+    """Reads values [B, L, D] at positions of a whole batch -> [P, D]; 0 if empty.
 
-    Args:
-      values: [B, L, D].
-      positions: [P] int32, b L + l for place l of row b; B L in empty slots.
-
-    Returns:
-      [P, D] of the dtype of `values`; 0 in empty slots.
+    `positions` are [P] int32, b L + l for place l of row b; B L in empty slots.
     """
     return gather(values.reshape(1, -1, values.shape[-1]), positions[None])[0]
 
 
 def scatter(values: jax.Array, positions: jax.Array, written: jax.Array) -> jax.Array:
-    """Writes at positions; empty slots write nothing.
-
-    Args:
-      values: [B, L].
-      positions: [B, M] int32, L in empty slots.
-      written: [B, M], the new values there.
-
-    Returns:
-      [B, L] of the dtype of `values`.
-    """
+    """Writes [B, M] at positions [B, M] int32 of values [B, L], and no empty slot."""
     return jax.vmap(lambda row, at, new: row.at[at].set(new, mode="drop"))(
         values, positions, written
     )
@@ -61,14 +39,9 @@ def mark(positions: jax.Array, length: int) -> jax.Array:
 
 
 def find(marks: jax.Array, slots: int) -> jax.Array:
-    """Converts marks to positions, the inverse of `mark`.
+    """Converts marks [B, L] bool to positions [B, M] int32, the inverse of `mark`.
 
-    Args:
-      marks: [B, L] bool.
-      slots: M; marks beyond the first M of a row are dropped.
-
-    Returns:
-      [B, M] int32, ascending; L in empty slots.
+    `slots` is M; marks beyond the first M of a row are dropped.
     """
     length = marks.shape[-1]
     places = jnp.where(marks, jnp.arange(length, dtype=jnp.int32), length)

@@ -54,11 +54,8 @@ def _forward(
 ) -> tuple[jax.Array, Residuals]:
     """Computes the product; keeps an operand if the other one is differentiated.
 
-    A frozen matrix is not, and then its input need not be kept.
-
-    Args:
-      subscripts, dtype: of `einsum`.
-      a, b: a value, and whether it is differentiated (`symbolic_zeros`).
+    A frozen matrix is not, and then its input need not be kept. `a` and `b` have a
+    value, and whether it is differentiated (`symbolic_zeros`).
     """
     left, right = a.value.astype(dtype), b.value.astype(dtype)
     kept = left if b.perturbed else None, right if a.perturbed else None
@@ -114,9 +111,8 @@ def dot_general(
 def cast_kernels(params: Any, dtype: jax.typing.DTypeLike) -> Any:
     """Casts the matrices of linear layers.
 
-    For frozen parameters: they are rounded once, not again in every pass, and a
-    backward pass uses them instead of keeping a rounded copy. Results are the same to
-    the bit.
+    Frozen ones are then rounded once, not in every pass, and a backward pass keeps no
+    rounded copy. Results are the same to the bit.
     """
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(

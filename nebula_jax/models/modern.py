@@ -60,14 +60,11 @@ def inner_units(feed_forward: int) -> int:
 
 
 def turn(vectors: jax.Array, theta: float) -> jax.Array:
-    """Turns queries or keys by their positions (RoPE); returns [B, L, H, K] float32.
+    """Turns queries or keys [B, L, H, K] float32, K even, by their positions (RoPE).
 
     Number i of a vector's first half and number i of its second half are a point of the
     plane, which turns by p theta^(-2i/K) at position p: so the product of a query and a
     key depends on their distance alone.
-
-    Args:
-      vectors: [B, L, H, K] float32, K even.
     """
     _, length, _, width = vectors.shape
     rates = theta ** (-np.arange(0, width, 2) / width)
@@ -81,11 +78,7 @@ def turn(vectors: jax.Array, theta: float) -> jax.Array:
 def near(attention_mask: jax.Array, length: int, window: int | None) -> jax.Array:
     """Narrows an attention mask to a window around each position.
 
-    Args:
-      attention_mask: bool, [B, M] or [B, Q, M] (see `transformer.attend`), Q = M.
-
-    Returns:
-      The mask, of the shape that it has without a window, else [B, Q, M] bool.
+    A mask [B, M] or [B, Q, M] bool, Q = M, as it is without a window, else [B, Q, M].
     """
     if window is None:
         return attention_mask

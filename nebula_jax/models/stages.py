@@ -106,9 +106,7 @@ def _stages(
 ) -> jax.Array:
     """Runs one device's layers on every micro-batch of its group, in their turn.
 
-    Args:
-      params: tree of [N / S, ...], of this device's layers.
-      hidden, attention_mask: this device's rows, [B / S, ...].
+    `params` are a tree of [N / S, ...]; hidden and mask this device's [B / S, ...].
     """
     me = jax.lax.axis_index(FSDP)
     hidden, mask = (

@@ -102,11 +102,9 @@ SIZES = {
 def config_of_size(
     size: str, layers: int = 0, body: modern.Body | None = None, **fields: Any
 ) -> Config:
-    """Makes a Config with one of SIZES' shapes.
+    """Makes a Config with one of SIZES' shapes; `layers` 0 for those of the size.
 
-    Args:
-      layers: how many; 0 for those of the size.
-      body: the feed-forward part of a gated one has as many parameters as the size's.
+    The feed-forward part of a gated body has as many parameters as the size's.
     """
     its_own, width, heads, feed_forward = SIZES[size]
     if body is not None:
@@ -124,12 +122,9 @@ def dense(
     kernel_init: nn.initializers.Initializer | None = None,
     use_bias: bool = True,
 ) -> nn.DenseGeneral:
-    """Makes a linear layer that accumulates in float32.
+    """Makes a linear layer that accumulates in float32, with the encoder's dtype.
 
-    Args:
-      config: of the encoder: its dtype, and its width for the initialization.
-      name: of the module; None if Flax names it.
-      kernel_init: of the matrix; None for BERT's, scaled to the width.
+    `kernel_init` None is BERT's, scaled to the encoder's width; `name` None is Flax's.
     """
     return nn.DenseGeneral(
         features,
@@ -241,10 +236,7 @@ class Embeddings(nn.Module):
 
 
 class KeyValues(NamedTuple):
-    """The keys and values of M positions, the input of an attention layer.
-
-    key, value: [B, M, H, K] float32.
-    """
+    """The keys and values of M positions for attention, [B, M, H, K] float32 each."""
 
     key: jax.Array
     value: jax.Array
@@ -391,12 +383,7 @@ class PreNormBlock(nn.Module):
     def __call__(
         self, hidden: jax.Array, attention_mask: jax.Array, deterministic: bool
     ) -> jax.Array:
-        """Applies the block; returns [B, L, D] float32.
-
-        Args:
-          hidden: [B, L, D] float32.
-          attention_mask: bool, [B, L] or [B, L, L] (see `attend`).
-        """
+        """Applies the block to [B, L, D] float32, with a mask as of `attend`."""
         config = self.config
         assert config.body is not None  # else its layers are of another class
         drop = nn.Dropout(config.dropout, deterministic=deterministic)

@@ -47,19 +47,14 @@ def join(rows: jax.Array) -> jax.Array:
 
 
 def total(loss: Loss, params: Any, batch: Any, micro_batches: int) -> Outcome:
-    """Computes the loss of a batch, without a gradient.
-
-    Args:
-      batch: tree of arrays [B, ...].
-      micro_batches: N; divides B.
-    """
+    """Computes the loss of a batch [B, ...], which N divides, without a gradient."""
     if micro_batches == 1:
         return loss(params, batch, None)
 
     def step(before: Any, part: Any) -> tuple[Any, Any]:
         number, rows = part
         outcome = loss(params, rows, number)
-        return _add(before, outcome[:2]), outcome.rows
+        return jax.tree.map(jnp.add, before, outcome[:2]), outcome.rows
 
     return _scan(loss, step, params, batch, micro_batches, ())[1]
 
@@ -67,11 +62,7 @@ def total(loss: Loss, params: Any, batch: Any, micro_batches: int) -> Outcome:
 def gradients(
     loss: Loss, params: Any, batch: Any, micro_batches: int
 ) -> tuple[Any, Outcome]:
-    """Computes the gradient of a batch's loss; arguments as for `total`.
-
-    Returns:
-      The gradient, like the parameters, and the batch's outcome.
-    """
+    """Computes the gradient of a batch's loss, and its outcome; given as of `total`."""
 
     def outcome_of(params: Any, rows: Any, number: Any) -> tuple[jax.Array, Outcome]:
         outcome = loss(params, rows, number)
@@ -84,7 +75,8 @@ def gradients(
     def step(before: Any, part: Any) -> tuple[Any, Any]:
         number, rows = part
         grads, outcome = gradient(params, rows, number)
-        return _add(before, (*outcome[:2], grads)), outcome.rows
+        more = *outcome[:2], grads
+        return jax.tree.map(jnp.add, before, more), outcome.rows
 
     zeros = (jax.tree.map(jnp.zeros_like, params),)
     (grads,), outcome = _scan(loss, step, params, batch, micro_batches, zeros)
@@ -107,7 +99,3 @@ def _scan(
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes[:2])
     (added, sums, *rest), rows = jax.lax.scan(step, (*zeros, *more), (numbers, divided))
     return tuple(rest), Outcome(added, sums, jax.tree.map(join, rows))
-
-
-def _add(before: Any, more: Any) -> Any:
-    return jax.tree.map(jnp.add, before, more)

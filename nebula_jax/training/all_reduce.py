@@ -9,11 +9,10 @@ times as much.
 B rows of a batch, N micro-batches.
 """
 
-import itertools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
+import jax.flatten_util
 from jax.sharding import Mesh, PartitionSpec
 
 from nebula_jax import errors
@@ -75,17 +74,7 @@ def gradients(
 
 
 def check(rows: int, micro_batches: int, when: str, mesh: Mesh | None) -> None:
-    """Checks that a batch can be divided so.
-
-    Args:
-      rows: B.
-      micro_batches: N.
-      when: one of WHEN.
-      mesh: in use, if any.
-
-    Raises:
-      errors.SettingsError: if not, with what could.
-    """
+    """Raises errors.SettingsError if a batch of B rows cannot be divided so."""
     if when not in WHEN:
         raise errors.SettingsError(
             f"all_reduce is {when!r}; it can be {', '.join(WHEN)}"
@@ -108,12 +97,6 @@ def check(rows: int, micro_batches: int, when: str, mesh: Mesh | None) -> None:
 
 def _add_up(grads: Any, outcome: accumulate.Outcome) -> tuple[Any, accumulate.Outcome]:
     """Adds up what all devices have, as one vector: a latency for all of it."""
-    leaves, structure = jax.tree.flatten((grads, outcome[:2]))
-    vector = jax.lax.psum(jnp.concatenate([jnp.ravel(each) for each in leaves]), ROWS)
-    ends = list(itertools.accumulate(each.size for each in leaves))
-    pieces = jnp.split(vector, ends[:-1])
-    added = [
-        piece.reshape(each.shape) for piece, each in zip(pieces, leaves, strict=True)
-    ]
-    grads, (loss, sums) = jax.tree.unflatten(structure, added)
+    vector, parted = jax.flatten_util.ravel_pytree((grads, outcome[:2]))
+    grads, (loss, sums) = parted(jax.lax.psum(vector, ROWS))
     return grads, accumulate.Outcome(loss, sums, outcome.rows)

@@ -18,7 +18,6 @@ import optax
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 from nebula_jax.models import masked_lm, transformer
 from nebula_jax.training import (
-    abnet_targets,
     accumulate,
     all_reduce,
     losses,
@@ -105,16 +104,11 @@ class Config:
 
 
 class Sums(NamedTuple):
-    """The sums of an evaluation; those of several batches can be added up.
+    """The sums of an evaluation; those of several batches can be added up."""
 
-    loss: [] float32, of -log p(token) over masked tokens, in nats.
-    masked: [] float32, masked tokens.
-    correct: [] float32, masked tokens that were predicted.
-    """
-
-    loss: jax.Array
-    masked: jax.Array
-    correct: jax.Array
+    loss: jax.Array  # [] float32, of -log p(token) over masked tokens, in nats
+    masked: jax.Array  # [] float32, masked tokens
+    correct: jax.Array  # [] float32, masked tokens that were predicted
 
 
 def init(
@@ -148,7 +142,7 @@ def mask(
     """Masks rows, each from the key of its own number: `first_row` and those after."""
     numbers = first_row + jnp.arange(input_ids.shape[0])
     return masking.mask_rows(
-        abnet_targets.example_keys(rng, numbers),
+        masking.example_keys(rng, numbers),
         input_ids,
         rate=config.mask_rate,
         policy=masking.POLICIES[config.mask_policy],
@@ -161,13 +155,11 @@ def loss_of(
 ) -> accumulate.Loss:
     """Returns the loss of a micro-batch: its share of the mean over masked tokens.
 
+    With it, how many tokens were predicted: of several equally likely, each counts.
+
     Args:
       rng: key for dropout; None for none.
       weight: [] float32, masked tokens of the whole batch.
-
-    Returns:
-      The loss of `masking.Masked`, with how many tokens were predicted (of several
-      that are equally likely, each counts as predicted).
     """
     model = config.module()
 
@@ -183,9 +175,8 @@ def loss_of(
             rngs={} if rng is None else {"dropout": accumulate.key(rng, number)},
         )
         entropy = losses.masked_cross_entropy(logits, rows.originals, weights)
-        of_label = jnp.take_along_axis(logits, rows.originals[..., None], axis=-1)[
-            ..., 0
-        ]
+        places = rows.originals[..., None]
+        of_label = jnp.take_along_axis(logits, places, axis=-1)[..., 0]
         # An argmax would be another pass over the logits, and a slow one.
         correct = jnp.sum((of_label >= jnp.max(logits, axis=-1)) * weights)
         return accumulate.Outcome(losses.mean(entropy, weight), correct, ())
@@ -251,13 +242,10 @@ def evaluate(
     input_ids: jax.Array,
     first_row: jax.Array | int = 0,
 ) -> Sums:
-    """Computes the loss on held-out text, without dropout.
+    """Computes the loss on held-out text [B, L] int32, padded, without dropout.
 
-    Args:
-      params: all of them (`partition.merge`).
-      rng: key for the masks; the same gives the same masks.
-      input_ids: [B, L] int32, padded; rows may be [PAD] throughout.
-      first_row: number of the first row in the held-out text.
+    Rows may be [PAD] throughout; the first is `first_row` of that text. `params` are
+    all (`partition.merge`); the same key for the masks gives the same masks.
     """
     rows = mask(config, rng, input_ids, first_row)
     outcome = loss_of(config, None, jnp.ones(()), {})(params, rows, None)

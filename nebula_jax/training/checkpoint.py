@@ -30,13 +30,8 @@ def save(
 ) -> None:
     """Writes the checkpoint of `step`, then removes all but the newest `keep`.
 
-    Args:
-      step: optimization steps taken.
-      about: metadata, JSON values that `restore` returns: data position, settings.
-
-    Raises:
-      CheckpointError: if it cannot be written, such as on a full disk. Earlier
-        checkpoints stay.
+    JSON values `about` it are what `restore` returns: data position, settings.
+    CheckpointError if it cannot be written, such as on a full disk; earlier ones stay.
     """
 
     def write_arrays(folder: pathlib.Path) -> None:
@@ -51,8 +46,7 @@ def save(
 def _check_room(folder: pathlib.Path, state: Any) -> None:
     """Raises OSError if the disk cannot hold the state.
 
-    A write that fails half-way is caught too, but tensorstore's threads then print
-    tracebacks of their own.
+    Of a write that fails half-way tensorstore's threads would print tracebacks.
     """
     needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     free = shutil.disk_usage(folder).free
@@ -80,13 +74,9 @@ def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, 
 
 
 def read(folder: pathlib.Path, step: int, like: Any = None) -> Any:
-    """Reads the state of a verified checkpoint.
+    """Reads the state of a verified checkpoint; CheckpointError if it is another's.
 
-    Without `like`, as nested dicts of arrays on the host: for a reader that needs parts
-    of it and has no state to compare it with.
-
-    Raises:
-      CheckpointError: if it cannot be read, or has another structure.
+    Without `like`, as nested dicts of arrays on the host, for who needs parts of it.
     """
     path = folder / f"{step:08d}" / STATE
     try:
@@ -99,11 +89,7 @@ def read(folder: pathlib.Path, step: int, like: Any = None) -> Any:
 
 
 def put_back(params: Any, trained: Any, is_trained: partition.IsTrained) -> Any:
-    """Returns parameters with what a run trained in its place; the rest stays.
-
-    Raises:
-      CheckpointError: if shapes differ.
-    """
+    """Returns parameters with a run's trained ones; CheckpointError at other shapes."""
     wanted, frozen = partition.split(params, is_trained)
     shapes = [jax.tree.map(lambda leaf: leaf.shape, each) for each in (wanted, trained)]
     if shapes[0] != shapes[1]:
@@ -114,12 +100,7 @@ def put_back(params: Any, trained: Any, is_trained: partition.IsTrained) -> Any:
 
 
 def abstract(state: Any, sharding: Any) -> Any:
-    """Makes `like` for `restore`: shapes and dtypes of `state`, with shardings.
-
-    Args:
-      state: pytree of arrays or ShapeDtypeStructs.
-      sharding: the same tree of shardings.
-    """
+    """Makes `like` for `restore` of arrays, or specs, and a like tree of shardings."""
     return jax.tree.map(
         lambda leaf, where: jax.ShapeDtypeStruct(
             leaf.shape, leaf.dtype, sharding=where
@@ -139,8 +120,8 @@ def on_host(state: Any) -> Any:
 class _QuietLoop(asyncio.SelectorEventLoop):
     """An event loop that prints nothing when many writes fail at once.
 
-    Orbax raises the first error and closes its loops. Tensorstore's threads still bring
-    them the results of the other writes, and would print a traceback for each.
+    Orbax raises the first error and closes its loops, to which tensorstore's threads
+    still bring the results of other writes.
     """
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:

@@ -62,11 +62,7 @@ def encode_manifest(
 
 
 def decode_manifest(data: bytes, step: int) -> Manifest:
-    """Decodes a manifest.
-
-    Raises:
-      ValueError: if it is not the manifest of that step; in words.
-    """
+    """Decodes the manifest of a step; ValueError, in words, if it is another thing."""
     try:
         content = json.loads(data)
         digest = content.pop("digest")
@@ -101,14 +97,10 @@ class Folder:
     def __init__(
         self, path: pathlib.Path, differs: Differs, log: Callable[[str], None]
     ) -> None:
-        """Reads every checkpoint; changes nothing.
+        """Reads every checkpoint of a folder, which need not be there; changes nothing.
 
-        Args:
-          path: of the folder, which need not be there.
-          differs: compares a checkpoint's metadata with this run's.
-
-        Raises:
-          CheckpointError: if there are checkpoints, but none that this run can use.
+        Metadata are compared with this run's by `differs`. CheckpointError if there are
+        checkpoints, but none that this run can use.
         """
         self.path, self._log, self._differs = path, log, differs
         try:
@@ -124,11 +116,7 @@ class Folder:
     def go_on_from(self, step: int) -> None:
         """Sets aside what must not count when the run goes on from a step.
 
-        Args:
-          step: one of `steps`, or 0 to begin; that of all clusters.
-
-        Raises:
-          CheckpointError: if the disk refuses.
+        One of `steps`, or 0; that of all clusters. CheckpointError if the disk refuses.
         """
         try:
             self._remove_torn()
@@ -253,11 +241,7 @@ class Folder:
         self._log(f"{self.path / name} is set aside as {aside} ({why})")
 
     def digest(self, step: int) -> str:
-        """Returns the digest of a checkpoint's manifest, which has those of its files.
-
-        Raises:
-          OSError: if it cannot be read.
-        """
+        """Returns the digest of a manifest, which has its files'; raises OSError."""
         return disk.digest(self._final(step) / MANIFEST)
 
     def _final(self, step: int) -> pathlib.Path:
@@ -265,10 +249,7 @@ class Folder:
 
 
 def verified_steps(path: pathlib.Path, log: Callable[[str], None]) -> list[int]:
-    """Returns the steps whose checkpoint is undamaged, ascending; logs the others.
-
-    For a reader of any run's checkpoints.
-    """
+    """Returns the undamaged checkpoints of any run, ascending; logs the others."""
     good, damaged = _examine(path, lambda about: "")
     for step, damage in damaged.items():
         log(f"checkpoint of step {step} in {path} is damaged ({damage}); unused")
@@ -276,11 +257,7 @@ def verified_steps(path: pathlib.Path, log: Callable[[str], None]) -> list[int]:
 
 
 def about(path: pathlib.Path, step: int) -> dict[str, Any]:
-    """Returns the metadata of a checkpoint.
-
-    Raises:
-      CheckpointError: if it cannot be read.
-    """
+    """Returns the metadata of a checkpoint; CheckpointError if it is unreadable."""
     folder = path / f"{step:08d}"
     try:
         return _manifest(folder, step).about
@@ -291,8 +268,7 @@ def about(path: pathlib.Path, step: int) -> dict[str, Any]:
 def newest_about(path: pathlib.Path) -> dict[str, Any]:
     """Returns the metadata of the newest checkpoint that has any; {} in a new folder.
 
-    Raises:
-      CheckpointError: if there are checkpoints, but none with metadata.
+    CheckpointError if there are checkpoints, but none with metadata.
     """
     damaged = {}
     for step in reversed(_steps(path)):

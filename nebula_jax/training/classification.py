@@ -36,8 +36,7 @@ def step(
       labels: [B] int32.
 
     Returns:
-      The next state, and scalars: loss (mean over the batch), accuracy, tokens,
-      is_finite.
+      The next state; scalars: loss (mean of the batch), accuracy, tokens, is_finite.
     """
     rng, weight = state.key(), jnp.asarray(len(labels), jnp.float32)
 

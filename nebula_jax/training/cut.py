@@ -50,11 +50,7 @@ class PartError(errors.SettingsError, TypeError):
 
 
 class CodecStates(NamedTuple):
-    """The states of the two codecs of a pair of channels.
-
-    sent: of the codec of what this part sends.
-    received: of the codec of what it receives.
-    """
+    """The states of the codecs of what a part sends, and of what it receives."""
 
     sent: codec_lib.State
     received: codec_lib.State
@@ -168,9 +164,8 @@ def _front_fn(
 ) -> Callable[..., Any]:
     """Returns what `jax.vjp` differentiates in its first argument.
 
-    Returns:
-      ((trained, activations of h), frozen, h, aux, batch, rng) -> ((activations of what
-      it makes, own loss), (what it makes, new aux)).
+    ((trained, activations of h), frozen, h, aux, batch, rng) -> ((activations of what
+    it makes, own loss), (what it makes, new aux)).
     """
     run_fn = with_aux(fn, has_aux)
 
@@ -381,9 +376,8 @@ def _back_fn(
 ) -> Callable[..., Any]:
     """Returns a function that differentiates the back half.
 
-    Returns:
-      ((trained, frozen), h, aux, batch, rng) -> (gradient of the trained ones, that of
-      the activations, metrics with the loss, new aux).
+    ((trained, frozen), h, aux, batch, rng) -> (gradient of the trained ones, that of
+    the activations, metrics with the loss, new aux).
     """
     run_fn = with_aux(fn, has_aux)
 
@@ -444,11 +438,7 @@ def _first_aux(aux: Any, has_aux: bool) -> Any:
 
 
 def with_loss(out: Any) -> tuple[Any, Any]:
-    """Returns what the function of a part with `has_loss` returned: (h, loss).
-
-    Raises:
-      PartError: if it is something else.
-    """
+    """Returns (h, loss) of a part with `has_loss`; PartError if it returned another."""
     if not (isinstance(out, tuple) and len(out) == 2):
         raise PartError(
             f"with has_loss, a part returns (h, its own loss), not {_types(out)}"
@@ -457,11 +447,7 @@ def with_loss(out: Any) -> tuple[Any, Any]:
 
 
 def loss_and_metrics(out: Any) -> tuple[Any, Mapping[str, Any]]:
-    """Returns what the last part's function returned, with metrics if it had none.
-
-    Raises:
-      PartError: if it is no loss, or that and a dict.
-    """
+    """Returns the last part's loss and metrics; PartError if they are another thing."""
     if not isinstance(out, tuple):
         return out, {}
     if len(out) != 2 or not isinstance(out[1], Mapping):
@@ -495,11 +481,7 @@ def init_codecs(
     receive: selector.CodecOrSelector,
     spec: codec_lib.Spec,
 ) -> CodecStates:
-    """Makes the states of two codecs of the same arrays.
-
-    Raises:
-      errors.SettingsError: if one does not give back what it is given.
-    """
+    """Makes two codecs' states; SettingsError if one does not give back the arrays."""
     for each in (send, receive):
         selector.fitted("h", each, spec)
     return CodecStates(send.init(spec), receive.init(spec))

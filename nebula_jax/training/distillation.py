@@ -40,38 +40,26 @@ class Config:
 
 
 class Question(NamedTuple):
-    """A batch as it is sent to a teacher.
+    """A batch as it is sent to a teacher; of places to answer, some are no [MASK]."""
 
-    input_ids: [B, L] int32, masked.
-    is_masked: [B, L] bool, true at the places to be answered: some have a random piece,
-      or their own.
-    """
-
-    input_ids: jax.Array
-    is_masked: jax.Array
+    input_ids: jax.Array  # [B, L] int32, masked
+    is_masked: jax.Array  # [B, L] bool, true at the places to be answered
 
 
 class Answer(NamedTuple):
-    """A teacher's most likely pieces at each masked place; of an empty slot anything.
+    """A teacher's likely pieces at masked places; of an empty slot anything."""
 
-    pieces: [B, M, K] int32.
-    log_probs: [B, M, K] float32, logits less their logsumexp over V: at most 0.
-    """
-
-    pieces: jax.Array
-    log_probs: jax.Array
+    pieces: jax.Array  # [B, M, K] int32
+    log_probs: jax.Array  # [B, M, K] float32, logits less their logsumexp over V
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def masked(
     config: bert.Config, rng: jax.Array, step: jax.Array, input_ids: jax.Array
 ) -> tuple[masking.Masked, Question]:
-    """Masks the batch of a step as `bert.step` does; the second value is for teachers.
+    """Masks [B, L] int32, padded text, as `bert.step` does; the second is for teachers.
 
-    Args:
-      rng: key of the run, that of the state of `bert.init`.
-      step: [] int32, counted from 1.
-      input_ids: [B, L] int32, padded text.
+    `rng` is the key of the state of `bert.init`; steps [] int32 count from 1.
     """
     mask_rng, _ = jax.random.split(jax.random.fold_in(rng, step - 1))
     rows = bert.mask(config, mask_rng, input_ids)
@@ -83,11 +71,7 @@ def masked(
 def answer(
     encoder: transformer.Config, slots: int, count: int, params: Any, asked: Question
 ) -> Answer:
-    """Answers a question.
-
-    Args:
-      params: of the teacher, a `masked_lm.MaskedLM`.
-    """
+    """Answers a question with `count` pieces, by a `masked_lm.MaskedLM`'s `params`."""
     places = mask_slots.find(asked.is_masked, slots)
     is_text = asked.input_ids != bert.PAD
     model = masked_lm.MaskedLM(encoder)
@@ -98,12 +82,9 @@ def answer(
 
 
 def probabilities(answered: Answer) -> tuple[jax.Array, jax.Array]:
-    """Returns the probabilities of an answer's pieces, and of all others together.
+    """Returns the probabilities of an answer's pieces [B, M, K], and of others [B, M].
 
     What crossed may be rounded, or be another's: they are at least 0, and sum to 1.
-
-    Returns:
-      [B, M, K] and [B, M] float32.
     """
     found = jnp.exp(jnp.minimum(answered.log_probs, 0.0))
     total = jnp.sum(found, axis=-1)
@@ -112,13 +93,9 @@ def probabilities(answered: Answer) -> tuple[jax.Array, jax.Array]:
 
 
 def imitation(logits: jax.Array, answered: Answer) -> jax.Array:
-    """Computes CE(q, p), in which all pieces that a teacher did not name are one.
+    """Computes CE(q, p) of a student's logits [B, M, V]; returns [B, M] float32, nats.
 
-    Args:
-      logits: [B, M, V] float32, the student's.
-
-    Returns:
-      [B, M] float32, in nats.
+    All pieces that a teacher did not name are one.
     """
     likely, rest = probabilities(answered)
     own = jnp.take_along_axis(logits, answered.pieces, axis=-1)

@@ -20,10 +20,8 @@ def all_finite(tree: Any, squares: bool = False) -> jax.Array:
     >>> bool(all_finite({"w": jnp.array([1e30, -1e30])}, squares=True))
     False
 
-    Args:
-      tree: of arrays; those of integers pass.
-      squares: True if their squares in their own types, as moments of Adam's, have to
-        be finite too. About: sums of rows are tested.
+    With `squares` their squares in their own types, as moments of Adam's, have to be
+    finite too. About: sums of rows are tested.
     """
     floats = [
         jnp.atleast_1d(leaf)

@@ -12,7 +12,7 @@ import optax
 def masked_cross_entropy(
     logits: jax.Array, labels: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """Computes -Σ_{i∈M} log p(x_i): eq. 6, and eq. 10 of the discriminator.
+    """Computes -Σ_{i∈M} log p(x_i), [] float32: eq. 6, and eq. 10 of the discriminator.
 
     Eq. 10 is printed without its minus sign and logarithm; COCO-LM, which it
     simplifies, has both.
@@ -21,9 +21,6 @@ def masked_cross_entropy(
       logits: [B, M, V] float32.
       labels: [B, M] int32, the original tokens.
       weights: [B, M] float32, 0 in empty slots.
-
-    Returns:
-      [] float32.
     """
     losses = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
     return jnp.sum(losses * weights)
@@ -32,15 +29,12 @@ def masked_cross_entropy(
 def replaced_token_detection(
     logits: jax.Array, is_original: jax.Array, weights: jax.Array
 ) -> jax.Array:
-    """Computes eq. 8, binary cross-entropy of D(x^corrupt, i) = p(token i is original).
+    """Computes eq. 8, [] float32, cross-entropy of D(x^corrupt, i) = p(i is original).
 
     Args:
       logits: [B, L] float32, log-odds that the token is original.
       is_original: [B, L] bool.
       weights: [B, L] float32, 0 at padding.
-
-    Returns:
-      [] float32.
     """
     losses = optax.sigmoid_binary_cross_entropy(logits, is_original)
     return jnp.sum(losses * weights)

@@ -12,33 +12,22 @@ import jax.numpy as jnp
 import optax
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import electra, mask_slots, transformer
+from nebula_jax.models import mask_slots, masked_lm, transformer
 from nebula_jax.training import accumulate, m3, m3_steps, partition, warm_start
 
 
 class Predictions(NamedTuple):
-    """The discriminator's predictions on a batch, for evaluation.
+    """The discriminator's predictions on a batch, for evaluation."""
 
-    replaced_score: [B, L] float32, log-odds that the token was replaced.
-    replaced: [B, L] bool, the truth.
-    text: [B, L] bool, true where a token is text (no padding, no control piece).
-    clm_correct: [] int32, masked positions whose original CLM predicted.
-    sampled_correct: [] int32, masked positions whose original the generator sampled.
-    masked: [] int32, masked positions.
-    originals: [B, M] int32, the original tokens there; 0 in empty slots.
-    input_ids: [B, L] int32, the text with its fakes.
-    masked_at: [B, L] bool, the masked positions.
-    """
-
-    replaced_score: jax.Array
-    replaced: jax.Array
-    text: jax.Array
-    clm_correct: jax.Array
-    sampled_correct: jax.Array
-    masked: jax.Array
-    originals: jax.Array
-    input_ids: jax.Array
-    masked_at: jax.Array
+    replaced_score: jax.Array  # [B, L] float32, log-odds that the token was replaced
+    replaced: jax.Array  # [B, L] bool, the truth
+    text: jax.Array  # [B, L] bool, true at text: no padding, no control piece
+    clm_correct: jax.Array  # [] int32, masked positions whose original CLM predicted
+    sampled_correct: jax.Array  # [] int32, those whose original the generator sampled
+    masked: jax.Array  # [] int32, masked positions
+    originals: jax.Array  # [B, M] int32, the tokens there; 0 in empty slots
+    input_ids: jax.Array  # [B, L] int32, the text with its fakes
+    masked_at: jax.Array  # [B, L] bool, the masked positions
 
 
 def corrupt(
@@ -51,7 +40,7 @@ def corrupt(
 def predict(config: m3.Config, params: Any, tokens: m3.Tokens) -> Predictions:
     """Applies the discriminator to `tokens` without dropout."""
     inputs = m3.inputs_of(tokens)
-    rtd_logits, clm_logits = electra.Discriminator(config.discriminator).apply(
+    rtd_logits, clm_logits = masked_lm.Discriminator(config.discriminator).apply(
         {"params": params}, tokens.input_ids, inputs.attention_mask, inputs.positions
     )
     sampled = mask_slots.gather(tokens.input_ids, inputs.positions)
@@ -71,11 +60,7 @@ def predict(config: m3.Config, params: Any, tokens: m3.Tokens) -> Predictions:
 
 
 def sentence_vectors(config: m3.Config, params: Any, input_ids: jax.Array) -> jax.Array:
-    """Returns the mean of a sentence's hidden states, [B, D] float32.
-
-    Args:
-      input_ids: [B, L] int32, padded text.
-    """
+    """Returns the mean hidden state, [B, D] float32, of text [B, L] int32, padded."""
     shape, is_token = config.discriminator, input_ids != vocabularies.SPECIAL.pad
     hidden = transformer.hidden_states(shape, params, input_ids, is_token)
     weight = is_token.astype(jnp.float32)[..., None]
@@ -89,25 +74,14 @@ def gradient_norms(
     """Returns the norms of the gradients of both terms of eq. 11, [] float32 each.
 
     Of each term's share of the loss, with its weight, without dropout: in the encoder
-    with its embeddings, and in the heads.
-
-    Args:
-      tokens: of one step, as `m3_steps.discriminator_step` has them.
+    with its embeddings, and in the heads. `tokens` are those of one step.
     """
     found = {}
     quiet = dataclasses.replace(config.discriminator, dropout=0.0)
+    config = dataclasses.replace(config, discriminator=quiet, start=warm_start.NONE)
     joined = m3_steps.join(tokens)
-    for name, weights in (
-        ("rtd", (config.rtd_weight, 0.0)),
-        ("clm", (0.0, config.clm_weight)),
-    ):
-        alone = dataclasses.replace(
-            config,
-            discriminator=quiet,
-            rtd_weight=weights[0],
-            clm_weight=weights[1],
-            start=warm_start.NONE,
-        )
+    for name, other in (("rtd", "clm_weight"), ("clm", "rtd_weight")):
+        alone = dataclasses.replace(config, **{other: 0.0})
         part, batch, _ = m3.discriminator_parts(alone, jax.random.key(0), joined)
         grads, _ = accumulate.gradients(part, params, batch, config.micro_batches)
         heads, encoder = partition.split(grads, warm_start.is_head)

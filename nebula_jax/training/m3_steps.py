@@ -24,11 +24,7 @@ def generator_step(
 ) -> tuple[train_state.TrainState, m3.Tokens, m3.Metrics]:
     """Takes one optimization step of a generator, independent of the discriminator.
 
-    Args:
-      input_ids: [n B, L] int32, its own text.
-
-    Returns:
-      The next state, the tokens to send, and metrics.
+    Returns the next state, the tokens to send, and metrics; text is [n B, L] int32.
     """
     rngs = m3.keys(state.key())
     batch, weight = m3.mask(config, rngs.mask, input_ids)
@@ -54,20 +50,13 @@ def _updated_generator(
 
 
 class Begun(NamedTuple):
-    """A step of a generator in progress, micro-batch by micro-batch.
+    """A step of a generator in progress, micro-batch by micro-batch."""
 
-    rows: tree of [n, B, ...], masked text.
-    weight: [] float32, masked tokens of the whole batch.
-    grads: like the parameters, of the micro-batches so far.
-    loss: [] float32, likewise.
-    wrong: [] float32, samples so far that are not the original.
-    """
-
-    rows: Any
-    weight: jax.Array
-    grads: Any
-    loss: jax.Array
-    wrong: jax.Array
+    rows: Any  # tree of [n, B, ...], masked text
+    weight: jax.Array  # [] float32, masked tokens of the whole batch
+    grads: Any  # like the parameters, of the micro-batches so far
+    loss: jax.Array  # [] float32, likewise
+    wrong: jax.Array  # [] float32, samples so far that are not the original
 
 
 def begin(
@@ -87,11 +76,7 @@ def begin(
 def micro_batch(
     config: m3.Config, state: train_state.TrainState, begun: Begun, number: jax.Array
 ) -> tuple[Begun, m3.Tokens]:
-    """Adds one micro-batch to a step.
-
-    Args:
-      number: [] int32, of the micro-batch; from 0 to n - 1, in order.
-    """
+    """Adds one micro-batch to a step: `number` [] int32, from 0 to n - 1, in order."""
     part = m3.generator_loss_of(config, m3.keys(state.key()), begun.weight)
 
     def numbered(params: Any, rows: Any, inner: Any) -> accumulate.Outcome:
@@ -125,11 +110,9 @@ def finish(
 def discriminator_step(
     config: m3.Config, state: train_state.TrainState, tokens: Sequence[m3.Tokens]
 ) -> tuple[train_state.TrainState, m3.Metrics]:
-    """Takes one optimization step on the batches of all generators, joined.
+    """Takes one optimization step on the K n Tokens of all generators, joined.
 
-    Args:
-      tokens: K n Tokens: the n micro-batches of the first generator, in order, then
-        those of the next.
+    Those of the first generator come first, in order, then those of the next.
     """
     joined = join(tokens)
     part, batch, metrics = m3.discriminator_parts(config, state.key(), joined)
@@ -159,20 +142,13 @@ def _updated_discriminator(
 
 
 class Whole(NamedTuple):
-    """The result of a step of the uncut model.
+    """The result of a step of the uncut model."""
 
-    generators: K states, the next ones.
-    discriminator: its next state.
-    tokens: K, what a split run would have sent.
-    of_generators: K, their metrics.
-    of_discriminator: its metrics.
-    """
-
-    generators: tuple[train_state.TrainState, ...]
-    discriminator: train_state.TrainState
-    tokens: tuple[m3.Tokens, ...]
-    of_generators: tuple[m3.Metrics, ...]
-    of_discriminator: m3.Metrics
+    generators: tuple[train_state.TrainState, ...]  # K, the next ones
+    discriminator: train_state.TrainState  # the next one
+    tokens: tuple[m3.Tokens, ...]  # K, what a split run would have sent
+    of_generators: tuple[m3.Metrics, ...]  # K, their metrics
+    of_discriminator: m3.Metrics  # its metrics
 
 
 def whole_step(
@@ -181,11 +157,7 @@ def whole_step(
     discriminator: train_state.TrainState,
     batches: Sequence[jax.Array],
 ) -> Whole:
-    """Takes one step of all models: a single gradient of eq. 11 in all parameters.
-
-    Args:
-      batches: K arrays [n B, L] int32.
-    """
+    """Takes one step of all models on K batches [n B, L]: one gradient of eq. 11."""
 
     def total_loss(params: tuple[Any, Any]) -> tuple[jax.Array, Any]:
         generator_params, discriminator_params = params

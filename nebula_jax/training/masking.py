@@ -34,17 +34,17 @@ POLICIES = {
 BERT = POLICIES["bert"]
 
 
+def example_keys(key: jax.Array, example_ids: jax.Array) -> jax.Array:
+    """Derives keys [B] of examples [B] int32 or uint32, whatever batch they are in."""
+    return jax.vmap(lambda example: jax.random.fold_in(key, example))(example_ids)
+
+
 class Masked(NamedTuple):
-    """A batch with its masks.
+    """A batch with its masks."""
 
-    input_ids: [B, L] int32, x^mask of section 3.1.
-    positions: [B, M] int32, ascending; L in empty slots.
-    originals: [B, M] int32, the tokens at `positions`; 0 in empty slots.
-    """
-
-    input_ids: jax.Array
-    positions: jax.Array
-    originals: jax.Array
+    input_ids: jax.Array  # [B, L] int32, x^mask of section 3.1
+    positions: jax.Array  # [B, M] int32, ascending; L in empty slots
+    originals: jax.Array  # [B, M] int32, the tokens at `positions`; 0 in empty slots
 
 
 def capacity(rate: float, max_length: int) -> int:
@@ -110,13 +110,9 @@ def mask_rows(
     policy: Policy,
     vocab_size: int,
 ) -> Masked:
-    """Masks as `mask_tokens`, each row from a key of its own.
+    """Masks as `mask_tokens`, each row from its key of [B].
 
     So a row is masked alike in whatever part of a batch it stands.
-
-    Args:
-      keys: [B] keys.
-      input_ids, rate, policy, vocab_size: those of `mask_tokens`.
     """
 
     def mask(key: jax.Array, row: jax.Array) -> Masked:

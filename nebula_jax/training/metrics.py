@@ -34,8 +34,7 @@ class MetricsLog:
     ) -> None:
         """Opens the files; sets aside the records after `step`, which come again.
 
-        Raises:
-          errors.NebulaError: if the disk refuses, here and in `write`.
+        errors.NebulaError if the disk refuses, here and in `write`.
         """
         self._path = folder / FILE
         with self._writing():

@@ -38,14 +38,11 @@ def linear_decay(peak: float, warmup_steps: int, total_steps: int) -> optax.Sche
 
 
 def rise_and_fall(progress: jax.Array, warmup: float) -> jax.Array:
-    """Computes the shape of `linear_decay`, of the progress of a run.
+    """Computes the shape of `linear_decay`, of the progress of a run, [] float32.
 
-    Args:
-      progress: [] float32, the share of the run that is done; 1 from its end on.
-      warmup: share of the run in which the rate rises (24hBERT: 6 % of the time).
-
-    Returns:
-      [] float32, the share of the peak: from 0 to 1 at the warm-up's end, and to 0.
+    Returns the share of the peak, [] float32: from 0 to 1 at the warm-up's end, and to
+    0 at progress 1. `warmup` is the share of the run in which the rate rises (24hBERT:
+    6 % of the time).
     """
     rise = progress / warmup if warmup else jnp.ones_like(progress)
     fall = (1 - progress) / (1 - warmup) if warmup < 1 else rise

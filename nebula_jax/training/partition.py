@@ -46,25 +46,19 @@ def train_all(path: str) -> bool:
 
 
 def split(params: Params, is_trained: IsTrained) -> tuple[Params, Params]:
-    """Splits parameters into (trained, frozen).
+    """Splits parameters into (trained, frozen); SettingsError at what is no array.
 
     What is in the other part is left out of a dict; elsewhere None is in its place.
     Integers are frozen in any case.
-
-    Raises:
-      errors.SettingsError: at a leaf that is no array.
     """
     check(params)
     return _split(params, is_trained, ())
 
 
 def check(params: Params) -> None:
-    """Checks that parameters are arrays, and no generator of NNX is among them.
+    """Raises errors.SettingsError unless parameters are arrays, none NNX's generator.
 
     A dropout would draw the same mask in every call, as parameters come out of no step.
-
-    Raises:
-      errors.SettingsError: with what to change.
     """
     codec_lib.check_arrays("params", params)
     nnx = sys.modules.get("flax.nnx")  # who has not imported it has no generator of it
@@ -95,11 +89,7 @@ def check_any_trains(frozen: Params) -> None:
 
 
 def merge(trained: Params, frozen: Params) -> Params:
-    """Inverts `split`.
-
-    Raises:
-      ValueError: if a parameter is in both, or their structures do not fit together.
-    """
+    """Inverts `split`; ValueError if a parameter is in both, or they do not fit."""
     if trained is None or frozen is None:
         return frozen if trained is None else trained
     if type(trained) is type(frozen) is dict:

@@ -33,11 +33,10 @@ class TrainState:
         return jax.random.fold_in(jax.random.wrap_key_data(self.rng), self.step)
 
     def at_step(self, step: int) -> "TrainState":
-        """Returns the state as if it had taken `step` steps.
+        """Returns the state as if it had taken `step` steps: the same rate, and keys.
 
-        So its learning rate and its randomness are those of others that have. Moments
-        stay as they are, and so does the count that corrects their bias: it is of the
-        gradients that they have seen.
+        Moments stay as they are, and so does the count that corrects their bias: that
+        of the gradients that they have seen.
         """
 
         def at(count: jax.Array) -> jax.Array:

@@ -55,29 +55,19 @@ NONE = Config()
 
 
 class Seen(NamedTuple):
-    """The outcomes that a batch shows; None where a model has no such head.
+    """The outcomes that a batch shows; None where a model has no such head."""
 
-    words: [V] float32, tokens of text of each piece.
-    replaced: [2] float32, tokens that were replaced, and those that were not.
-    """
-
-    words: jax.Array
-    replaced: jax.Array | None = None
+    words: jax.Array  # [V] float32, tokens of text of each piece
+    replaced: jax.Array | None = None  # [2] float32, replaced tokens, and others
 
 
 class State(NamedTuple):
-    """The state of `optimizer`.
+    """The state of `optimizer`."""
 
-    seen: sums of the steps in which heads trained alone.
-    opened: [] int32, steps after which the encoder trains.
-    heads: of their optimizer.
-    encoder: of its optimizer.
-    """
-
-    seen: Seen
-    opened: jax.Array
-    heads: optax.OptState
-    encoder: optax.OptState
+    seen: Seen  # sums of the steps in which heads trained alone
+    opened: jax.Array  # [] int32, steps after which the encoder trains
+    heads: optax.OptState  # of their optimizer
+    encoder: optax.OptState  # of its optimizer
 
 
 def is_head(path: str) -> bool:
@@ -91,10 +81,7 @@ def is_trained(config: Config, path: str) -> bool:
 
 
 def completed(init: Callable[[], Any], given: Any) -> Any:
-    """Returns a model's parameters: those that are given, and the rest drawn by `init`.
-
-    What `given` has beside them is left out.
-    """
+    """Returns a model's parameters: the given ones that it has, and others drawn."""
     names = jax.eval_shape(init).keys()
     kept = {name: given[name] for name in sorted(names & given.keys())}
     rest = jax.jit(lambda: {n: part for n, part in init().items() if n not in kept})
@@ -111,17 +98,10 @@ def without_frozen(config: Config, params: Any) -> Any:
 def rate(
     step: jax.Array, begin: jax.Array | int, peak: float, warmup_steps: int, steps: int
 ) -> jax.Array:
-    """Computes the learning rate of parameters that begin to train later than others.
+    """Computes the rate, [] float32, of parameters that begin to train after others.
 
     It rises from 0 to `peak` over the warm-up, then falls linearly to 0 at the end:
-    from step 0 on it is `optimizers.linear_decay`.
-
-    Args:
-      step: [] int32, of the run.
-      begin: [] int32, the first step that they train in.
-
-    Returns:
-      [] float32; 0 before they begin.
+    from step 0 on it is `optimizers.linear_decay`. Before `begin`, [] int32, it is 0.
     """
     now, first = jnp.float32(step), jnp.float32(begin)
     warmup = jnp.minimum(jnp.float32(warmup_steps), jnp.maximum(steps - first, 0))
@@ -151,65 +131,49 @@ def optimizer(
       clip_norm: largest norm of the gradient of all that trains; 0 for no clipping.
     """
 
-    def rates(step: jax.Array, opened: jax.Array) -> tuple[jax.Array, jax.Array]:
-        return (
-            rate(step, 0, config.head_learning_rate or peak, warmup_steps, steps),
-            rate(step, opened, peak, warmup_steps, steps),
-        )
-
     clip = optimizers.clip(clip_norm)
     by_layer = optimizers.scale_by_layer(config.layer_decay, layers)
-    return optax.GradientTransformationExtraArgs(
-        functools.partial(_init, config, inner),
-        functools.partial(_update, config, inner, clip, by_layer, rates),
-    )
+
+    def update(
+        grads: Any, state: State, params: Any = None, *, step: jax.Array, seen: Seen
+    ) -> tuple[Any, State]:
+        heads, encoder = _parts(config, grads)
+        own_heads, own_encoder = _parts(config, params)
+        is_open = step >= state.opened
+        encoder = jax.tree.map(lambda leaf: jnp.where(is_open, leaf, 0), encoder)
+        (heads, encoder), _ = clip.update((heads, encoder), ())
+        heads, of_heads = inner.update(heads, state.heads, own_heads)
+        encoder, of_encoder = inner.update(encoder, state.encoder, own_encoder)
+        # Until the encoder trains, its moments stay as they were at the beginning.
+        of_encoder = jax.tree.map(
+            lambda new, old: jnp.where(is_open, new, old), of_encoder, state.encoder
+        )
+        first_peak = config.head_learning_rate or peak
+        at_heads = rate(step, 0, first_peak, warmup_steps, steps)
+        at_encoder = rate(step, state.opened, peak, warmup_steps, steps)
+        heads = jax.tree.map(lambda leaf: leaf * at_heads, heads)
+        encoder = jax.tree.map(lambda leaf: leaf * at_encoder, encoder)
+        encoder, _ = by_layer.update(encoder, optax.EmptyState())
+        after = _after(config, state, step, seen)
+        heads = _with_priors(config, heads, state.seen, after.seen)
+        trained = partition.merge(heads, encoder)
+        updates = partition.merge(trained, _zeros(config, grads))
+        return updates, after._replace(heads=of_heads, encoder=of_encoder)
+
+    init = functools.partial(_init, config, inner)
+    return optax.GradientTransformationExtraArgs(init, update)
 
 
 def _init(config: Config, inner: optax.GradientTransformation, params: Any) -> State:
     heads, encoder = _parts(config, params)
     bias = next(params[name]["bias"] for name in _WORDS if name in params)
-    words, finds_fakes = jnp.zeros(bias.shape), "rtd_head" in params
+    replaced = jnp.zeros(2) if "rtd_head" in params else None
     return State(
-        Seen(words, jnp.zeros(2)) if finds_fakes else Seen(words),
+        Seen(jnp.zeros(bias.shape), replaced),
         jnp.array(config.head_warmup_steps, jnp.int32),
         inner.init(heads),
         inner.init(encoder),
     )
-
-
-def _update(
-    config: Config,
-    inner: optax.GradientTransformation,
-    clip: optax.GradientTransformation,
-    by_layer: optax.GradientTransformation,
-    rates: Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]],
-    grads: Any,
-    state: State,
-    params: Any = None,
-    *,
-    step: jax.Array,
-    seen: Seen,
-) -> tuple[Any, State]:
-    heads, encoder = _parts(config, grads)
-    own_heads, own_encoder = _parts(config, params)
-    is_open = step >= state.opened
-    encoder = jax.tree.map(lambda leaf: jnp.where(is_open, leaf, 0), encoder)
-    (heads, encoder), _ = clip.update((heads, encoder), ())
-    heads, of_heads = inner.update(heads, state.heads, own_heads)
-    encoder, of_encoder = inner.update(encoder, state.encoder, own_encoder)
-    # Until the encoder trains, its moments stay as they were at the beginning.
-    of_encoder = jax.tree.map(
-        lambda new, old: jnp.where(is_open, new, old), of_encoder, state.encoder
-    )
-    at_heads, at_encoder = rates(step, state.opened)
-    heads = jax.tree.map(lambda leaf: leaf * at_heads, heads)
-    encoder = jax.tree.map(lambda leaf: leaf * at_encoder, encoder)
-    encoder, _ = by_layer.update(encoder, optax.EmptyState())
-    after = _after(config, state, step, seen)
-    heads = _with_priors(config, heads, state.seen, after.seen)
-    trained = partition.merge(heads, encoder)
-    updates = partition.merge(trained, _zeros(config, grads))
-    return updates, after._replace(heads=of_heads, encoder=of_encoder)
 
 
 def words_seen(input_ids: jax.Array, vocab_size: int) -> jax.Array:
@@ -222,7 +186,7 @@ def words_seen(input_ids: jax.Array, vocab_size: int) -> jax.Array:
 def word_prior(words: jax.Array) -> jax.Array:
     """Returns the biases whose softmax is the share of each piece, [V] float32.
 
-    A piece that was never seen counts as SMOOTHING of one. All are 0 if nothing was.
+    A piece that was never seen counts as SMOOTHING of one; all are 0 if none was.
     """
     size = words.shape[0]
     share = (words + SMOOTHING) / (jnp.sum(words) + SMOOTHING * size)

@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from nebula_jax import errors
-from nebula_jax.data import read_ahead
+from nebula_jax.data import resumable_batches
 
 
 class Ending:
@@ -29,7 +29,7 @@ class Ending:
 
 
 def test_batches_come_in_order_and_the_position_is_that_of_those_returned():
-    ahead = read_ahead.ReadAhead(Ending(100), 4)
+    ahead = resumable_batches.ReadAhead(Ending(100), 4)
     ahead.begin()
     assert ahead.get_state() == {"next": 0}
     assert [int(next(ahead)[0]) for _ in range(7)] == list(range(7))
@@ -43,7 +43,7 @@ def test_batches_come_in_order_and_the_position_is_that_of_those_returned():
 def test_at_the_end_as_many_are_left_as_a_cluster_may_still_need(window):
     """A stop before step s is at step s + window at the latest."""
     source = Ending(20)
-    ahead = read_ahead.ReadAhead(source, window + 2)
+    ahead = resumable_batches.ReadAhead(source, window + 2)
     ahead.begin()
     taken = 0
     while ahead.end is None:
@@ -60,8 +60,8 @@ def test_at_the_end_as_many_are_left_as_a_cluster_may_still_need(window):
 def test_too_few_batches_to_begin_with_are_an_error():
     for count in (0, 1, 2):
         with pytest.raises(errors.NebulaError, match="spent"):
-            read_ahead.ReadAhead(Ending(count), 4).begin()
-    read_ahead.ReadAhead(Ending(3), 4).begin()
+            resumable_batches.ReadAhead(Ending(count), 4).begin()
+    resumable_batches.ReadAhead(Ending(3), 4).begin()
 
 
 def test_the_end_of_a_stream_is_no_error():
@@ -71,7 +71,7 @@ def test_the_end_of_a_stream_is_no_error():
                 raise StopIteration
             return super().__next__()
 
-    ahead = read_ahead.ReadAhead(Whole(2), 4)
+    ahead = resumable_batches.ReadAhead(Whole(2), 4)
     ahead.begin()
     assert [int(batch[0]) for batch in ahead] == [0, 1]
     assert ahead.end is None

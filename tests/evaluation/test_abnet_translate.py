@@ -8,7 +8,7 @@ from toy_language import PIECES, SPECIAL, text
 
 from nebula_jax.evaluation import abnet_translate
 from nebula_jax.models import abnet, transformer
-from nebula_jax.training import abnet_targets
+from nebula_jax.training import abnet as training
 
 # ABNet in nano size.
 
@@ -33,7 +33,7 @@ def model(objective):
 def test_beam_search_scores_are_the_uncached_models():
     """Translations scored again, whole, by the function that training uses."""
     config, params, encoded = model("ar")
-    shift = jax.jit(functools.partial(abnet_targets.make, "ar"), static_argnums=(2, 3))
+    shift = jax.jit(functools.partial(training.targets_of, "ar"), static_argnums=(2, 3))
     translate = jax.jit(abnet_translate.by_beam_search, static_argnums=(0, 4, 5))
     found = translate(config, params, encoded, SOURCE_MASK, SPECIAL, 3)
     targets = shift((), found.ids, SPECIAL, 16)

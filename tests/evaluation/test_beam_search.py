@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 from toy_language import CLS, PIECES, SEP, SPECIAL, TABLE, log_softmax, text
 
-from nebula_jax.evaluation import beam_search
+from nebula_jax.evaluation import decoding
 
 # A toy language model: the next piece depends on the sentence and on all before it.
 
@@ -32,7 +32,7 @@ def toy_log_prob(sentence, ids):
 def toy_search(sentences, beams, max_length=5):
     state = jnp.asarray(np.repeat(sentences, beams), jnp.int32)
     search = functools.partial(
-        beam_search.search,
+        decoding.beam_search,
         toy_step,
         batch_size=len(sentences),
         special=SPECIAL,
@@ -81,7 +81,7 @@ def test_a_sentence_is_translated_alike_in_every_batch():
     assert len({len(text(row)) for row in together.ids}) > 1
     state = jnp.asarray(np.repeat(sentences, 2), jnp.int32).reshape(8, 2)
     alone = jax.jit(
-        lambda state: beam_search.search(toy_step, state, 1, SPECIAL, 9, beams=2)
+        lambda state: decoding.beam_search(toy_step, state, 1, SPECIAL, 9, beams=2)
     )
     for n in range(8):
         found = jax.device_get(alone(state[n]))

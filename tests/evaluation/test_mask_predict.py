@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from toy_language import CLS, MASK, SEP, SPECIAL, TABLE, log_softmax, text
 
-from nebula_jax.evaluation import mask_predict
+from nebula_jax.evaluation import decoding
 
 # A toy masked language model: a piece depends on all pieces of the row.
 
@@ -47,7 +47,7 @@ def masked_by_hand(length, iterations):
 def test_mask_predict_is_abnets_loop(iterations):
     lengths = np.asarray([[3, 4, 7], [9, 8, 6], [5, 5, 5]], np.int32)
     search = functools.partial(
-        mask_predict.search,
+        decoding.mask_predict,
         toy_predict,
         special=SPECIAL,
         max_length=9,
@@ -63,8 +63,8 @@ def test_mask_predict_is_abnets_loop(iterations):
 
 def test_length_candidates_are_the_likeliest_that_are_no_shorter_than_a_piece():
     logits = np.asarray([[-np.inf, 9, 8, 1, 2, 4, 3], [-np.inf, 0, 0, 5, 6, 1, 7]])
-    got = mask_predict.length_candidates(logits, 3)
+    got = decoding.length_candidates(logits, 3)
     np.testing.assert_array_equal(got, [[5, 6, 4], [6, 4, 3]])
     np.testing.assert_array_equal(
-        mask_predict.length_candidates(logits[:, :5], 4)[0, 2:], 3
+        decoding.length_candidates(logits[:, :5], 4)[0, 2:], 3
     )

@@ -1,11 +1,11 @@
 import numpy as np
 import pytest
 
-from nebula_jax.evaluation import unigrams
+from nebula_jax.evaluation import rtd
 
 
 def test_the_entropy_of_counts_by_hand():
-    found = unigrams.Unigrams(10)
+    found = rtd.Unigrams(10)
     assert found.entropy() is None
     found.add(np.array([[2, 5, 6, 3], [2, 5, 5, 0]]))
     found.add(np.array([6, 7, 7]))
@@ -23,7 +23,7 @@ def test_what_two_steps_leave_has_no_entropy_and_more_has_nearly_the_right_one(p
     shares /= shares.sum()
     truth = -np.sum(shares * np.log(shares))
     random = np.random.default_rng(0)
-    found = unigrams.Unigrams(pieces + 5)
+    found = rtd.Unigrams(pieces + 5)
     seen = []
     for _ in range(100):
         found.add(random.choice(np.arange(5, pieces + 5), size=960, p=shares))

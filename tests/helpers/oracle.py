@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 import safetensors.numpy
 
-from nebula_jax.models import heads, pretrained, transformer
+from nebula_jax.models import masked_lm, pretrained, transformer
 
 SHAPE = {
     "vocab_size": 23,
@@ -111,11 +111,11 @@ def ours(model: pretrained.Pretrained) -> dict[str, np.ndarray]:
             outputs["pooled"] = jnp.tanh(dense.apply(pooler, hidden[:, 0]))
         if "mlm_head" in params:
             table = params["embeddings"]["word_embeddings"]["embedding"]
-            outputs["mlm_logits"] = heads.MLMHead(config).apply(
+            outputs["mlm_logits"] = masked_lm.MLMHead(config).apply(
                 {"params": params["mlm_head"]}, hidden, table
             )
         if "rtd_head" in params:
-            outputs["rtd_logits"] = heads.RTDHead(config).apply(
+            outputs["rtd_logits"] = masked_lm.RTDHead(config).apply(
                 {"params": params["rtd_head"]}, hidden
             )
         return outputs

@@ -12,8 +12,7 @@ from nebula_jax.models import (
     abnet_params,
     adapters,
     bottleneck,
-    electra,
-    heads,
+    masked_lm,
     transformer,
 )
 from nebula_jax.training import partition
@@ -116,7 +115,7 @@ def test_target_interleaves_frozen_layers_and_adapters(target_params, hidden):
             read = adapter.apply(own, hidden, method="read")
             h = adapter.apply(own, h, read, X_MASK, True)
         table = p["embeddings"]["word_embeddings"]["embedding"]
-        return heads.MLMHead(TARGET).apply({"params": p["mlm_head"]}, h, table)
+        return masked_lm.MLMHead(TARGET).apply({"params": p["mlm_head"]}, h, table)
 
     got = everywhere(CMLM, target_params, Y, Y_MASK, hidden, X_MASK)
     assert got.shape == (2, 6, 30)
@@ -173,7 +172,7 @@ def test_silent_adapters_leave_the_pretrained_model_nearly_as_it_was(
         drawn.masked_language_model(TARGET),
     )
     positions = np.tile(np.arange(6, dtype=np.int32), (2, 1))
-    apply = jax.jit(electra.Generator(TARGET).apply)
+    apply = jax.jit(masked_lm.MaskedLM(TARGET).apply)
     want = np.asarray(apply({"params": model}, Y, Y_MASK, positions))
 
     def error(params):

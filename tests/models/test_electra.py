@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from nebula_jax.models import electra, transformer
+from nebula_jax.models import masked_lm, transformer
 
 CONFIG = transformer.config_of_size("nano", layers=1, vocab_size=60, max_length=16)
 IDS = np.random.RandomState(0).randint(5, 60, (2, 16)).astype(np.int32)
@@ -18,7 +18,7 @@ INPUTS = (IDS, MASK, POSITIONS)
 
 def test_corrective_logits_are_eq_10():
     """Hidden state of the masked position times the token's embedding, plus a bias."""
-    discriminator = electra.Discriminator(CONFIG)
+    discriminator = masked_lm.Discriminator(CONFIG)
     params = drawn.params(discriminator, *INPUTS, seed=1)
     by_hand = jax.jit(functools.partial(transformer.hidden_states, CONFIG))
     hidden = np.asarray(by_hand(params, IDS, MASK))
@@ -33,7 +33,7 @@ def test_corrective_logits_are_eq_10():
 
 def test_disentangled_embeddings_learn_apart_from_the_output_layer():
     """The deltas all that the encoder learns, the table what its output layer does."""
-    apart = electra.Discriminator(dataclasses.replace(CONFIG, disentangled=True))
+    apart = masked_lm.Discriminator(dataclasses.replace(CONFIG, disentangled=True))
     params = drawn.params(apart, *INPUTS)
 
     @functools.partial(jax.jit, static_argnums=0)
@@ -52,7 +52,7 @@ def test_disentangled_embeddings_learn_apart_from_the_output_layer():
         "embeddings": joined | {"word_embeddings": {"embedding": table + deltas}}
     }
     rtd, logits = gradients(apart, params, 1.0, 0.0)
-    want, wanted = gradients(electra.Discriminator(CONFIG), joined, 1.0, 0.0)
+    want, wanted = gradients(masked_lm.Discriminator(CONFIG), joined, 1.0, 0.0)
     np.testing.assert_allclose(logits, wanted, atol=1e-5)
     found = rtd["embeddings"]
     assert not found["word_embeddings"]["embedding"].any()
@@ -84,5 +84,5 @@ def test_the_papers_models_have_the_papers_sizes():
         one, two = (count(module, size, layers) for layers in (1, 2))
         return (one + (transformer.SIZES[size][0] - 1) * (two - one)) / 1e6
 
-    assert millions(electra.Discriminator, "large") == pytest.approx(560, abs=2)
-    assert millions(electra.Generator, "base") == pytest.approx(278, abs=1)
+    assert millions(masked_lm.Discriminator, "large") == pytest.approx(560, abs=2)
+    assert millions(masked_lm.MaskedLM, "base") == pytest.approx(278, abs=1)

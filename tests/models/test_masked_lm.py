@@ -2,7 +2,7 @@ import drawn
 import jax
 import numpy as np
 
-from nebula_jax.models import adapters, heads, mask_slots, masked_lm, transformer
+from nebula_jax.models import adapters, mask_slots, masked_lm, transformer
 
 CONFIG = transformer.Config(
     vocab_size=50, layers=2, width=16, heads=2, feed_forward=32, max_length=12
@@ -42,7 +42,7 @@ def test_an_adapter_stands_after_each_layer():
         hidden = mask_slots.gather(hidden, PLACES)
         table = params["embeddings"]["word_embeddings"]["embedding"]
         head = {"params": params["mlm_head"]}
-        return heads.MLMHead(CONFIG).apply(head, hidden, table)
+        return masked_lm.MLMHead(CONFIG).apply(head, hidden, table)
 
     params = drawn.params(MODEL, IDS, MASK, PLACES)
     got = jax.jit(MODEL.apply)({"params": params}, IDS, MASK, PLACES)

@@ -12,7 +12,7 @@ from token_rows import CONTROLS, PAD, rows
 
 from nebula_jax.models import abnet, transformer
 from nebula_jax.training import abnet as training
-from nebula_jax.training import abnet_targets, losses, masking
+from nebula_jax.training import losses, masking
 
 B = 4
 INDEX = np.asarray([7, 1, 9, 4], np.int32)
@@ -218,7 +218,7 @@ def test_the_loss_of_a_held_out_sentence_is_that_of_masked_pieces():
     plain, params = task("cmlm", dropout=0.0), init("cmlm")
     ids = TARGET_IDS[:, :12]
     nats, tokens = held_out(plain, params[1], hidden_states("cmlm"), ids)
-    keys = abnet_targets.example_keys(
+    keys = masking.example_keys(
         jax.random.key(training.HELD_OUT_SEED), jnp.asarray(INDEX)
     )
     places = masking.mask_random_count(keys, ids, CONTROLS)[1]

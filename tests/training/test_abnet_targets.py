@@ -4,14 +4,15 @@ import jax
 import numpy as np
 from token_rows import CLS, CONTROLS, MASK, PAD, SEP, UNK, rows
 
-from nebula_jax.training import abnet_targets, masking
+from nebula_jax.training import abnet as training
+from nebula_jax.training import masking
 
 LENGTHS = (10, 3, 7, 12)
 
 
 IDS = rows(LENGTHS, 12)
-KEYS = abnet_targets.example_keys(jax.random.key(0), np.asarray([7, 1, 9, 4]))
-corrupt = jax.jit(functools.partial(abnet_targets.make, "cmlm"), static_argnums=(2, 3))
+KEYS = masking.example_keys(jax.random.key(0), np.asarray([7, 1, 9, 4]))
+corrupt = jax.jit(functools.partial(training.targets_of, "cmlm"), static_argnums=(2, 3))
 corrupt_span = jax.jit(masking.corrupt_span, static_argnames=("special", "policy"))
 
 
@@ -76,7 +77,7 @@ def test_a_source_span_has_the_rates_length_and_often_an_end_of_the_sentence():
 
 
 def test_autoregressive_inputs_are_labels_a_place_later():
-    shift = jax.jit(functools.partial(abnet_targets.make, "ar"), static_argnums=(2, 3))
+    shift = jax.jit(functools.partial(training.targets_of, "ar"), static_argnums=(2, 3))
     targets = shift((), IDS, CONTROLS, 40)
     assert targets.input_ids.shape == (4, 11)
     positions = np.asarray(targets.positions)

@@ -9,10 +9,10 @@ import pytest
 import trees
 
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import electra, transformer
+from nebula_jax.models import masked_lm, transformer
 from nebula_jax.parallel import mesh as mesh_lib
 from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES
-from nebula_jax.training import abnet_targets, bert, masking, optimizers, partition
+from nebula_jax.training import bert, masking, optimizers, partition
 
 V, L, B, STEPS = 64, 24, 16, 8
 PAD = vocabularies.SPECIAL.pad
@@ -149,13 +149,13 @@ def test_operands_of_two_bytes_follow_the_loss_curve():
 def of_generator(config, params, rng, ids):
     """Electra's generator on the masks of a step."""
     rows = masking.mask_rows(
-        abnet_targets.example_keys(rng, np.arange(len(ids))),
+        masking.example_keys(rng, np.arange(len(ids))),
         ids,
         rate=config.mask_rate,
         policy=masking.POLICIES[config.mask_policy],
         vocab_size=V,
     )
-    model = electra.Generator(config.encoder)
+    model = masked_lm.MaskedLM(config.encoder)
     return rows, model.apply(
         {"params": params}, rows.input_ids, ids != PAD, rows.positions
     )

@@ -8,7 +8,7 @@ import trees
 
 from nebula_jax.communication import codec, codecs
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import electra, mask_slots, modern, transformer
+from nebula_jax.models import mask_slots, masked_lm, modern, transformer
 from nebula_jax.training import (
     accumulate,
     losses,
@@ -96,7 +96,7 @@ def corrupted(generator, seed=0, temperature=1.0):
 @jax.jit
 def logits_of(params, masked, ids):
     """Computes a generator's logits at masked positions of text."""
-    return electra.Generator(PLAIN.generator).apply(
+    return masked_lm.MaskedLM(PLAIN.generator).apply(
         {"params": params},
         masked.input_ids,
         ids != vocabularies.SPECIAL.pad,
@@ -249,7 +249,7 @@ def test_the_discriminators_loss_is_lambda_rtd_plus_gamma_clm(generator, discrim
     )
     ids = text(0)
     positions = mask_slots.find(tokens.masked, WEIGHTED.capacity)
-    apply = jax.jit(electra.Discriminator(WEIGHTED.discriminator).apply)
+    apply = jax.jit(masked_lm.Discriminator(WEIGHTED.discriminator).apply)
     rtd, clm = apply(
         {"params": discriminator.params}, tokens.input_ids, ids != 0, positions
     )

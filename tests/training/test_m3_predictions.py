@@ -10,7 +10,7 @@ import numpy as np
 import optax
 import pytest
 
-from nebula_jax.models import electra, transformer
+from nebula_jax.models import masked_lm, transformer
 from nebula_jax.training import m3, m3_predictions
 
 V, L, B = 97, 12, 4
@@ -23,7 +23,7 @@ CONFIG = m3.Config(SHAPE, SHAPE, steps=20, rtd_weight=7.0, clm_weight=3.0)
 @pytest.fixture(scope="module")
 def params():
     ids = np.zeros((1, L), np.int32)
-    return drawn.params(electra.Discriminator(SHAPE), ids, ids == 0, ids[:, :2])
+    return drawn.params(masked_lm.Discriminator(SHAPE), ids, ids == 0, ids[:, :2])
 
 
 mask = jax.jit(m3.mask, static_argnums=0)

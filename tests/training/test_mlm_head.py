@@ -8,7 +8,8 @@ from token_rows import CONTROLS
 
 from nebula_jax.models import abnet, transformer
 from nebula_jax.models.pretrained import tree
-from nebula_jax.training import mlm_head, optimizers
+from nebula_jax.training import abnet as training
+from nebula_jax.training import optimizers
 from nebula_jax.training import state as train_state
 
 CONFIG = transformer.Config(60, 1, 16, 2, 32, 16)
@@ -21,14 +22,14 @@ def rows(width=12):
 
 @jax.jit
 def begin():
-    head = mlm_head.init_head(CONFIG, jax.random.key(2))
+    head = training.init_head(CONFIG, jax.random.key(2))
     return train_state.create(head, OPTIMIZER, jax.random.key(3))
 
 
 def step(state, objective, ids, slots=48):
     """One step: the next state and the loss; the state before it is used up."""
     encoder = drawn.masked_language_model(CONFIG)
-    state, metrics = mlm_head.step(
+    state, metrics = training.head_step(
         CONFIG, CONTROLS, objective, slots, OPTIMIZER, state, encoder, ids
     )
     return state, metrics["loss"]

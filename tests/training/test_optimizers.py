@@ -13,11 +13,12 @@ from nebula_jax.models import (
     abnet,
     abnet_params,
     classifier,
-    electra,
+    masked_lm,
     pretrained,
     transformer,
 )
-from nebula_jax.training import mlm_head, optimizers, partition
+from nebula_jax.training import abnet as training
+from nebula_jax.training import optimizers, partition
 
 
 @pytest.mark.parametrize(
@@ -142,7 +143,7 @@ def electra_params(model):
 
 def classifier_params():
     special = tokenizers.SpecialTokens(0, 1, 2, 3, 4, 5)
-    encoder = electra_params(electra.Discriminator)
+    encoder = electra_params(masked_lm.Discriminator)
     params = {part: encoder[part] for part in ("embeddings", "encoder")}
     config = classifier.Config(SHAPE, special)
     model = pretrained.Pretrained("bert", SHAPE, params, {})
@@ -150,11 +151,11 @@ def classifier_params():
 
 
 TREES = {
-    "generator": lambda: electra_params(electra.Generator),
-    "discriminator": lambda: electra_params(electra.Discriminator),
+    "generator": lambda: electra_params(masked_lm.MaskedLM),
+    "discriminator": lambda: electra_params(masked_lm.Discriminator),
     "source": lambda: abnet_params.init_source(TRANSLATOR, jax.random.key(0)),
     "target": lambda: abnet_params.init_target(TRANSLATOR, jax.random.key(0)),
-    "head": lambda: mlm_head.init_head(NARROW, jax.random.key(0)),
+    "head": lambda: training.init_head(NARROW, jax.random.key(0)),
     "classifier": classifier_params,
 }
 FORMS = {

@@ -4,10 +4,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from nebula_jax.training import sampling
+from nebula_jax.training import m3
 
 DRAWS = 20_000
-categorical = jax.jit(sampling.categorical)
+categorical = jax.jit(m3.categorical)
 
 
 @pytest.mark.parametrize(
@@ -45,5 +45,5 @@ def test_the_largest_random_number_still_hits_something(place, monkeypatch):
         "jax.random.uniform", lambda rng, shape: jnp.full(shape, 1.0 - 2.0**-23)
     )
     logits = np.where(np.arange(10) <= place, np.float32(0.3), -np.inf)
-    largest = jax.jit(lambda *args: sampling.categorical(*args))  # traced anew
+    largest = jax.jit(lambda *args: m3.categorical(*args))  # traced anew
     assert int(largest(jax.random.key(0), logits)) == place

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from nebula_jax.data.tokenizers import detokenize, readers, sentencepiece_json
+from nebula_jax.data.tokenizers import detokenize, readers
 
 KEPT = "kept_pieces.json"
 """The ids that a trimmed tokenizer keeps of the whole one."""
@@ -58,14 +58,7 @@ class SpecialTokens(NamedTuple):
         return self[:5]
 
     def contains(self, ids: Any) -> Any:
-        """Marks ids that are special.
-
-        Args:
-          ids: integers, a NumPy or a JAX array.
-
-        Returns:
-          bool, of the same kind and shape.
-        """
+        """Marks ids that are special: integers of NumPy or JAX -> bool of the same."""
         return functools.reduce(operator.or_, (ids == each for each in self.ids))
 
 
@@ -88,13 +81,9 @@ class Tokenizer(NamedTuple):
         return self.special.size
 
     def encode(self, text: str) -> list[int]:
-        """Encodes a text without adding special tokens.
+        """Encodes a text; what reads like a special token, such as "[SEP]", is text.
 
-        Args:
-          text: any; what reads like a special token, such as "[SEP]", is text too.
-
-        Returns:
-          Ids; unk is the one special token among them.
+        Unk is the one special token among the ids.
         """
         return self.encode_batch([text])[0]
 
@@ -116,12 +105,7 @@ class Tokenizer(NamedTuple):
 
 
 def load(folder: pathlib.Path) -> Tokenizer:
-    """Reads the tokenizer of a checkpoint folder.
-
-    Raises:
-      NoTokenizerError: if there is none.
-      TokenizerError: if it cannot be read.
-    """
+    """Reads a folder's tokenizer; NoTokenizerError without one, else TokenizerError."""
     folder = pathlib.Path(folder)
     if (folder / KEPT).exists():
         whole = _load_whole(folder / WHOLE)
@@ -164,13 +148,10 @@ def count_pieces(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
 
 
 def kept_ids(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> np.ndarray:
-    """Adds the special tokens to ids to keep.
+    """Adds the special tokens to ids to keep: [N] int64, ascending, each once.
 
     Give the result to `trim` and to `trimming.trim`, so that tokenizer and model
     agree (`trimming.trim_to` does both).
-
-    Returns:
-      [N] int64, ascending, each once.
 
     Raises:
       TokenizerError: if an id is out of range.
@@ -184,11 +165,7 @@ def kept_ids(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> np.ndarray:
 def trim(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> Tokenizer:
     """Keeps only some pieces: the i-th smallest id kept becomes i, others become unk.
 
-    Args:
-      tokenizer: may itself have been trimmed.
-
-    Raises:
-      TokenizerError: if an id is out of range.
+    A tokenizer may be trimmed again; TokenizerError if an id is out of range.
     """
     return _trimmed(tokenizer, kept_ids(tokenizer, keep_ids))
 
@@ -218,9 +195,8 @@ def save(
     model's, finds no tokenizer instead of wrong ids.
 
     Args:
-      folder: made if missing; `load` reads the same tokenizer from it. The ids it keeps
-        count from the whole tokenizer, so its digest is not that of one that was
-        trimmed twice.
+      folder: made if missing; `load` reads the same tokenizer from it, but for the
+        digest of one that was trimmed twice.
       max_length: positions of the model, to which transformers cuts texts.
 
     Raises:
@@ -230,17 +206,14 @@ def save(
         is_trimmed = tokenizer.size < len(tokenizer.library.pieces)
         target = folder / WHOLE if is_trimmed else folder
         target.mkdir(parents=True, exist_ok=True)
-        for name in (
-            *(readers.JSON, readers.SENTENCEPIECE, readers.VOCABULARY),
-            *(readers.SPIECE, readers.CONFIG),
-        ):
+        for name in readers.FILES:
             source = tokenizer.folder / name
             if source.exists() and source.resolve() != (target / name).resolve():
                 shutil.copyfile(source, target / name)
         is_own = (target / readers.SPIECE).exists()
         if is_own and not is_trimmed and not (target / readers.JSON).exists():
             special = [tokenizer.piece(each) for each in tokenizer.special.ids]
-            sentencepiece_json.write(target, special, max_length)
+            readers.describe_spiece(target, special, max_length)
         (folder / KEPT).unlink(missing_ok=True)
         if is_trimmed:
             kept = {"kept_ids": tokenizer.old_ids.tolist()}

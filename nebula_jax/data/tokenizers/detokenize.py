@@ -31,12 +31,10 @@ _DOMAIN = {"com", "org", "net", "edu", "gov", "uk", "de", "fr", "es", "cn", "io"
 def english(text: str) -> str:
     """Puts spaces where English has them; words and marks stay as they are, in order.
 
+    WordPiece's decoder gives words and single punctuation marks, spaces between.
+
     >>> english("it ' s tom ' s 3 , 000 well - known books , isn ' t it ?")
     "it's tom's 3,000 well-known books, isn't it?"
-
-    Args:
-      text: words and single punctuation marks with spaces between, as WordPiece's
-        decoder gives them.
     """
     tokens = text.split()
     out: list[str] = []

@@ -21,6 +21,8 @@ SENTENCEPIECE = "sentencepiece.bpe.model"
 VOCABULARY = "vocab.txt"
 SPIECE = "spiece.model"
 CONFIG = "tokenizer_config.json"
+FILES = (JSON, SENTENCEPIECE, VOCABULARY, SPIECE, CONFIG)
+_UNIGRAM = 1  # sentencepiece's number of this type of model
 _SPACE = "▁"
 _PUNCTUATION = set(",;:.?!~，；：。？！《》【】")
 
@@ -44,17 +46,9 @@ class Library(NamedTuple):
 
 
 def read(folder: pathlib.Path) -> tuple[Library, tuple[str, ...]]:
-    """Reads the tokenizer of a folder.
+    """Reads the tokenizer of a folder, and the names of the files that define it.
 
-    Args:
-      folder: with the files of one row of the table above.
-
-    Returns:
-      The tokenizer, and the names of the files that define it.
-
-    Raises:
-      NoTokenizerError: if no file of a tokenizer is there.
-      TokenizerError: if a file is damaged.
+    NoTokenizerError if no file of one is there; TokenizerError if one is damaged.
     """
     fitting = [
         (names, reader)
@@ -234,8 +228,62 @@ def _kind_of(character: str) -> str:
     return "letter"
 
 
+def describe_spiece(
+    folder: pathlib.Path, special: Sequence[str], max_length: int | None = None
+) -> None:
+    """Writes tokenizer.json and tokenizer_config.json for a folder's spiece.model.
+
+    transformers has no class for a sentencepiece model with BERT's special pieces; its
+    AutoTokenizer reads this description. A pair has one token type and two separators,
+    as an encoder without token types is trained here
+    (`ragged_rows.has_double_separator`). A BPE model gets none: it would lack merges.
+
+    Args:
+      folder: with spiece.model.
+      special: its pieces for pad, unk, cls, sep and mask.
+      max_length: positions of the encoder; None leaves long texts uncut.
+    """
+    with installed.extra("experiments"):
+        import tokenizers
+        from sentencepiece import sentencepiece_model_pb2
+        from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
+    model = sentencepiece_model_pb2.ModelProto()  # type: ignore[attr-defined]
+    model.ParseFromString((folder / SPIECE).read_bytes())
+    if model.trainer_spec.model_type != _UNIGRAM:
+        return
+    pieces = [(piece.piece, piece.score) for piece in model.pieces]
+    unk = model.trainer_spec.unk_id
+    made = tokenizers.Tokenizer(models.Unigram(pieces, unk_id=unk))
+    # sentencepiece's own steps: NFKC as its table has it, then single spaces.
+    made.normalizer = normalizers.Sequence(
+        [
+            normalizers.Precompiled(model.normalizer_spec.precompiled_charsmap),
+            normalizers.Strip(),
+            normalizers.Replace(tokenizers.Regex(" {2,}"), " "),
+        ]
+    )
+    made.pre_tokenizer = pre_tokenizers.Metaspace()
+    made.decoder = decoders.Metaspace()
+    _, _, cls, sep, _ = special
+    made.post_processor = processors.TemplateProcessing(
+        single=f"{cls}:0 $A:0 {sep}:0",
+        pair=f"{cls}:0 $A:0 {sep}:0 {sep}:0 $B:0 {sep}:0",
+        special_tokens=[(piece, made.token_to_id(piece)) for piece in (cls, sep)],
+    )
+    made.add_special_tokens(list(special))
+    made.save(str(folder / JSON))
+    names = ("pad_token", "unk_token", "cls_token", "sep_token", "mask_token")
+    settings = {
+        "tokenizer_class": "PreTrainedTokenizerFast",
+        "model_input_names": ["input_ids", "attention_mask"],
+        **dict(zip(names, special, strict=True)),
+        **({"model_max_length": max_length} if max_length else {}),
+    }
+    (folder / CONFIG).write_text(json.dumps(settings, indent=1) + "\n", "utf-8")
+
+
 # The first row whose files are all there counts. Beside spiece.model, tokenizer.json is
-# made of it, for transformers (`sentencepiece_json`).
+# made of it, for transformers (`describe_spiece`).
 _READERS = (
     ((SPIECE,), _read_spiece),
     ((JSON,), _read_json),

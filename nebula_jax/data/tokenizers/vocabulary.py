@@ -113,8 +113,7 @@ def cut(line: str) -> list[str]:
 def load(path: pathlib.Path) -> Vocabulary:
     """Reads a model file made by `train`, or a pretrained model's tokenizer folder.
 
-    Raises:
-      VocabularyError: if there is none, or its special pieces are others.
+    VocabularyError if there is none, or its special pieces are others.
     """
     if path.is_dir():
         return _from_tokenizer(path)

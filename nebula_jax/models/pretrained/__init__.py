@@ -20,6 +20,7 @@ import jax
 import numpy as np
 from flax import traverse_util
 
+import nebula_jax
 from nebula_jax.data import tokenizers
 from nebula_jax.models import transformer
 from nebula_jax.models.pretrained import config_json, tree
@@ -42,6 +43,27 @@ KINDS = {
     **dict.fromkeys(("ernie_m", "ernie_m_paddle"), "ErnieMTokenizer"),
 }
 """Family -> its kind of tokenizer, if config.json has none."""
+
+CARD = """\
+---
+library_name: transformers
+pipeline_tag: {task}
+tags: [nebula-jax]
+---
+# {title}
+
+{about}
+
+The model is {shape}.
+
+    from transformers import pipeline
+    print(pipeline("{task}", "{name}")({text}))
+
+Nebula-JAX {version} wrote this page. It knows no licence: add here under which one the
+text that this model was trained on, and the model that it began with, allow its use.
+"""
+SENTENCE = '"A man sleeps."'
+PAIR = f'{{"text": {SENTENCE}, "text_pair": "Somebody is awake."}}'
 
 MOST_SPARE_ROWS = 127
 """Rows of the table beyond the tokenizer's pieces: tables are rounded up to 128s."""
@@ -152,9 +174,8 @@ def save(folder: pathlib.Path, model: Pretrained) -> None:
 
         save(folder, Pretrained("electra", config, params, {}))
 
-    Args:
-      folder: made if missing; `tokenizers.save` writes the tokenizer.
-      model: its `params` may be device arrays.
+    The folder is made if missing (`tokenizers.save` writes the tokenizer); parameters
+    may be device arrays.
 
     Raises:
       PretrainedError: if the family has no such part, or counts positions otherwise, or
@@ -232,3 +253,18 @@ def describe(model: Pretrained) -> str:
         f" {config.vocab_size:,} rows, {config.max_length} positions,"
         f" {', '.join(extra) or 'no heads'}, {millions:.1f} million parameters"
     )
+
+
+def write_card(folder: pathlib.Path, model: Pretrained, about: str) -> None:
+    """Writes a model's card; `about` is a paragraph, of where the model is from."""
+    is_classifier = "classifier_head" in model.params
+    card = CARD.format(
+        task="text-classification" if is_classifier else "feature-extraction",
+        title="A classifier of pairs of sentences" if is_classifier else "An encoder",
+        text=PAIR if is_classifier else SENTENCE,
+        about=about,
+        shape=describe(model),
+        name=folder.name,
+        version=nebula_jax.__version__,
+    )
+    (folder / "README.md").write_text(card, "utf-8")

@@ -38,11 +38,7 @@ before the tensors are looked at."""
 def read(
     metadata: dict[str, Any], path: pathlib.Path
 ) -> tuple[str, transformer.Config]:
-    """Reads family and shape of a foreign model.
-
-    Raises:
-      PretrainedError: for another architecture than our encoder's.
-    """
+    """Reads family and shape of a model; PretrainedError if ours is no such encoder."""
     name = _family(metadata, path)
     family = names.FAMILIES[name]
     _check_fixed(metadata, path, name)
@@ -78,24 +74,20 @@ def read(
 
 
 def _body(metadata: dict[str, Any], path: pathlib.Path) -> modern.Body:
-    """Reads the numbers of ModernBERT's layers."""
-    window = _number(metadata, path, "local_attention", modern.Body.window)
-    return modern.Body(_global_every(metadata, path), window)
-
-
-def _global_every(metadata: dict[str, Any], path: pathlib.Path) -> int:
-    """Reads every how many layers, from the first on, one attends to all positions.
+    """Reads the numbers of ModernBERT's layers.
 
     transformers 5 writes the kind of each layer, and ignores the number beside it.
     """
+    usual = modern.Body()
+    window = _number(metadata, path, "local_attention", usual.window)
     kinds = metadata.get("layer_types")
     if kinds is None:
-        usual = modern.Body.global_every
-        return _number(metadata, path, "global_attn_every_n_layers", usual)
+        key = "global_attn_every_n_layers"
+        return modern.Body(_number(metadata, path, key, usual.global_every), window)
     layers = _number(metadata, path, "num_hidden_layers")
     for every in range(1, layers + 1):
         if kinds == [SLIDING if n % every else FULL for n in range(layers)]:
-            return every
+            return modern.Body(every, window)
     raise checkpoint_folder.PretrainedError(
         f"{path}: layer_types is {repr(kinds)[:60]}; our encoder has {FULL} in the"
         f" first of {layers} layers and in every so many after it, else {SLIDING}"
@@ -106,18 +98,12 @@ def _family(metadata: dict[str, Any], path: pathlib.Path) -> str:
     """Finds a key of `names.FAMILIES`, by model_type or the architecture's name."""
     kind = metadata.get("model_type")
     if kind is None:  # files of before 2020, and some of Paddle's
-        architectures = metadata.get("architectures")
-        architecture = ""
-        if isinstance(architectures, list) and architectures:
-            architecture = str(architectures[0])
-        kind = next(
-            (
-                family.model_type
-                for family in names.FAMILIES.values()
-                if architecture.startswith(family.architectures[""][: -len("Model")])
-            ),
-            None,
-        )
+        given = metadata.get("architectures")
+        first = str(given[0]) if isinstance(given, list) and given else ""
+        for family in names.FAMILIES.values():
+            if first.startswith(family.architectures[""].removesuffix("Model")):
+                kind = family.model_type
+                break
     if not isinstance(kind, str) or kind not in names.MODEL_TYPES:
         raise checkpoint_folder.PretrainedError(
             f"{path}: model_type {kind!r}; known are {', '.join(names.MODEL_TYPES)}"
@@ -169,11 +155,9 @@ def _epsilon(
 def write(
     metadata: dict[str, Any], name: str, config: transformer.Config, head: str
 ) -> dict[str, Any]:
-    """Makes the config.json of a model.
+    """Makes the config.json of a model of `head`, "" if none, from one that was read.
 
-    Args:
-      metadata: config.json as it was read; keys that have no meaning here stay.
-      head: the head by which transformers' class is chosen; "" if it has none.
+    Keys that have no meaning here stay.
 
     Raises:
       PretrainedError: if transformers would count its positions otherwise.

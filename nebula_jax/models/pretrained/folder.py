@@ -26,11 +26,7 @@ class PretrainedError(errors.NebulaError):
 
 
 def read_config(folder: pathlib.Path) -> dict[str, Any]:
-    """Reads config.json.
-
-    Raises:
-      PretrainedError: if there is none, or it is no JSON object.
-    """
+    """Reads config.json; PretrainedError if there is none, or it is no JSON object."""
     if not folder.is_dir():
         raise PretrainedError(f"{folder} is no folder")
     config = read_json(folder / CONFIG)
@@ -50,11 +46,7 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def read_tensors(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads all tensors, by the names they have in the files.
-
-    Raises:
-      PretrainedError: if there are none, or a file is damaged or cut short.
-    """
+    """Reads all tensors by name; PretrainedError if none, damaged or cut short."""
     if (folder / TENSORS).exists():
         return _read(folder / TENSORS)
     if (folder / INDEX).exists():
@@ -93,11 +85,7 @@ def first_few(names: Sequence[str]) -> str:
 
 
 def digest(folder: pathlib.Path) -> str:
-    """Computes the SHA-256 of config.json and of the tensors' files, in hexadecimal.
-
-    Raises:
-      PretrainedError: if there are none.
-    """
+    """Computes the SHA-256 of a model's files in hex; PretrainedError without any."""
     names = sorted(
         {CONFIG, INDEX, *(path.name for path in folder.glob("*.safetensors"))}
     )
@@ -134,12 +122,7 @@ def write(
 ) -> None:
     """Writes both files; the config last, so that half a folder is no checkpoint.
 
-    Args:
-      folder: made if missing.
-      tensors: float32 arrays by name.
-
-    Raises:
-      PretrainedError: if the disk does not take them.
+    `tensors` are float32 arrays by name; PretrainedError if the disk refuses.
     """
     with installed.extra("experiments"):
         import safetensors.numpy

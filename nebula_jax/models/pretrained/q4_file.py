@@ -73,11 +73,7 @@ class _Cursor:
 
 
 def read(path: pathlib.Path) -> FourBit:
-    """Reads and decodes the file.
-
-    Raises:
-      PretrainedError: if it is of another kind, or cut short.
-    """
+    """Reads and decodes the file; PretrainedError of another kind, or cut short."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -12,7 +12,7 @@ import numpy as np
 from flax import linen as nn
 from flax import traverse_util
 
-from nebula_jax.models import heads, transformer
+from nebula_jax.models import masked_lm, transformer
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.models.pretrained import names as state_names
 
@@ -42,8 +42,8 @@ def shapes(config: transformer.Config) -> Mapping[str, tuple[int, ...]]:
         "embeddings": init(transformer.Embeddings(config), ids, deterministic=True),
         "encoder": encoder,
         "pooler": {"dense": {"kernel": square, "bias": row}},
-        "mlm_head": init(heads.MLMHead(config), hidden, table),
-        "rtd_head": init(heads.RTDHead(config), hidden),
+        "mlm_head": init(masked_lm.MLMHead(config), hidden, table),
+        "rtd_head": init(masked_lm.RTDHead(config), hidden),
     }
     return {
         path: leaf.shape

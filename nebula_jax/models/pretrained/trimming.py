@@ -20,21 +20,17 @@ OF_PIECES = ("embeddings/word_embeddings/embedding", "mlm_head/bias")
 def first_layers(model: pretrained.Pretrained, layers: int) -> pretrained.Pretrained:
     """Takes a model's embeddings and first layers (section 4.1's hot start), no heads.
 
-    Raises:
-      PretrainedError: if there are fewer layers.
+    PretrainedError if there are fewer layers.
     """
     if not 1 <= layers <= model.config.layers:
         raise pretrained.PretrainedError(
             f"{layers} layers of a model that has {model.config.layers}"
         )
     above = {f"layer_{number}" for number in range(layers, model.config.layers)}
+    encoder = model.params["encoder"].items()
     params = {
         "embeddings": model.params["embeddings"],
-        "encoder": {
-            name: part
-            for name, part in model.params["encoder"].items()
-            if name not in above
-        },
+        "encoder": {name: part for name, part in encoder if name not in above},
     }
     config = dataclasses.replace(model.config, layers=layers)
     return model._replace(config=config, params=params)
@@ -45,13 +41,9 @@ def trim_to(
 ) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer, np.ndarray]:
     """Trims a model and its tokenizer to the pieces of a text.
 
-    Args:
-      counts: [N] integers, how often each piece occurs (`tokenizers.count_pieces` of
-        texts, `ragged_rows.count_pieces` of tokenized rows).
-
-    Returns:
-      The smaller model, its tokenizer, and the ids kept, [N'] int32, ascending:
-      pieces that occur, and special tokens.
+    Of counts [N], how often each piece occurs (`tokenizers.count_pieces` of texts,
+    `ragged_rows.count_pieces` of rows). Returns also the ids kept, [N'] int32,
+    ascending: pieces that occur, and special tokens.
     """
     keep = tokenizers.kept_ids(tokenizer, np.flatnonzero(counts))
     return trim(model, keep), tokenizers.trim(tokenizer, keep), keep.astype(np.int32)
@@ -62,12 +54,8 @@ def trim(
 ) -> pretrained.Pretrained:
     """Keeps only some rows of the vocabulary; outputs on kept pieces are the same.
 
-    Args:
-      keep_ids: rows to keep, as `tokenizers.kept_ids` gives them. The i-th smallest
-        becomes id i, as in `tokenizers.trim`.
-
-    Raises:
-      PretrainedError: if the padding piece is not kept.
+    `keep_ids` are as `tokenizers.kept_ids` gives them: the i-th smallest becomes id i.
+    PretrainedError if the padding piece is not kept.
     """
     keep = np.unique(np.fromiter(keep_ids, np.int64))
     new_ids = {int(old): new for new, old in enumerate(keep)}
@@ -85,10 +73,9 @@ def trim(
 def select_rows(
     model: pretrained.Pretrained, rows: np.ndarray
 ) -> pretrained.Pretrained:
-    """Selects rows of the embedding table, in any order, and of the MLM head's bias.
+    """Selects rows [N] of the embedding table, in any order, and of an MLM head's bias.
 
-    Args:
-      rows: [N] integers, numbers of rows; row `rows[i]` becomes id i.
+    Row `rows[i]` becomes id i.
     """
     flat = traverse_util.flatten_dict(model.params, sep="/")
     for path in OF_PIECES:

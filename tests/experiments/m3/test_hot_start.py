@@ -18,7 +18,7 @@ from experiments.m3 import config, models
 from nebula_jax import errors
 from nebula_jax.data import tokenizers
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
-from nebula_jax.models import electra, pretrained
+from nebula_jax.models import masked_lm, pretrained
 from nebula_jax.models.pretrained import trimming
 
 CLUSTERS = ("generator-0", "generator-1", "discriminator")
@@ -168,7 +168,7 @@ def test_disentangled_embeddings_go_out_as_one_table(tmp_path):
     made = models.load(run, words)
     assert not made.config.generator.disentangled
     ids = np.zeros((1, 64), np.int32)
-    module = electra.Discriminator(made.config.discriminator)
+    module = masked_lm.Discriminator(made.config.discriminator)
     params = drawn.params(module, ids, ids == 0, ids[:, :9])
     models.export(tmp_path, run, made, words, params)
     left = pretrained.load(tmp_path / "encoder").params["embeddings"]

@@ -9,7 +9,7 @@ from huggingface_hub import constants, utils
 
 from nebula_jax import installed
 from nebula_jax.models import pretrained
-from nebula_jax.models.pretrained import hub, packages
+from nebula_jax.models.pretrained import packages
 
 COMMIT = "e73636d4f797dec63c3081bb6ed5c7b0bb3f2089"
 NAME = f"hf:org/tiny@{COMMIT}"
@@ -20,7 +20,7 @@ def cache(tmp_path, monkeypatch):
     """The cache, with one model, whose files are links to `blobs`."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    hub.fetch.cache_clear()
+    packages.fetch.cache_clear()
     model = tmp_path / "models--org--tiny"
     blobs = tiny_nli.write_model(model / "blobs")
     snapshot = model / "snapshots" / COMMIT
@@ -49,7 +49,7 @@ def test_a_name_that_may_move_is_refused(cache, name, tmp_path):
 def test_without_a_network_a_missing_model_is_named_in_a_line(cache):
     name = NAME.replace("tiny", "other")
     with pytest.raises(pretrained.PretrainedError) as caught:
-        hub.fetch(name)
+        packages.fetch(name)
     message = str(caught.value)
     assert message.startswith(f"{name} is not in the cache ({cache.parents[2]})")
     assert "HF_HUB_OFFLINE" in message
@@ -64,7 +64,7 @@ def test_attempts_without_an_answer_are_not_told_one_by_one(cache, monkeypatch, 
     utils.logging.set_verbosity_warning()  # the library's default
     monkeypatch.setattr(huggingface_hub, "snapshot_download", snapshot_download)
     with pytest.raises(pretrained.PretrainedError, match="no network"):
-        hub.fetch(NAME)
+        packages.fetch(NAME)
     assert not caplog.records
 
 
@@ -82,12 +82,12 @@ def test_only_safetensors_are_asked_for_and_read(cache, monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
     (cache / "model.safetensors").rename(cache / "pytorch_model.bin")
     with pytest.raises(pretrained.PretrainedError, match=r"no model\.safetensors at"):
-        hub.fetch(NAME)
+        packages.fetch(NAME)
     assert asked == [("org/tiny", COMMIT)]
 
 
 def test_without_the_library_its_extra_is_named(monkeypatch):
-    hub.fetch.cache_clear()
+    packages.fetch.cache_clear()
     monkeypatch.setitem(sys.modules, "huggingface_hub", None)
     with pytest.raises(installed.MissingExtra, match=r"nebula_jax\[experiments\]"):
-        hub.fetch(NAME)
+        packages.fetch(NAME)

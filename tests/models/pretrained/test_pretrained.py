@@ -13,7 +13,7 @@ import tiny_nli
 import trees
 
 from nebula_jax.data import tokenizers
-from nebula_jax.models import electra, pretrained, transformer
+from nebula_jax.models import masked_lm, pretrained, transformer
 from nebula_jax.models.pretrained import trimming
 
 TOLERANCE = 1e-4  # the issue's, in float32; outputs are of order 1
@@ -337,7 +337,11 @@ def test_what_was_trained_here_goes_out_as_electra(tmp_path):
     params = jax.tree.map(
         lambda leaf: np.random.RandomState(0).randn(*leaf.shape).astype(np.float32),
         jax.eval_shape(
-            electra.Discriminator(config).init, jax.random.key(0), ids, mask, ids[:, :2]
+            masked_lm.Discriminator(config).init,
+            jax.random.key(0),
+            ids,
+            mask,
+            ids[:, :2],
         )["params"],
     )
     model = pretrained.Pretrained("electra", config, params, {})
