@@ -209,10 +209,7 @@ class RejectedLog:
 
 
 class Acceptor:
-    """A thread that takes all connections at a port, and waits for none of them.
-
-    What is done with each is a generator of steps (see `wire.greeting`).
-    """
+    """A thread that takes all connections at a port, and waits for none of them."""
 
     def __init__(
         self,

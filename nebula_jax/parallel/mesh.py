@@ -17,11 +17,7 @@ from nebula_jax.parallel.rules import BATCH, REPLICATED, RULES, Rules
 def make_mesh(
     devices: Sequence[jax.Device], fsdp: int = 1, model_parallel: int = 1
 ) -> Mesh:
-    """Makes a mesh with the axes `rules.AXES`; `data` gets what the others leave.
-
-    Raises errors.SettingsError if fsdp times model_parallel does not divide the number
-    of devices.
-    """
+    """Makes a mesh with axes `rules.AXES`, `data` what is left; raises as `check`."""
     check(len(devices), fsdp, model_parallel)
     grid = np.asarray(devices).reshape(-1, fsdp, model_parallel)
     return Mesh(grid, activations.AXES)

@@ -246,11 +246,7 @@ class Interrupt:
     def exit_status(
         self, cluster: str, step: int, steps: int, folder: pathlib.Path | None = None
     ) -> int:
-        """Returns the exit status of a cluster; reports where it stopped, if early.
-
-        `step` is the last one that it took, and saved; in `folder`, if that is
-        reported.
-        """
+        """Returns a cluster's status; reports its last step, and folder, if early."""
         if step >= steps:
             return 0
         who = signal.Signals(self._signal).name if self._signal else "another cluster"

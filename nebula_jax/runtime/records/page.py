@@ -111,10 +111,7 @@ def curves(panels: Sequence[plots.Panel]) -> str:
 def line_panels(
     records: Mapping[str, Sequence[Mapping[str, Any]]],
 ) -> list[plots.Panel]:
-    """Returns the curves of the line: rates each way and waiting of each cluster.
-
-    `records` has, by cluster, its metrics; those of a run without a line have no curve.
-    """
+    """Returns each cluster's curves of the line, if any: rates each way and waiting."""
     found = [
         ("Sent", "Mbit/s", "sent_mbit"),
         ("Received", "Mbit/s", "received_mbit"),
