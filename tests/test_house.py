@@ -31,6 +31,7 @@ FLAG_MADE = re.compile(r"DEFINE_|fields\.(setting|to_begin_with|of_\w+|for_exper
 FLAG_RE = re.compile(r"(?<![\w-])--(?:\[?no\]?)?([a-z]\w+)")
 # Of `srun`, of `jupyter execute`, and of `nebula grant`.
 OTHERS_FLAGS = {"ntasks", "output", "rows", "until"}
+OTHERS_FLAGS |= {"unsent"}  # withdrawn; its record's page has it
 READERS = ("configuration",)
 """Modules of `experiments` that `main` calls to read flags."""
 PLACEHOLDERS = {"flag", "name"}

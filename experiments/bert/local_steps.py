@@ -1,4 +1,4 @@
-"""The flags of local steps: of the library's settings, with defaults by --sync."""
+"""The flags of local steps, which are those of the library's settings."""
 
 import dataclasses
 import re
@@ -10,36 +10,22 @@ from nebula_jax.parallel.local_steps import settings as settings_lib
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.training import diloco
 
-SPARSE = "sparse_loco(64, 4096)"
-DEFAULTS = {
-    # 2501.18512: Nesterov, half of the own parameters kept, 4-bit floats.
-    "streaming": {"codec": "e3m0(256)", "mixing": 0.5, "learning_rate": 0.7},
-    # 2508.15706: no outer optimizer, what is sent is taken off as it is. A cluster
-    # begins each round at the anchor, since what was not sent is in the codec's
-    # residual already: mixing would count it twice.
-    "sparse": {
-        "codec": f"error_feedback({SPARSE}, 0.95)",
-        "mixing": 0.0,
-        "learning_rate": 1.0,
-        "momentum": 0.0,
-    },
-}
-"""--sync -> the library's settings, where no flag is given."""
-
 _LAYER = re.compile(r"(?:^|/)(?:layer|adapters?)_(\d+)(?:/|$)")
 _FIRST = re.compile(r"(?:^|/)embeddings/")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Settings:
-    """The settings of local steps, which all clusters share."""
+    """The settings of local steps, which all clusters share.
+
+    Defaults of the outer step are Streaming DiLoCo's (arXiv 2501.18512).
+    """
 
     sync: str = fields.of_line(
         "streaming",
         "Exchange of the clusters: allreduce (one cluster, which adds up gradients"
-        " every step), streaming (local steps, Nesterov's outer step), or sparse"
-        " (local steps, the largest changes only).",
-        choices=["allreduce", "streaming", "sparse"],
+        " every step), or streaming (local steps).",
+        choices=["allreduce", "streaming"],
     )
     inner_steps: int = fields.of_line(
         100,
@@ -58,35 +44,24 @@ class Settings:
         "Steps from a fragment's sending until it is applied, τ: time for the line."
         " Below --inner_steps / --fragments.",
     )
-    mixing: float | None = fields.for_experts(
-        None,
+    mixing: float = fields.for_experts(
+        0.5,
         "Share of a cluster's own parameters when a fragment is applied, α; the rest"
-        " is the anchor's. 0.5 with --sync=streaming, 0 with sparse.",
+        " is the anchor's.",
     )
-    outer_learning_rate: float | None = fields.for_experts(
-        None,
-        "Learning rate of the outer step: 0.7 with --sync=streaming, 1 with sparse.",
-        lower=1e-9,
+    outer_learning_rate: float = fields.for_experts(
+        0.7, "Learning rate of the outer step.", lower=1e-9
     )
     outer_momentum: float | None = fields.for_experts(
         None,
-        "Nesterov's momentum of the outer step: with --sync=streaming 0.9 where"
-        " --inner_steps is 24 or more, else 0.",
+        "Nesterov's momentum of the outer step; 0.9 if not given, or 0 where"
+        " --inner_steps is below 24.",
         upper=0.999,
     )
     delta_codec: str = fields.of_line(
-        "",
-        "Codec of what crosses, the difference from the anchor. If empty, e3m0(256)"
-        " with --sync=streaming, and error_feedback(sparse_loco(64, 4096), 0.95)"
-        " with --sync=sparse, or without its residual where --unsent=parameters.\n"
+        "e3m0(256)",
+        "Codec of what crosses, the difference from the anchor.\n"
         "e3m0(256)|zstd(3): a codec, and the level of zstd.",
-    )
-    unsent: str = fields.for_experts(
-        "residual",
-        "Place of what a cluster has learned and not sent yet, with --sync=sparse:"
-        " residual (of the codec: the cluster itself begins each round at the anchor),"
-        " or parameters (the cluster goes on with it, and nothing is forgotten).",
-        choices=["residual", "parameters"],
     )
     robust: bool = fields.for_experts(
         False,
@@ -111,26 +86,17 @@ class Settings:
         """Returns the library's settings; of one cluster, which has no rounds, any."""
         if self.sync == "allreduce":
             return settings_lib.Settings(inner_steps=1)
-        keeps_unsent = self.unsent == "parameters"
-        outer = {"momentum": None, **DEFAULTS[self.sync]}
-        if keeps_unsent:  # the parameters are the residual
-            outer["codec"] = SPARSE
-        given = {
-            "codec": self.delta_codec or None,
-            "mixing": self.mixing,
-            "learning_rate": self.outer_learning_rate,
-            "momentum": self.outer_momentum,
-        }
-        outer |= {name: value for name, value in given.items() if value is not None}
         return settings_lib.Settings(
             inner_steps=self.inner_steps,
             fragments=fragment_of(self.fragments),
             delay=self.delay,
-            keeps_unsent=keeps_unsent,
+            codec=self.delta_codec,
+            mixing=self.mixing,
+            learning_rate=self.outer_learning_rate,
+            momentum=self.outer_momentum,
             is_robust=self.robust,
             quorum=self.quorum,
             grace=self.grace,
-            **outer,
         )
 
     def window(self) -> int:
@@ -163,27 +129,19 @@ def check(settings: Settings, clusters: Sequence[str]) -> None:
     if sync == "allreduce" and len(clusters) > 1:
         raise errors.SettingsError(
             f"--sync=allreduce is for one cluster, and there are {len(clusters)}: give"
-            " --clusters=1, or --sync=streaming or sparse"
+            " --clusters=1, or --sync=streaming"
         )
     if sync != "allreduce" and len(clusters) == 1:
         raise errors.SettingsError(
             f"--sync={sync} is for several clusters: give --clusters=2 or more, or"
             " --sync=allreduce"
         )
-    if settings.unsent == "parameters" and sync == "streaming":
-        raise errors.SettingsError("--unsent=parameters is for --sync=sparse")
     rounds = settings.rounds()
     try:
-        codec = rounds.compression
+        rounds.compression  # noqa: B018  (it is read)
     except errors.SettingsError as error:
         rest = str(error).removeprefix("codec=")
         raise errors.SettingsError(f"--delta_codec={rest}") from None
-    # A name has all parts of a codec: error feedback may follow others, or be inside.
-    if rounds.keeps_unsent and "error_feedback(" in codec.name:
-        raise errors.SettingsError(
-            f"--delta_codec={rounds.codec} and --unsent=parameters both keep what was"
-            " not sent; give the codec without error_feedback"
-        )
     rounds.config(1 if sync == "allreduce" else settings.fragments)
     all_clusters.dialed("", clusters, settings.hub)  # there is such a hub
     rounds.check_quorum(clusters, settings.hub)

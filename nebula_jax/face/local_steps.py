@@ -37,8 +37,8 @@ def local_steps(
         where the run goes on from a checkpoint.
       settings: `inner_steps`, and what else Settings (in `parallel/local_steps`) has:
         fragments, delay, codec, is_trained (for adapters alone, `lambda path: "lora" in
-        path`), mixing, learning_rate and momentum of the outer step, keeps_unsent,
-        shares, is_robust, quorum, grace.
+        path`), mixing, learning_rate and momentum of the outer step, shares,
+        is_robust, quorum, grace.
 
     Returns:
       Rounds, which `run.restore` and `run.done` take with the state.

@@ -60,9 +60,6 @@ class OuterSettings:
     momentum: float | None = None
     """Momentum of the outer optimizer, Nesterov's; None for MOMENTUM where a round has
     ENOUGH_STEPS, else 0: with few steps it costs up to 9 % of the loss."""
-    keeps_unsent: bool = False
-    """True if a cluster's own parameters keep what it has not sent, in place of mixing:
-    for a codec that sends a part of the values, and remembers none of the rest."""
     is_robust: bool = False
     """True to scale each delta down to the median norm of its round before the mean: no
     cluster alone moves the anchor far. With two clusters that is the mean of both."""
@@ -432,23 +429,6 @@ def mix(config: Config, params: Fragment, anchor: Fragment) -> Fragment:
         return jax.tree.map(jnp.copy, anchor)
     own, others = np.float32(config.mixing), np.float32(1 - config.mixing)
     return {path: params[path] * own + anchor[path] * others for path in anchor}
-
-
-def follow(
-    params: Fragment, sent: Fragment | None, before: Fragment, after: Fragment
-) -> Fragment:
-    """Returns parameters that keep what has not been sent, and take the rest.
-
-    What was sent is in the anchor now, at its share of the mean. So it is taken back,
-    and the parameters move as the anchor did: they are at the new anchor, but for what
-    this cluster has learned and not sent.
-
-    Args:
-      sent: its delta, as it was received; None if the round closed without it.
-      before, after: the anchor, before the round and after it.
-    """
-    found = {path: params[path] + (after[path] - before[path]) for path in after}
-    return found if sent is None else {path: found[path] + sent[path] for path in sent}
 
 
 def digest(arrays: Mapping[str, Any]) -> bytes:

@@ -22,7 +22,6 @@ from nebula_jax.training import diloco
 NAMES = ["cluster:0", "cluster:1", "cluster:2"]
 HUB = NAMES[0]
 CONFIG = diloco.Config(inner_steps=4, fragments=2, delay=1)
-UNSENT = dataclasses.replace(CONFIG, learning_rate=1.0, momentum=0.0, keeps_unsent=True)
 """Fragment 1 is sent after steps 2, 6, 10, ..., fragment 0 after 4, 8, 12, ..."""
 SECONDS = 5.0
 LIMIT = 30.0  # seconds for what comes soon, unless the machine stands still
@@ -194,10 +193,9 @@ class Star:
         for each in ends:
             each.result(LIMIT)
 
-    def arrive(self, number, what="verdict"):
-        """Waits until a leaf has so much of the log that it is to act on it."""
-        down = self[number].end._log._down
-        end = {"verdict": down.verdicts, "state": down.states[0]}[what]
+    def arrive(self, number):
+        """Waits until a leaf has a verdict that it is to act on."""
+        end = self[number].end._log._down.verdicts
         wait_until(lambda: end.next_step is not None)
 
     def kill(self, number):

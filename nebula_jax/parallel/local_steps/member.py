@@ -70,8 +70,6 @@ class Member:
         self._encode, self._decode = _compiled(codec, self.specs, _places(parts))
         self.outers: list[diloco.Outer] = []
         self.codecs: list[Any] = []
-        # Of each fragment, the message that is in flight.
-        self._sent: list[Selected | None] = [None for _ in parts]
         self.versions = [0 for _ in parts]
         """The outer steps that made each fragment's anchor, P."""
         self.asking: list[str] = []
@@ -123,7 +121,6 @@ class Member:
         self.outers, self.codecs = list(arrays["outers"]), list(arrays["codecs"])
         if position is not None:
             self.versions = list(position["versions"])
-        self._sent = [None for _ in self.versions]
 
     def outgoing(
         self, step: int, fragment: int, params: Any, is_stopping: bool = False
@@ -143,7 +140,7 @@ class Member:
         }
         # The codec's state keeps what this message leaves out, such as a residual.
         payload, self.codecs[fragment] = self._encode(message, self.codecs[fragment])
-        self._sent[fragment] = sent = Selected(payload)
+        sent = Selected(payload)
         self._messages += 1
         self._message_bytes += codec_lib.nbytes(sent)
         return sent
@@ -187,20 +184,11 @@ class Member:
         )
         if not diloco.is_finite(outer):
             raise _absurd(where, {name: each for name, (_, each) in found.items()})
-        before, self.outers[fragment] = self.outers[fragment].anchor, outer
+        self.outers[fragment] = outer
         self.versions[fragment] += 1
-        # After a restart, the round may have a message of the process before: its
-        # content has never been in these parameters.
-        ours = payloads[self._clusters.index(self._own)]
-        is_in = ours is not None and ours is self._sent[fragment]
-        self._sent[fragment] = None
         own = diloco.split(params, self._where)[fragment]
-        if self.config.keeps_unsent:
-            counted = found[self._own][1] if is_in else None
-            after = diloco.follow(own, counted, before, outer.anchor)
-        else:
-            after = diloco.mix(self.config, own, outer.anchor)
-        return diloco.replace(params, after), heads
+        mixed = diloco.mix(self.config, own, outer.anchor)
+        return diloco.replace(params, mixed), heads
 
     def _weights(
         self, names: Sequence[str], deltas: Sequence[diloco.Fragment]

@@ -1,4 +1,4 @@
-"""The settings of local steps: what each mode is made of, and what cannot be."""
+"""The settings of local steps: their defaults, and what cannot be."""
 
 import configured
 import pytest
@@ -40,32 +40,8 @@ def test_streaming_is_the_papers_outer_step():
     assert config_of(settings(inner_steps=30, outer_momentum=0)).momentum == 0
 
 
-def test_sparse_takes_off_what_was_sent_and_begins_at_the_anchor():
-    """2508.15706: the residual is the momentum, and the outer rate is 1."""
-    made = settings(sync="sparse", inner_steps=30)
-    found = config_of(made)
-    assert (found.learning_rate, found.outer_momentum, found.mixing) == (1, 0, 0)
-    assert made.rounds().codec == "error_feedback(sparse_loco(64, 4096), 0.95)"
-
-
-def test_what_was_not_sent_is_in_the_residual_or_in_the_parameters():
-    made = settings(sync="sparse", unsent="parameters")
-    assert config_of(made).keeps_unsent
-    assert made.rounds().codec == "sparse_loco(64, 4096)"
-    check(made, CLUSTERS)
-    assert not config_of(settings(sync="sparse")).keeps_unsent
-    assert not config_of(settings()).keeps_unsent
-
-
-def test_a_flag_counts_for_more_than_the_default_of_its_sync():
-    made = settings(sync="sparse", mixing=0.1, delta_codec="fp16|zstd(3)")
-    assert config_of(made).mixing == 0.1
-    assert made.rounds().compression.zstd == 3
-
-
 def test_the_defaults_can_be():
     check(settings(), CLUSTERS)
-    check(settings(sync="sparse"), CLUSTERS)
     check(settings(sync="allreduce"), CLUSTERS[:1])
     check(settings(hub="1", quorum=1, grace=0.5), CLUSTERS)
 
@@ -85,7 +61,6 @@ def test_the_defaults_can_be():
         ({"quorum": 1}, "--quorum=1: needs a hub"),
         ({"quorum": 3, "hub": "0"}, "--quorum=3: .* at most 2 clusters"),
         ({"grace": 1.0, "hub": "0"}, "--grace=1.0: is for rounds with a quorum"),
-        ({"unsent": "parameters"}, "--unsent=parameters is for --sync=sparse"),
     ],
 )
 def test_what_cannot_be_is_named_with_what_would_do(given, message):
@@ -102,22 +77,10 @@ def test_an_outer_step_that_cannot_be_is_no_flag(flag):
         configured.run(config, flag)
 
 
-@pytest.mark.parametrize(
-    "codec",
-    ["error_feedback(int4(8))", "hadamard(16)|error_feedback(sparse_loco(2, 16))"],
-)
-def test_what_was_not_sent_is_kept_once(codec):
-    """Wherever error feedback stands in a codec: kept twice, the anchor runs away."""
-    check(settings(sync="sparse", delta_codec=codec), CLUSTERS)
-    twice = settings(sync="sparse", unsent="parameters", delta_codec=codec)
-    with pytest.raises(errors.SettingsError, match="both keep what was not sent"):
-        check(twice, CLUSTERS)
-
-
 def test_one_flagfile_serves_allreduce_too():
     """With one flag between them: what is of local steps alone is not used."""
     other = {
         "inner_steps": 7, "fragments": 2, "delay": 1, "delta_codec": "fp16",
-        "mixing": 0.1, "outer_momentum": 0.0, "unsent": "parameters",
+        "mixing": 0.1, "outer_momentum": 0.0,
     }  # fmt: skip
     check(settings(sync="allreduce", clusters=1, **other), CLUSTERS[:1])

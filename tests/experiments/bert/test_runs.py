@@ -122,9 +122,9 @@ def test_a_run_moves_from_one_process_to_several(runs, whole):
 @pytest.mark.slow
 @pytest.mark.parametrize("hub", ["", "1"])
 def test_three_clusters_over_a_slow_line_that_breaks(runs, hub):
-    """Sparse local steps, with a hub or without."""
+    """And a codec that keeps what it does not send, with a hub or without."""
     flags = {
-        **{"clusters": 3, "sync": "sparse"},
+        "clusters": 3,
         **{"delta_codec": "error_feedback(sparse_loco(8, 64), 0.9)"},
         **{"steps": 13, "checkpoint_every": 13},
     }

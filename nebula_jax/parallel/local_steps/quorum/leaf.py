@@ -19,7 +19,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from nebula_jax.communication import channels
 from nebula_jax.communication.link import Link
@@ -338,12 +337,10 @@ class _Log:
     def add_own(self, key: Key, message: Selected) -> None:
         """Adds the message that this leaf has sent of a round.
 
-        The hub may have sent it back: then it is the same, and replaces what came. One
-        that differs stays: the process before has sent it, and the round has it.
+        What the hub has sent back stays: the same, or that of the process before, which
+        the round has.
         """
-        came = self._deltas.get((self._own, key))
-        if came is None or _is_same(came, message):
-            self._deltas[self._own, key] = message
+        self._deltas.setdefault((self._own, key), message)
 
     def payloads(self, entry: quorum.Entry) -> list[Selected | None]:
         """Returns R payloads of a round, None of those that are not in it."""
@@ -386,15 +383,6 @@ class _Log:
             for (origin, (step, fragment)), payload in self._deltas.items()
             if fragment == self._config.fragments or step > closed[fragment]
         }
-
-
-def _is_same(one: Selected, two: Selected) -> bool:
-    """Returns True if two messages of one fragment are the same on the line."""
-    leaves = [jax.tree.leaves(each.payload) for each in (one, two)]
-    return one.option == two.option and all(
-        np.array_equal(channels.as_bytes(a), channels.as_bytes(b))
-        for a, b in zip(*leaves, strict=True)
-    )
 
 
 def _all_of(end: channels.Receiver) -> list[Any]:

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import quorum_star
 import trees
-from quorum_star import CONFIG, LIMIT, NAMES, UNSENT, assert_alike, parts
+from quorum_star import CONFIG, LIMIT, NAMES, assert_alike, parts
 from two_labs import wait_until
 
 from nebula_jax import errors
@@ -139,43 +139,6 @@ def test_a_leaf_sends_no_message_of_a_round_that_is_closed(star):
     assert (described["missed"], described["messages"]) == (1, 0)
     trees.assert_same(star[2].member.codecs, before)
     assert_alike(*star.clusters.values())
-
-
-def test_a_message_of_the_process_before_changes_nothing_of_a_leaf_that_comes_anew(
-    star,
-):
-    """What it had learned has never been in the parameters of the new one."""
-    config = diloco.Config(inner_steps=4, delay=2, mixing=0.0, keeps_unsent=True)
-    star = star(config=config)
-    for number in range(3):
-        star[number].to(4)
-    hub = star[0].end
-    wait_until(lambda: hub.poll(4, 0) or len(hub._taken) == 3)
-    anew = star.start_anew(2)
-    star[0].to(6)  # the round is closed, and has the message
-    anew.end.begin(LIMIT)
-    anew.to(1)
-    assert_alike(star[0], anew)
-    [own] = parts(anew.params, 1)
-    trees.assert_same(own, star[0].member.outers[0].anchor)
-
-
-def test_a_message_that_the_hub_sends_back_counts_as_sent_once(star, monkeypatch):
-    """A leaf whose line had no room gets all of the round, its own message too."""
-    runs = []
-    for has_room in (True, False):
-        run = star(quorum=3, config=UNSENT)
-        run.together(2)
-        leaf = run[0].end._leaves[NAMES[2]]
-        if not has_room:
-            leaf.follows = False
-            with monkeypatch.context() as patch:
-                patch.setattr(hub_lib.Hub, "_bring", lambda *_: None)
-                run.have_arrived(2, 1, 3)
-        run.together(3)
-        assert run[2].end.described["missed"] == 0
-        runs.append(run[2].params)
-    trees.assert_same(*runs)
 
 
 def test_a_verdict_of_another_version_is_refused(star):
