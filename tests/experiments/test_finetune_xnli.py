@@ -16,7 +16,7 @@ import trees
 from absl.testing import flagsaver
 
 from experiments import finetune_xnli
-from experiments.xnli import config
+from experiments.xnli import config, evaluate
 from nebula_jax import errors
 from nebula_jax.data import nli
 from nebula_jax.models import pretrained
@@ -33,15 +33,7 @@ def runs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(runs):
     """What a run that was never stopped said; its folder is `undisturbed`."""
-    output = runs.finished(workdir="undisturbed", steps=STEPS)
-    return output
-
-
-def test_a_run_leaves_a_page(runs, undisturbed):
-    text = (runs.folder / "undisturbed" / "report.html").read_text("utf-8")
-    for words in ("<svg", "English dev", "--learning_rate", "until the first step"):
-        assert words in text
-    assert "report.html" in undisturbed
+    return runs.finished(workdir="undisturbed", steps=STEPS)
 
 
 @pytest.mark.slow  # of M3, ABNet and BERT it is in every run of the tests
@@ -119,26 +111,29 @@ def test_a_run_says_what_it_did(runs, undisturbed):
         assert np.mean(hits) == pytest.approx(test["accuracy"][language])
     for warning in test["warnings"]:
         assert f"warning: {warning}" in undisturbed
+    page = (folder / "report.html").read_text("utf-8")
+    for words in ("<svg", "English dev", "--learning_rate", "until the first step"):
+        assert words in page
     assert "41 of 44 pieces are kept" in undisturbed
 
 
-def test_a_run_that_tests_on_dev_reads_no_test_row(runs, undisturbed):
+def test_on_dev_no_test_row_is_read(runs, undisturbed, tested):
     """A recipe may be chosen by it."""
     text = runs.folder / "without_test"
     shutil.copytree(runs.text, text)
     for path in (text / "nli").glob("test.*"):
         path.unlink()
-    given = {"data_dir": text, "split": "dev", "workdir": "by_dev"}
-    given |= {"steps": STEPS, "eval_every": STEPS}  # with programs that are there
-    output = runs.finished(**given)
-    summary = json.loads((runs.folder / "by_dev" / "summary.json").read_text())
-    assert summary["flags"]["split"] == "dev"
-    assert list(summary["test"]["accuracy"]) == ["en", "de", "sw"]
-    (curve,) = summary["dev"]
-    assert summary["test"]["accuracy"]["en"] == pytest.approx(curve["accuracy"])
-    files = predictions(runs.folder / "by_dev")
-    assert files.keys() == {"dev.en.tsv", "dev.de.tsv", "dev.sw.tsv"}
-    assert f"dev pairs, models/bert after step {STEPS}" in output
+    by_dev = configured.run(config, **runs.flags(), split="dev")
+    by_dev = by_dev.with_local(data_dir=text)
+    assert evaluate.wanted(by_dev) == {"train": ["en"], "dev": ["en", "de", "sw"]}
+    assert tested("undisturbed", split="dev", data_dir="without_test") == 0
+    (out,) = (runs.folder / "undisturbed" / "evaluated").glob("dev-*")
+    found = json.loads((out / "summary.json").read_text())
+    curve = json.loads((runs.folder / "undisturbed" / "summary.json").read_text())
+    (own,) = (each for each in curve["dev"] if each["step"] == found["selected_step"])
+    assert found["dev"]["accuracy"]["en"] == pytest.approx(own["accuracy"])
+    names = {path.name for path in out.glob("*.tsv")}
+    assert names == {"dev.en.tsv", "dev.de.tsv", "dev.sw.tsv"}
 
 
 def table(output):
@@ -186,7 +181,7 @@ def test_eval_only_prints_the_runs_own_table_for_the_same_folder(
     card = huggingface_hub.ModelCard.load(left / "README.md")
     assert card.data.pipeline_tag == "text-classification"
     assert "began with bert, and was fine-tuned for" in card.text
-    (folder,) = (runs.folder / "undisturbed" / "evaluated").iterdir()
+    (folder,) = (runs.folder / "undisturbed" / "evaluated").glob("test-*")
     for name, lines in predictions(runs.folder / "undisturbed").items():
         assert (folder / name).read_text().splitlines() == lines
 
@@ -313,13 +308,8 @@ def test_the_small_recipe_is_trained_and_tested_alike(runs, here, tested, capsys
     trees.assert_same(left.params["embeddings"], before.params["embeddings"])
     assert tested("warm") == 0
     assert table(capsys.readouterr().out) == table(output)
-    assert tested("warm", split="dev") == 0
-    (out,) = (here / "warm" / "evaluated").glob("dev-*")
-    summary = json.loads((out / "summary.json").read_text())
-    curve = json.loads((here / "warm" / "summary.json").read_text())["dev"]
-    assert summary["selected_step"] == curve[-1]["step"] == 6
-    assert summary["dev"]["accuracy"]["en"] == pytest.approx(curve[-1]["accuracy"])
-    assert (out / "dev.en.tsv").is_file()
+    summary = json.loads((here / "warm" / "summary.json").read_text())
+    assert summary["selected_step"] == summary["dev"][-1]["step"] == 6
 
 
 def test_a_run_that_has_selected_nothing_yet_is_not_tested(

@@ -2,7 +2,6 @@
 
 import concurrent.futures
 import contextlib
-import gzip
 import io
 import json
 import os
@@ -296,46 +295,14 @@ def test_with_ar_no_label_goes_back_and_with_pack_tokens_no_padding_crosses(runs
     assert ledger["received gradient[8]"] == [6, 6 * (head + tokens * 16 * 4 + rest)]
 
 
-def test_each_side_has_its_own_language_alone(runs, split):
-    """A source that knows nothing of English, a target that knows no Spanish."""
+def test_the_target_knows_the_words_of_its_own_language_alone(runs, split):
+    """What each side reads: tests/data/test_split_parallel.py."""
     made = json.loads((split[0] / "target" / "model" / "config.json").read_text())
     side = next((runs.folder / "prepared" / "sides").iterdir())
     train = parallel_side.read(side / "target" / "train.tsv.gz")
-    for name, language, other in (("source", 1, 0), ("target", 0, 1)):
-        text = gzip.decompress((side / name / "train.tsv.gz").read_bytes()).decode()
-        assert tiny_translations.pair(1)[language] in text
-        assert tiny_translations.pair(1)[other] not in text
     # English pieces of the training text, and five that are no text.
     words = {word for sentence in train.texts for word in sentence.split()}
     assert made["vocab_size"] == len(words) + 5
-
-
-def translate(runs, text, *arguments):
-    """Runs the real command on a file of `text`."""
-    path = runs.folder / "lines.txt"
-    path.write_text(text, "utf-8")
-    with path.open() as file:
-        return subprocess.run(
-            [sys.executable, "-m", "experiments.translate", *arguments],
-            cwd=runs.folder,
-            env=runs.environment(),
-            stdin=file,
-            capture_output=True,
-            encoding="utf-8",
-            timeout=tiny_runs.SECONDS,
-        )
-
-
-def test_a_run_translates_line_by_line(runs, split):
-    """An empty line stays one; other separators than a line's end do not cut it."""
-    text = f"la casa\n\ntres\u2028cuatro\n{'puertas ' * 30}\n家 🏠\n"
-    done = translate(runs, text, "--run=split")
-    assert done.returncode == 0, done.stderr
-    lines = done.stdout.split("\n")
-    assert len(lines) == 6
-    assert lines[1] == lines[5] == ""
-    assert "1 of 5 sentences were cut: line-4" in done.stderr
-    assert "line-3, line-5\n" in done.stderr  # which have no character that is known
 
 
 LINES = ["la casa tiene 3 puertas", "", "la torre tiene 4 puertas"]
@@ -356,8 +323,6 @@ def test_a_notebook_translates_as_the_command(
 ):
     _, out, _ = translated_here("\n".join(LINES), "--run=split")
     assert "".join(f"{line}\n" for line in notebook) == out
-    with pytest.raises(errors.SettingsError, match="no run of train_abnet is there"):
-        translator.Translator(runs.folder / "text")
     # As it is at one of two labs.
     for name in ("source", "target"):
         shutil.copytree(runs.folder / "split" / name, runs.folder / "joined" / name)
@@ -393,10 +358,6 @@ def test_a_run_begins_with_the_parameters_of_another(runs, split):
         ours, theirs = one["state"]["params"], other["state"]["params"]
         # The first rate is 1e-7.
         trees.assert_close(ours, theirs, rtol=0, atol=1e-6)
-    nothing = {"init_from": "text", "workdir": "nothing"}
-    status, output = runs.run(steps=1, **given | SHALLOW | nothing)
-    assert status == 2
-    assert "--init_from=text: no run of train_abnet is there" in output
 
 
 class Terminal(io.TextIOWrapper):
@@ -408,7 +369,7 @@ class Terminal(io.TextIOWrapper):
 
 @pytest.fixture
 def translated_here(runs, monkeypatch, capsys):
-    """Runs the command in this process: nothing is compiled."""
+    """Runs the command in this process."""
 
     def translated(text, *arguments, stream=io.TextIOWrapper):
         text = text if isinstance(text, bytes) else text.encode()
@@ -421,6 +382,18 @@ def translated_here(runs, monkeypatch, capsys):
         return status, *capsys.readouterr()
 
     return translated
+
+
+def test_a_run_translates_line_by_line(split, translated_here):
+    """An empty line stays one; other separators than a line's end do not cut it."""
+    text = f"la casa\n\ntres\u2028cuatro\n{'puertas ' * 30}\n家 🏠\n"
+    status, out, err = translated_here(text, "--run=split")
+    assert status == 0, err
+    lines = out.split("\n")
+    assert len(lines) == 6
+    assert lines[1] == lines[5] == ""
+    assert "1 of 5 sentences were cut: line-4" in err
+    assert "line-3, line-5\n" in err  # which have no character that is known
 
 
 @pytest.fixture
