@@ -95,10 +95,12 @@ Metrics = dict[str, jax.Array]
 def tokens_spec(config: Config, batch_size: int) -> Tokens:
     """Returns the shapes and dtypes of a generator's Tokens, for the bridge."""
     shape = (batch_size, config.generator.max_length)
-    return Tokens(
-        jax.ShapeDtypeStruct(shape, jnp.int32),
-        jax.ShapeDtypeStruct(shape, jnp.bool_),
-        jax.ShapeDtypeStruct((batch_size, config.capacity), jnp.int32),
+    return Tokens._make(
+        [
+            jax.ShapeDtypeStruct(shape, jnp.int32),
+            jax.ShapeDtypeStruct(shape, jnp.bool_),
+            jax.ShapeDtypeStruct((batch_size, config.capacity), jnp.int32),
+        ]
     )
 
 

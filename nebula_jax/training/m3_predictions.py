@@ -80,8 +80,11 @@ def gradient_norms(
     quiet = dataclasses.replace(config.discriminator, dropout=0.0)
     config = dataclasses.replace(config, discriminator=quiet, start=warm_start.NONE)
     joined = m3_steps.join(tokens)
-    for name, other in (("rtd", "clm_weight"), ("clm", "rtd_weight")):
-        alone = dataclasses.replace(config, **{other: 0.0})
+    terms = {
+        "rtd": dataclasses.replace(config, clm_weight=0.0),
+        "clm": dataclasses.replace(config, rtd_weight=0.0),
+    }
+    for name, alone in terms.items():
         part, batch, _ = m3.discriminator_parts(alone, jax.random.key(0), joined)
         grads, _ = accumulate.gradients(part, params, batch, config.micro_batches)
         heads, encoder = partition.split(grads, warm_start.is_head)
