@@ -24,7 +24,7 @@ import pathlib
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from absl import flags
@@ -34,7 +34,8 @@ from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report
 from nebula_jax.security.tls import certificates
 from scripts.bench import harness, worker
-from scripts.bench.transports import OWNERS, TRANSPORTS
+from scripts.bench import report as bench_report
+from scripts.bench.worker import OWNERS, TRANSPORTS
 
 LONGEST_SECONDS = 600.0  # for the measurements of one transport, on a busy machine
 SIZES = {"25 MB": 25_165_824, "3 MB": 3_145_728}  # bytes
@@ -153,14 +154,33 @@ def targets(records: Records) -> list[dict[str, Any]]:
     return found
 
 
+def _columns() -> dict[str, str]:
+    """Returns title -> the form of a cell, of the name and figures of a transport."""
+    found, rate = {"transport": "{name}"}, "gigabytes_per_second"
+    for size in ("25 MB", "3 MB"):
+        middle, *edges = (
+            f"{{{size}[{rate}][{each}]:.2f}}" for each in ("median", "min", "max")
+        )
+        found[f"{size}, GB/s"] = f"{middle} ({'-'.join(edges)})"
+    for size in ("25 MB", "3 MB"):
+        sender, receiver, both = (
+            f"{{{size}[{end}cpu_seconds_per_gigabyte][median]:.2f}}"
+            for end in ("sender_", "receiver_", "")
+        )
+        found[f"CPU s/GB, {size}"] = f"{sender}+{receiver}={both}"
+    for title, trip in zip(
+        ("64 B µs, p50 / p99", "on one core"), worker.ROUND_TRIPS, strict=True
+    ):
+        found[title] = " / ".join(
+            f"{{{trip}[{each}_microseconds][median]:.0f}}" for each in ("p50", "p99")
+        )
+    return found
+
+
 def markdown(result: Mapping[str, Any]) -> str:
     """Renders the record."""
     before, after = result["load_before_and_after"]
-    columns = _columns()
-    rows = [
-        [name, *(cell(measures) for cell in columns.values())]
-        for name, measures in result["transports"].items()
-    ]
+    rows = [{"name": name, **each} for name, each in result["transports"].items()]
     return report.join(
         report.heading(
             result,
@@ -168,40 +188,9 @@ def markdown(result: Mapping[str, Any]) -> str:
             " after",
         ),
         "Medians of the rounds; of throughput with the smallest and the largest.",
-        report.table(["transport", *columns], rows),
+        bench_report.table_of(rows, _columns()),
         report.targets(result["targets"]),
     )
-
-
-def _columns() -> dict[str, Callable[[Mapping], str]]:
-    """Returns title -> the text of a cell, from a transport's figures."""
-
-    def median(measures: Mapping, what: str, figure: str) -> float:
-        return measures[what][figure]["median"]
-
-    def speed(measures: Mapping, what: str) -> str:
-        spread = measures[what]["gigabytes_per_second"]
-        return "{median:.2f} ({min:.2f}-{max:.2f})".format(**spread)
-
-    def cpu(measures: Mapping, what: str) -> str:
-        parts = [
-            median(measures, what, f"{end}cpu_seconds_per_gigabyte")
-            for end in ("sender_", "receiver_", "")
-        ]
-        return "{:.2f}+{:.2f}={:.2f}".format(*parts)
-
-    def trip(measures: Mapping, what: str = "round trip") -> str:
-        parts = [median(measures, what, f"{p}_microseconds") for p in ("p50", "p99")]
-        return "{:.0f} / {:.0f}".format(*parts)
-
-    return {
-        "25 MB, GB/s": lambda each: speed(each, "25 MB"),
-        "3 MB, GB/s": lambda each: speed(each, "3 MB"),
-        "CPU s/GB, 25 MB": lambda each: cpu(each, "25 MB"),
-        "CPU s/GB, 3 MB": lambda each: cpu(each, "3 MB"),
-        "64 B µs, p50 / p99": trip,
-        "on one core": lambda each: trip(each, "round trip, one core"),
-    }
 
 
 @process.sigterm_as_exit()

@@ -32,7 +32,7 @@ from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import report, run_folder
-from scripts.bench import harness, labs, revocations
+from scripts.bench import harness, labs
 from scripts.bench import report as bench_report
 from scripts.tables import config
 from scripts.tables import runs as table_runs
@@ -142,7 +142,7 @@ def gather(folder: pathlib.Path) -> dict[str, Any]:
     with labs.two_labs(folder / "two") as both:
         secure = time.monotonic() - began
         rows = [measure_line(mbit, both) for mbit in LINES]
-    seconds = revocations.measure(folder / "three")
+    seconds = labs.revocations(folder / "three")
     return {
         "rounds": ROUNDS,
         "install_to_secure_seconds": secure,
@@ -172,7 +172,7 @@ def markdown(result: Mapping[str, Any]) -> str:
         bench_report.table_of(rows, columns),
         f"From an empty folder to a line between two labs, with all commands:"
         f" {result['install_to_secure_seconds']:.1f} s. A lab that is revoked at one"
-        f" lab is gone from another, over a line of {revocations.FLOOD_MBIT} Mbit/s"
+        f" lab is gone from another, over a line of {labs.FLOOD_MBIT} Mbit/s"
         f" that is full both ways, after {_at(result, 0.5):.2f} s (median),"
         f" {_at(result, 0.99):.2f} s (99 of 100), of"
         f" {len(result['revocation_seconds'])} revocations.",

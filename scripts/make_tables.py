@@ -45,7 +45,7 @@ from scripts import (
     table_teachers,
 )
 from scripts.bench import report as bench_report
-from scripts.tables import codec_choice, main_results, pictures
+from scripts.tables import main_results, pictures
 
 flags.DEFINE_string(
     "collect", "", "Folder of a finished run whose record is taken into the results."
@@ -198,7 +198,7 @@ def pages() -> dict[pathlib.Path, str]:
     table = main_results.markdown(RESULTS)
     found = {front: rewrite(front.read_text("utf-8"), "results", table)}
     choice = ROOT / "nebula_jax" / "communication" / "which_codec.md"
-    table = codec_choice.markdown(RESULTS)
+    table = main_results.which_codec(RESULTS)
     found[choice] = rewrite(choice.read_text("utf-8"), "which_codec", table)
     for record in sorted(RESULTS.glob("*.json")):
         name = record.stem

@@ -1,35 +1,184 @@
-"""One end of one transport, in a process of its own.
+"""One end of a transport of `bench_bridge`, in a process of its own.
 
     python -m scripts.bench.worker REQUEST
 
 scripts/bench_bridge.py starts both ends with the same request, and each prints what it
 measured, as a line of JSON. So the ends stay in step by their own connection, and
-nothing else is on the line that is measured.
+nothing else is on the line that is measured. Transports are bare sockets and the
+bridge, with TLS and without: context managers that connect two processes and yield an
+`End`.
 
 CPU seconds are those of this whole process, all threads, user and system together, as
 `time.process_time` has them: the sum of `os.times`, but not rounded to 10 ms.
 """
 
 import contextlib
+import functools
 import json
 import os
 import pathlib
+import socket
 import sys
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from scripts.bench import transports
+import nebula_jax
+from nebula_jax.communication import bridge, codec, endpoints
+from nebula_jax.communication import listener as listener_lib
+from nebula_jax.communication.wire import frames
+from nebula_jax.security import tls
 
 SMALL = 64  # bytes: of a round trip, and of the answer to a measurement's messages
 WARM_UP = 100  # round trips before those that count
 ROUND_TRIPS = {"round trip": False, "round trip, one core": True}
 """Measurement -> whether both ends share a core."""
+OWNERS = {"listen": "discriminator", "connect": "generator:0"}
+"""Side -> the cluster that its credentials name."""
+CONNECT_SECONDS = 60.0  # to find the other end, which is started at the same time
+RETRY_SECONDS = 0.02
 
 
-def stream(end: transports.End, sends: bool, size: int, count: int) -> dict[str, float]:
+class Settings(NamedTuple):
+    """The settings of one end."""
+
+    side: str
+    """`listen` or `connect`."""
+    address: tuple[str, int]
+    """Host and port of the end that listens."""
+    sizes: tuple[int, ...]
+    """Bytes: every message has one of these sizes."""
+    credentials: pathlib.Path | None
+    """This end's folder for `nebula_jax.security.tls`; None for no encryption."""
+
+
+class End(NamedTuple):
+    """One end of a connection; used by one thread."""
+
+    send: Callable[[np.ndarray], Any]
+    """Sends [size] uint8, which does not change until the peer has answered."""
+    receive: Callable[[int], np.ndarray]
+    """Returns the next message, of that size; the next call may reuse its memory."""
+
+
+@contextlib.contextmanager
+def _sockets(given: Settings) -> Iterator[End]:
+    """Connects plain sockets: `sendall`, and `recv_into` memory that is there already.
+
+    With TLS, Python's own `ssl` likewise. This is what the operating system and OpenSSL
+    give without any protocol on top.
+    """
+    if given.side == "listen":
+        with socket.create_server(given.address) as listening:
+            sock, _ = listening.accept()
+        if given.credentials:
+            context = tls.server_contexts(given.credentials)()
+            sock = context.wrap_socket(sock, server_side=True)
+    else:
+        sock = _dial(given.address)
+        if given.credentials:
+            context = tls.client_contexts(given.credentials)()
+            sock = context.wrap_socket(sock, server_hostname=OWNERS["listen"])
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    buffers = {size: np.zeros(size, np.uint8) for size in given.sizes}
+
+    def receive(size: int) -> np.ndarray:
+        view = memoryview(buffers[size])
+        while len(view):
+            count = sock.recv_into(view)
+            if count == 0:
+                raise ConnectionError("the other end closed the connection")
+            view = view[count:]
+        return buffers[size]
+
+    with sock:
+        yield End(sock.sendall, receive)
+
+
+def _dial(address: tuple[str, int]) -> socket.socket:
+    """Opens a TCP connection as soon as the other end listens."""
+    deadline = time.monotonic() + CONNECT_SECONDS
+    while True:
+        try:
+            return socket.create_connection(address)
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(RETRY_SECONDS)
+
+
+@contextlib.contextmanager
+def _bridge(given: Settings) -> Iterator[End]:
+    """Connects the project's bridge: buffers on a link, below the codecs."""
+    own = given.credentials
+    hello = frames.Hello(OWNERS[given.side], nebula_jax.__version__, {})
+    common: dict[str, Any] = {
+        "peer_timeout": 60.0,  # seconds
+        "reconnect_timeout": 0.0,  # a connection that breaks has failed, here
+        "log": functools.partial(print, file=sys.stderr),
+    }
+    with contextlib.ExitStack() as stack:
+        if given.side == "listen":
+            listener = listener_lib.Listener(
+                endpoints.listen(given.address),
+                hello,
+                tls=tls.server_contexts(own) if own else None,
+                **common,
+            )
+            opened = stack.enter_context(listener).accept(CONNECT_SECONDS)
+        else:
+            opened = bridge.connect(
+                given.address,
+                hello,
+                connect_timeout=CONNECT_SECONDS,
+                peer=OWNERS["listen"],
+                tls=tls.client_contexts(own) if own else None,
+                **common,
+            )
+        link = stack.enter_context(opened)
+        channels = {size: number for number, size in enumerate(given.sizes)}
+        for size in given.sizes:
+            spec = jax.ShapeDtypeStruct((size,), np.uint8)
+            link.sender(f"{size} bytes", spec, codec.identity())
+            link.receiver(f"{size} bytes", spec, codec.identity())
+        if given.side == "listen":
+            link.welcome(0)
+        else:
+            link.wait_for_welcome(CONNECT_SECONDS)
+        sent = 0
+
+        def send(buffer: np.ndarray) -> None:
+            nonlocal sent
+            sent += 1
+            link.put_tensor(frames.Tensor(channels[len(buffer)], sent, 0, [buffer]))
+
+        yield End(send, lambda size: link.take_tensor(channels[size]).buffers[0])
+
+
+class Transport(NamedTuple):
+    """A transport, and what it is compared with."""
+
+    open: Callable[[Settings], contextlib.AbstractContextManager[End]]
+    tls: bool
+    """True if both ends authenticate."""
+    reference: str = ""
+    """The bare sockets that the bridge is compared with; empty for those."""
+    throughput: float = 0.0
+    """The smallest share of the reference's throughput."""
+
+
+TRANSPORTS = {
+    "tcp": Transport(_sockets, tls=False),
+    "tls": Transport(_sockets, tls=True),
+    "bridge": Transport(_bridge, tls=False, reference="tcp", throughput=0.8),
+    "bridge_tls": Transport(_bridge, tls=True, reference="tls", throughput=0.9),
+}
+
+
+def stream(end: End, sends: bool, size: int, count: int) -> dict[str, float]:
     """Sends `count` messages of `size` bytes, one after the other; one answer to all.
 
     Returns:
@@ -49,9 +198,7 @@ def stream(end: transports.End, sends: bool, size: int, count: int) -> dict[str,
     return {"seconds": seconds, "cpu": time.process_time() - cpu}
 
 
-def round_trips(
-    end: transports.End, sends: bool, count: int, one_core: bool
-) -> dict[str, float]:
+def round_trips(end: End, sends: bool, count: int, one_core: bool) -> dict[str, float]:
     """Sends `count` small messages that the other end sends back, one after the other.
 
     Each end has a core of its own, or both share one.
@@ -93,7 +240,7 @@ def _on_a_core(which: int) -> Iterator[None]:
         os.sched_setaffinity(0, before)
 
 
-def _answer(end: transports.End, sends: bool) -> None:
+def _answer(end: End, sends: bool) -> None:
     """Confirms from the receiving end; the sending one waits for that."""
     if sends:
         end.receive(SMALL)
@@ -104,14 +251,14 @@ def _answer(end: transports.End, sends: bool) -> None:
 def main(request: dict[str, Any]) -> dict[str, Any]:
     """Connects to the other end, measures, and returns the figures."""
     credentials = request["credentials"]
-    settings = transports.Settings(
+    settings = Settings(
         request["side"],
         ("127.0.0.1", request["port"]),
         (*(size for size, _ in request["streams"].values()), SMALL),
         pathlib.Path(credentials) if credentials else None,
     )
     sends = settings.side == "connect"
-    with transports.TRANSPORTS[request["transport"]].open(settings) as end:
+    with TRANSPORTS[request["transport"]].open(settings) as end:
         found = {
             name: stream(end, sends, size, count)
             for name, (size, count) in request["streams"].items()

@@ -6,11 +6,11 @@ import sys
 from absl.testing import flagsaver
 
 from scripts import bench_bridge
-from scripts.bench import harness, transports, worker
+from scripts.bench import harness, worker
 
 MEASURES = ["25 MB", "3 MB", "round trip", "round trip, one core"]
 WORKER = [sys.executable, "-m", "scripts.bench.worker"]
-TLS = {name: transports.TRANSPORTS[name] for name in ("tls", "bridge_tls")}
+TLS = {name: worker.TRANSPORTS[name] for name in ("tls", "bridge_tls")}
 
 
 def test_it_writes_the_figures_of_the_transports_beside_their_targets(

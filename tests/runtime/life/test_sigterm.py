@@ -36,14 +36,14 @@ while True:
 SECURITY = "from scripts import bench_security as command"
 FLOOD = f"""
 {SECURITY}
-from scripts.bench import labs, revocations
+from scripts.bench import labs
 
 def gather(folder):
-    with labs.lab_in(folder / "s") as s, revocations.flood(s, s):
+    with labs.lab_in(folder / "s") as s, labs.flood(s, s):
         raise AssertionError("nobody ended it")
 
-revocations._sent = lambda lab: {{}}
-revocations.time.sleep = lambda seconds: signal.pause()
+labs._sent = lambda lab: {{}}
+labs.time.sleep = lambda seconds: signal.pause()
 command.gather = gather
 """
 FAULTS = "from scripts import bench_faults as command"
