@@ -45,6 +45,7 @@ def test_it_fits_a_hello_and_shows_no_id():
 @hypothesis.given(st.permutations(MANY[:30]))
 def test_sides_with_the_same_ids_agree_in_whatever_order(order):
     assert compared({"train": order}, {"train": MANY[:30]}) == []
+    assert compared({"train": order, "dev": []}, {"train": [], "dev": MANY[:30]})
 
 
 def test_the_side_with_an_extra_example_names_it_and_the_other_knows_it_lacks_one():
@@ -72,21 +73,6 @@ def test_differences_that_meet_in_one_group_are_no_agreement():
     assert compared({"train": [*rest, one]}, {"train": [*rest, other]}) == [unclear]
 
 
-def test_an_example_under_another_id_is_named_on_both_sides():
-    mine = {"train": MANY, "dev": ["dev-1", "dev-2"]}
-    theirs = {"train": MANY, "dev": ["dev-1", "dev-3"]}
-    lacking = "the peer has an example that this side lacks; its own message names the"
-    assert compared(mine, theirs) == [
-        "example 'dev-2' of dev is on this side only",
-        f"{lacking} id",
-    ]
-    assert compared(theirs, mine)[0] == "example 'dev-3' of dev is on this side only"
-
-
-def test_the_same_id_in_another_split_is_another_example():
-    assert compared({"dev": ["x"], "test": []}, {"dev": [], "test": ["x"]})
-
-
 @hypothesis.settings(max_examples=40)
 @hypothesis.given(
     st.sets(st.sampled_from(MANY), max_size=4),
@@ -106,14 +92,6 @@ def test_no_example_is_named_that_the_peer_has_and_few_ones_are_all_found(gone, 
         expected = len(gone) - example_alignment.SHOWN
         assert others == ([f"so are {expected} others"] if expected > 0 else [])
         assert len(named) == min(len(gone), example_alignment.SHOWN)
-
-
-def test_many_differences_are_a_count_and_the_first_few():
-    found = compared({"train": MANY}, {"train": MANY[300:]})
-    assert found[0] == "train has 2000 examples here and 1700 at the peer"
-    assert found[1] == "example 'train-000000' of train is on this side only"
-    assert found[4].startswith("so are 2")
-    assert len(found) <= 6
 
 
 def test_different_keys_are_told_from_different_examples():

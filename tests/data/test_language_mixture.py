@@ -16,11 +16,6 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 GROUPS = [["en", "de"], ["hi", "ur"]]
 
 
-def test_groups_are_read():
-    assert language_mixture.parse_groups("en de|hi, ur") == GROUPS
-    assert language_mixture.parse_groups("en") == [["en"]]
-
-
 def test_errors_name_the_flag_and_its_readers():
     names = ("languages", "cluster")
     for text, words in (
@@ -35,7 +30,8 @@ def test_errors_name_the_flag_and_its_readers():
         language_mixture.parse_tasks("trtd", [["en"], ["de"]], "cluster")
 
 
-def test_one_task_mix_serves_all_generators_or_each_has_its_own():
+def test_groups_are_read_and_one_task_mix_serves_all_or_each_has_its_own():
+    assert language_mixture.parse_groups("en de|hi, ur") == GROUPS
     half = {"mrtd": 0.5, "trtd": 0.5}
     assert language_mixture.parse_tasks("mrtd trtd", GROUPS) == [half, half]
     assert language_mixture.parse_tasks("mrtd|mrtd=1 trtd=3", GROUPS) == [

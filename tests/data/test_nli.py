@@ -27,14 +27,10 @@ def test_a_file_is_read_in_its_order(tmp_path):
 
 def test_quotation_marks_are_text_wherever_they_stand(tmp_path):
     """CSV quoting would join the first two lines and unwrap the third."""
-    lines = [
-        'q-1\t-\t"and then\the left\tneutral',
-        'q-2\t-\tshe stayed"\t"\tneutral',
-        'q-3\t-\t"a ""b"" c"\tsaid " she\tneutral',
-    ]
+    pairs = [('"and then', "he left"), ('she stayed"', '"'), ('"a ""b"" c"', 'b " c')]
+    lines = [f"q-{n}\t-\t{one}\t{two}\tneutral" for n, (one, two) in enumerate(pairs)]
     found = nli.read(write(tmp_path, *lines))
-    assert found.premises == ['"and then', 'she stayed"', '"a ""b"" c"']
-    assert found.hypotheses == ["he left", '"', 'said " she']
+    assert [*zip(found.premises, found.hypotheses, strict=True)] == pairs
 
 
 @pytest.mark.parametrize(

@@ -12,12 +12,9 @@ CLS, SEP = vocabularies.SPECIAL.cls, vocabularies.SPECIAL.sep
 IDS = st.lists(st.integers(5, 99), min_size=1, max_size=30)
 
 
-def test_whole_sentences_are_joined_while_they_fit():
+def test_whole_sentences_are_joined_while_they_fit_and_cut_up_if_they_never_do():
     packed = packed_sequences.pack_mono([[5, 6], [7], [8, 9, 10]], max_length=7)
     assert list(packed) == [[CLS, 5, 6, SEP, 7, SEP], [CLS, 8, 9, 10, SEP]]
-
-
-def test_a_sentence_too_long_is_cut_up():
     packed = packed_sequences.pack_mono([[5, 6, 7, 8, 9]], max_length=4)
     assert list(packed) == [[CLS, 5, 6, SEP], [CLS, 7, 8, SEP], [CLS, 9, SEP]]
 

@@ -53,12 +53,9 @@ def test_many_texts_are_tokenised_in_parts(monkeypatch):
     assert tokenise(texts).lengths.tolist() == [len(text) + 2 for text in texts]
 
 
-def test_an_over_long_sentence_is_named_with_its_tokens():
+def test_an_over_long_sentence_is_named_or_cut_if_asked_and_that_is_said():
     with pytest.raises(ragged_rows.TokenError, match=r"'train-1' has 12 .* \(1 others"):
         tokenise(["abc", "abcdefghij", "abcdefghijk"])
-
-
-def test_an_over_long_sentence_is_cut_if_asked_and_that_is_said():
     rows = tokenise(["abc", "abcdefghij"], truncate=True)
     assert rows.rows([1], 10, PAD).tolist() == [[FIRST, *range(10, 18), LAST]]
     assert rows.warnings() == ["1 of 2 sentences were cut: train-1"]
@@ -169,14 +166,6 @@ def pairs(tokenizer, first, second, max_length=16, separators=1):
 
 
 @pytest.mark.parametrize(
-    ("separators", "text"),
-    [(1, "[CLS] a b [SEP] c [SEP]"), (2, "[CLS] a b [SEP] [SEP] c [SEP]")],
-)
-def test_a_pair_has_its_models_form(tokenizer, separators, text):
-    assert pairs(tokenizer, ["a b"], ["c"], separators=separators)[1] == [text]
-
-
-@pytest.mark.parametrize(
     ("first", "second", "text"),
     [
         ("a a a a a", "b", "[CLS] a a a [SEP] b [SEP]"),
@@ -200,9 +189,12 @@ def test_no_pair_is_longer_than_allowed_and_none_is_cut_for_nothing(tokenizer):
             assert found.lengths[0] == min(10, one + two + 3)
 
 
-def test_pairs_of_unknown_pieces_are_remarked_on(tokenizer):
-    found, _ = pairs(tokenizer, ["x", "x"], ["y", "a"])
+def test_a_pair_has_its_models_form_and_unknown_pieces_are_remarked_on(tokenizer):
+    found, texts = pairs(tokenizer, ["x", "a b"], ["y", "c"])
     assert found.unknown.tolist() == [0]
+    assert texts[1] == "[CLS] a b [SEP] c [SEP]"
+    _, texts = pairs(tokenizer, ["a b"], ["c"], separators=2)
+    assert texts == ["[CLS] a b [SEP] [SEP] c [SEP]"]
 
 
 def test_rows_follow_their_trimmed_tokenizer(tokenizer):

@@ -28,10 +28,8 @@ def test_sentences_and_pairs_are_read_plain_or_gzipped(tmp_path, ending):
     )
     assert text_folder.parallel_path(tmp_path, "en-sw", "train") == pairs
     assert text_folder.parallel_path(tmp_path, "sw-en", "train") == pairs
-    assert list(text_folder.read_parallel(pairs)) == [
-        ("Thanks", "Asante"),
-        ("Hello", "Habari"),
-    ]
+    wanted = [("Thanks", "Asante"), ("Hello", "Habari")]
+    assert list(text_folder.read_parallel(pairs)) == wanted
 
 
 @pytest.mark.parametrize(

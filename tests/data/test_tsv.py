@@ -24,18 +24,20 @@ def test_the_wanted_columns_come_in_the_wanted_order(tmp_path, name):
     assert tsv.plain_or_gzip(tmp_path / "b.tsv") is None
 
 
-def test_lines_end_with_lf_or_crlf_and_a_lone_cr_is_text(tmp_path):
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [
+        (b"one\r\ntwo\rthree\n\r\r\nlast", ["one", "two\rthree", "\r", "last"]),
+        (b"a\tb\reins\rzwei\r", ["a\tb", "eins", "zwei"]),
+        (b"one\r\rthree\nfour", ["one", "", "three", "four"]),  # with another editor
+    ],
+)
+def test_a_lone_cr_is_text_unless_the_first_line_ends_with_one(
+    tmp_path, content, lines
+):
     path = tmp_path / "a.txt"
-    path.write_bytes(b"one\r\ntwo\rthree\n\r\r\nlast")
-    assert [line for _, line in tsv.lines(path)] == ["one", "two\rthree", "\r", "last"]
-
-
-def test_a_file_whose_first_line_ends_with_a_cr_ends_all_lines_so(tmp_path):
-    path = tmp_path / "a.tsv"
-    path.write_bytes(b"id\ttext\ra\teins\rb\tzwei\r")
-    assert rows(path) == [(2, ["a", "eins"]), (3, ["b", "zwei"])]
-    path.write_bytes(b"one\r\rthree\nfour")  # text was added with another editor
-    assert [line for _, line in tsv.lines(path)] == ["one", "", "three", "four"]
+    path.write_bytes(content)
+    assert [line for _, line in tsv.lines(path)] == lines
 
 
 def test_a_byte_order_mark_is_no_text(tmp_path):

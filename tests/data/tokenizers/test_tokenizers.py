@@ -51,18 +51,13 @@ def write_json(folder):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_ids_are_those_of_transformers(kind, tmp_path):
+def test_ids_are_those_of_transformers_and_texts_come_back(kind, tmp_path):
     golden = GOLDEN[kind]
     tokenizer = tokenizers.load(write(tmp_path / kind, kind))
     assert tokenizer.encode_batch(GOLDEN["texts"]) == golden["ids"]
     assert [tokenizer.encode(text) for text in GOLDEN["texts"]] == golden["ids"]
     assert list(tokenizer.special.ids) == golden["special"]
     assert tokenizer.size == golden["size"]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_texts_come_back(kind, tmp_path):
-    tokenizer = tokenizers.load(write(tmp_path / kind, kind))
     for text in GOLDEN["texts"][0], GOLDEN["texts"][3]:
         expected = text.lower() if kind == "bert_uncased" else text
         ids = [
@@ -118,15 +113,6 @@ def test_a_trimmed_tokenizer_renumbers_and_nothing_else(kind, tmp_path):
     expected = [i if i in keep else whole.special.unk for i in whole.encode(other)]
     assert [keep[i] for i in small.encode(other)] == expected
     assert small.special.unk in small.encode(other)
-
-
-def test_used_pieces_are_those_that_occur(tmp_path):
-    tokenizer = tokenizers.load(write(tmp_path / "a", "xlm_r"))
-    special = tokenizer.special.ids
-    counts = np.zeros(tokenizer.size, np.int64)
-    counts[[20, 30, 40]] = 2, 5, 2
-    kept = tokenizers.kept_ids(tokenizer, np.flatnonzero(counts))
-    assert {*kept} == {20, 30, 40, *special}
 
 
 def test_special_tokens_are_recognized_in_numpy_and_jax():
