@@ -10,7 +10,7 @@ from experiments.m3 import config
 
 
 @pytest.mark.parametrize(
-    ("status", "event"), [(0, "ended"), (130, "stopped"), (3, "stopped"), (None, None)]
+    ("status", "event"), [(0, "ended"), (130, "stopped"), (3, "stopped")]
 )
 def test_a_cluster_that_has_not_taken_its_last_step_has_stopped(
     status, event, tmp_path, monkeypatch
@@ -22,16 +22,13 @@ def test_a_cluster_that_has_not_taken_its_last_step_has_stopped(
     monkeypatch.setattr(cluster_process.connect, "recorder", lambda *_: recorder)
     monkeypatch.setattr(cluster_process.cluster, "run", lambda *given: given[-1]())
 
-    def train(run):
-        if status is None:
-            raise RuntimeError("the disk is full")
-        return status
-
     run = configured.run(config, "--cluster=generator:0", workdir=tmp_path)
-    given = run, {}, train
-    if status is None:
-        with pytest.raises(RuntimeError, match="full"):
-            cluster_process.run(*given)
-    else:
-        assert cluster_process.run(*given) == status
-    assert events == ["began", event or "stopped"]
+    assert cluster_process.run(run, {}, lambda run: status) == status
+    assert events == ["began", event]
+
+    def fail(run):
+        raise RuntimeError("the disk is full")
+
+    with pytest.raises(RuntimeError, match="full"):
+        cluster_process.run(run, {}, fail)
+    assert events[2:] == ["began", "stopped"]

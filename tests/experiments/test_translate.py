@@ -1,5 +1,7 @@
 """Which checkpoint a run is translated with."""
 
+import shutil
+
 import pytest
 
 from experiments.abnet import translator
@@ -7,37 +9,24 @@ from nebula_jax import errors
 from nebula_jax.training import checkpoint, checkpoint_files
 
 
-@pytest.fixture
-def saved(tmp_path, monkeypatch):
-    """Makes folders with checkpoints that name themselves."""
-    steps_of = {}
-
-    def save(**steps):
-        for name, steps_of[tmp_path / name / "checkpoints"] in steps.items():
-            (tmp_path / name / "checkpoints").mkdir(parents=True)
-        return tmp_path
+def test_the_newest_step_is_taken_of_one_process_or_of_clusters(
+    tmp_path, monkeypatch, capsys
+):
+    steps_of = {"whole": [2], "source": [2, 4, 6], "target": [2, 4]}
+    for name in steps_of:
+        (tmp_path / name / "checkpoints").mkdir(parents=True)
 
     def read(folder, step):
-        name = folder.parent.name
-        sides = ["source", "target"] if name == "whole" else [name]
-        states = [{"state": {"params": f"{name}'s {side} {step}"}} for side in sides]
-        return states if name == "whole" else states[0]
+        return {"state": {"params": f"{folder.parent.name} {step}"}}
 
     monkeypatch.setattr(
-        checkpoint_files, "verified_steps", lambda folder, log: steps_of[folder]
+        checkpoint_files, "verified_steps", lambda at, log: steps_of[at.parent.name]
     )
     monkeypatch.setattr(checkpoint, "read", read)
-    return save
-
-
-def test_the_newest_step_is_taken_of_one_process_or_of_clusters(saved, capsys):
-    folder = saved(whole=[2], source=[2, 4, 6], target=[2, 4])
-    sides = ["source's source 4", "target's target 4"]
-    assert translator.trained_params(folder) == (4, sides)
+    found = translator.trained_params(tmp_path)
+    assert found == (4, ["source 4", "target 4"])
     assert "step 4 of source and target" in capsys.readouterr().err
-
-
-def test_a_folder_without_checkpoints_says_so(saved):
-    folder = saved(source=[2], target=[])
-    with pytest.raises(errors.NebulaError, match=r".source has 2; target has n"):
-        translator.trained_params(folder)
+    steps_of["target"] = []
+    shutil.rmtree(tmp_path / "whole")
+    with pytest.raises(errors.NebulaError, match=r".source has 2, 4, 6; target has n"):
+        translator.trained_params(tmp_path)

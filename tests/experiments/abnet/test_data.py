@@ -7,11 +7,10 @@ import numpy as np
 import pytest
 import tiny_translations
 
-from experiments.abnet import channels, data, models
+from experiments.abnet import channels, data
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
 from nebula_jax.data import ragged_rows
-from nebula_jax.models import transformer
 
 
 def configured(**values):
@@ -92,15 +91,6 @@ def test_a_digest_is_of_ids_tokens_and_where_sentences_end():
     same = digest([3, 4])
     assert digest([3, 4]) == same
     assert len({same, digest([4, 3]), digest([3, 4], seed=1), digest([3, 3])}) == 4
-
-
-def test_a_translator_has_the_flags_shape():
-    source = transformer.Config(60, 2, 16, 2, 32, 16)
-    target = transformer.Config(50, 2, 24, 2, 48, 16)
-    agreed = configured(cross_attention_heads=3, objective="ar").agreed
-    made = models.model(agreed, source, target)
-    assert (made.source, made.target, made.heads) == (source, target, 3)
-    assert (made.objective, made.max_target_length) == ("ar", 16)
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,7 @@ def run_of(hot, **given):
 
 
 @pytest.mark.parametrize("layers", [0, 1])
-def test_it_begins_with_the_encoder_or_its_first_layers(hot, layers):
+def test_it_begins_with_the_encoder_or_its_first_layers(hot, tmp_path, layers):
     run = run_of(hot, layers=layers, dropout=0.2, dtype="bfloat16")
     made = models.load(run, hot[1])
     whole = pretrained.load(hot[0])
@@ -49,6 +49,10 @@ def test_it_begins_with_the_encoder_or_its_first_layers(hot, layers):
         whole.params["embeddings"]["word_embeddings"]["embedding"][rows],
     )
     assert models.describe(run, made)["encoder"] == {"layers": wanted, "width": 16}
+    models.export(tmp_path, run, made, hot[1], made.encoder)
+    left = pretrained.load(tmp_path / "encoder")
+    assert left.config.layers == wanted
+    assert ("pooler" in left.params) == (not layers)
 
 
 def test_from_scratch_it_has_the_size_and_no_parameters(hot):
@@ -70,15 +74,6 @@ def test_fragments_divide_the_layers(hot):
         models.load(run, words)
     with pytest.raises(errors.SettingsError, match=r"the 1 layers.*; 1 does"):
         models.load(run_of(hot, layers=1, fragments=2), hot[1])
-
-
-def test_its_first_layers_have_no_pooler(hot, tmp_path):
-    run = run_of(hot, layers=1)
-    made = models.load(run, hot[1])
-    models.export(tmp_path, run, made, hot[1], made.encoder)
-    left = pretrained.load(tmp_path / "encoder")
-    assert left.config.layers == 1
-    assert "pooler" not in left.params
 
 
 def test_adapters_leave_no_encoder(hot, tmp_path, capsys):

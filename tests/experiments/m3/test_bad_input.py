@@ -47,6 +47,8 @@ def test_bad_flags_are_refused(flag):
         ({"connect_timeout": 0.0}, "must be above 0"),
         ({"data_dir": "/nowhere"}, "there is no such folder"),
         ({"generators": "en de|ur"}, "language 'ur' has no text"),
+        ({"vocabulary": "none.model"}, "No such file"),
+        ({"vocabulary": __file__}, "not a sentencepiece model"),
         ({"data_dir": "package:numpy"}, "the only package is package:django"),
         (
             {"cluster": "generator:0", "peer": "h:1", "tls": "off", "vocabulary": ""},
@@ -63,15 +65,6 @@ def test_a_port_in_use(runs, monkeypatch):
         port = taken.getsockname()[1]
         words = f"cannot listen on 127.0.0.1:{port}: Address already in use"
         fails_here(runs, monkeypatch, words, listen=f"127.0.0.1:{port}")
-
-
-def test_an_unreadable_vocabulary(runs, monkeypatch, tmp_path):
-    missing = str(tmp_path / "none.model")
-    fails_here(runs, monkeypatch, "No such file", vocabulary=missing)
-    bad = tmp_path / "bad.model"
-    bad.write_text("x")
-    words = "not a sentencepiece model"
-    fails_here(runs, monkeypatch, words, vocabulary=str(bad))
 
 
 def test_a_folder_that_cannot_be_written(runs, tmp_path):

@@ -1,6 +1,5 @@
 """Clusters of several processes: the same run, whoever saved what it goes on from."""
 
-import shutil
 import time
 
 import pytest
@@ -27,6 +26,13 @@ def alone(runs):
     return {cluster: runs.state("alone", cluster, STEPS) for cluster in CLUSTERS}
 
 
+def assert_ended_as(alone, runs, workdir, output):
+    assert "going on after step" in output
+    for cluster in CLUSTERS:
+        found = runs.state(workdir, cluster, STEPS)
+        trees.assert_close(found, alone[cluster], rtol=0, atol=1e-6)
+
+
 VICTIM = "generator:0/1"
 SLOW = {"emulate_compute": "0,100"}  # so that the run does not end before it is killed
 
@@ -51,10 +57,7 @@ def test_one_process_goes_on_from_what_two_saved(runs, alone):
         assert "process 1 of this cluster has gone" in lines[-1]
 
     output = runs.finished(**FLAGS, workdir=workdir)
-    assert "going on after step" in output
-    for cluster in CLUSTERS:
-        found = runs.state(workdir, cluster, STEPS)
-        trees.assert_close(found, alone[cluster], rtol=0, atol=1e-6)
+    assert_ended_as(alone, runs, workdir, output)
 
 
 @pytest.mark.slow
@@ -65,24 +68,5 @@ def test_two_processes_go_on_from_what_one_saved(runs, alone):
     run.communicate(timeout=60)
     tiny_runs.assert_all_gone(family)
     output = runs.finished(**FLAGS, **MANY, workdir=workdir)
-    assert "going on after step" in output
     assert "report: " in output
-    for cluster in CLUSTERS:
-        found = runs.state(workdir, cluster, STEPS)
-        trees.assert_close(found, alone[cluster], rtol=0, atol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_last_step_that_one_cluster_lacks_is_saved_by_all_processes(runs):
-    """The other one has it, and saves it again: all of its processes take part."""
-    workdir, last = "last-step", SAVED + 1  # no multiple of what is between two
-    flags = FLAGS | {"steps": last, "fsdp": 2}  # each has a half of the arrays
-    runs.finished(**flags, **MANY, workdir=workdir)
-    wanted = {cluster: runs.state(workdir, cluster, last) for cluster in CLUSTERS}
-    lost = runs.folder / workdir / "generator-0" / "checkpoints" / f"{last:08d}"
-    shutil.rmtree(lost)
-    output = runs.finished(**flags, **MANY, workdir=workdir)
-    assert f"going on after step {SAVED}" in output
-    for cluster in CLUSTERS:
-        found = runs.state(workdir, cluster, last)
-        trees.assert_close(found, wanted[cluster], rtol=0, atol=1e-6)
+    assert_ended_as(alone, runs, workdir, output)
