@@ -5,9 +5,6 @@
                 lengths     target -> source  [N] int32, tokens of a target row (cmlm)
     a batch     hidden      source -> target  H^E, its mask, the examples' numbers; one
                 gradient    target -> source  channel each for every length bucket
-    a probe     probe.front source -> target  cosines, seconds and what both write: with
-                probe.back  target -> source  `auto` codecs; see `control`
-                decisions   source -> target
     evaluation  evaluation  source -> target  H^E of dev, test and held-out sentences,
                                               length logits (cmlm)
     translation sentences   source -> target  as evaluation: see `two_sites`
@@ -31,16 +28,9 @@ from nebula_jax import errors
 from nebula_jax.communication import arrivals, channels, codecs, selector
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.models import bottleneck
-from nebula_jax.parallel import codec_control
 from nebula_jax.parallel import mesh as mesh_lib
 
 Role = Literal["source", "target"]
-PROBE: tuple[tuple[str, Role, int], ...] = (
-    ("probe.front", "source", 1),
-    ("probe.back", "target", 2),
-    ("decisions", "source", codec_control.FIGURES),
-)
-"""Channels of a probe: name, sender, figures."""
 PIECE_BYTES = 256
 """Room for a piece as JSON has it: sentencepiece's have 16 characters at most."""
 
@@ -62,14 +52,6 @@ class Channel(NamedTuple):
     check: channels.Check | None = None
 
 
-class ControlEnds(NamedTuple):
-    """One role's ends of the channels of `auto` codecs; see `control`."""
-
-    front: Any
-    back: Any
-    decisions: Any
-
-
 class Ends(NamedTuple):
     """One role's ends of all channels: Senders and Receivers.
 
@@ -83,8 +65,6 @@ class Ends(NamedTuple):
     hidden: list[Any]
     gradient: list[Any]
     evaluation: Any
-    control: ControlEnds | None
-    """None with fixed codecs."""
 
 
 def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
@@ -115,12 +95,6 @@ def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
             Channel(f"hidden[{length}]", "source", hidden, agreed.codecs.forward),
             Channel(f"gradient[{length}]", "target", hidden, agreed.codecs.backward),
         ]
-    if agreed.is_auto:
-        for name, sender, size in PROBE:
-            figures = jax.ShapeDtypeStruct((size,), jnp.float32)
-            plain = codecs.identity()
-            check = None if name == "decisions" else _check_probe
-            rows += [Channel(name, sender, figures, plain, check)]
     kept = evaluation_codec(agreed, spec)
     return [*rows, Channel("evaluation", "source", spec, kept, _check_evaluation)]
 
@@ -132,17 +106,6 @@ def _in_range(low: int, high: int) -> Callable[[codec_lib.Arrays], None]:
 def _check_start(start: codec_lib.Arrays) -> None:
     for part in start:
         arrivals.check_finite(part)
-
-
-def _check_probe(figures: codec_lib.Arrays) -> None:
-    """Raises ValueError at a cosine, or seconds behind it, that cannot be.
-
-    The decision log checks itself.
-    """
-    arrivals.check_finite(figures)
-    cosine, *seconds = np.asarray(figures).tolist()
-    if abs(cosine) > codec_control.MOST_COSINE or min(seconds, default=0.0) < 0.0:
-        raise ValueError(f"figures of a probe that cannot be: {cosine}, {seconds}")
 
 
 def _check_evaluation(arrays: codec_lib.Arrays) -> None:
@@ -174,7 +137,6 @@ def open_ends(
     def of_buckets(name: str) -> list[Any]:
         return [ends[f"{name}[{length}]"] for length in agreed.length_buckets]
 
-    probe = ControlEnds(*(ends[name] for name, *_ in PROBE)) if agreed.is_auto else None
     return Ends(
         buckets=ends["buckets"],
         bottleneck=ends.get("bottleneck"),
@@ -182,7 +144,6 @@ def open_ends(
         hidden=of_buckets("hidden"),
         gradient=of_buckets("gradient"),
         evaluation=ends["evaluation"],
-        control=probe,
     )
 
 
@@ -301,7 +262,7 @@ def evaluation_codec(
     One with a state, such as a memory of what was sent, has none that fits sentences
     that are not trained on: then plain fp16, packed.
     """
-    codec = agreed.codecs.evaluation
+    codec = agreed.codecs.forward
     if jax.tree.leaves(jax.eval_shape(lambda: codec.init(spec))):
         return codecs.from_string("pack_tokens|fp16")
     return codec

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import pathlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from absl import flags
@@ -14,23 +14,12 @@ from nebula_jax.commands import fields
 from nebula_jax.communication import codecs, selector
 from nebula_jax.evaluation import decoding
 from nebula_jax.models import abnet
-from nebula_jax.parallel import codec_control
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import devices
 from nebula_jax.runtime.records import checkpoints
 
 CLUSTERS = ("target", "source")  # the first one listens, and the other dials it
 WHOLE = ("whole",)
-AUTO = "auto"
-SCHEDULE = (
-    "pack_tokens|bf16",
-    "pack_tokens|int8(64)",
-    "pack_tokens|hadamard|int4(64)|bf16",
-)
-"""The codecs of a run that chooses by itself, the least lossy first.
-
-bf16 and not fp16: a gradient is divided by the tokens of a batch, and nothing scales it
-up again, so that float16 would round it, or the scales of int4, towards zero."""
 
 DEFAULTS = {
     "job": "train_abnet",
@@ -47,23 +36,9 @@ class Codecs(NamedTuple):
     """The codecs of a run, which are read once and passed on."""
 
     forward: selector.CodecOrSelector
-    """Of hidden states in training."""
+    """Of hidden states."""
     backward: selector.CodecOrSelector
     """Of gradients in them."""
-    evaluation: selector.CodecOrSelector
-    """Of hidden states in evaluation, unless this one remembers what was sent."""
-
-
-def chosen_codecs(levels: Callable[[int], codec_control.Levels]) -> Codecs:
-    """Returns codecs that change from step to step.
-
-    Args:
-      levels: step -> the places on SCHEDULE of both directions.
-    """
-    schedule = [codecs.from_string(text) for text in SCHEDULE]
-    forward = selector.by_step(schedule, lambda step: levels(step).forward)
-    backward = selector.by_step(schedule, lambda step: levels(step).backward)
-    return Codecs(forward, backward, schedule[0])
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -103,27 +78,13 @@ class Agreed(configuration.Agreed):
     )
     forward_codec: str = fields.of_line(
         "identity",
-        "Codec of the hidden states; auto if the run is to choose codecs by itself,"
-        " by what they do to gradients and by the line.\n"
+        "Codec of the hidden states.\n"
         "pack_tokens|svd(0.6)|fp16: codecs, one after the other.",
     )
     backward_codec: str = fields.of_line(
         "identity",
-        "Codec of the gradients in the hidden states; or auto.\n"
+        "Codec of the gradients in the hidden states.\n"
         "pack_tokens|int8(64): as --forward_codec.",
-    )
-    probe_every: int = fields.for_experts(
-        64,
-        "Most steps from one comparison of gradients to the next, with auto codecs;"
-        " comparisons are up to eight times as frequent while other codecs are sought."
-        " Each takes two more micro-batches.",
-        lower=2,
-    )
-    quality: float = fields.for_experts(
-        0.98,
-        "Smallest cosine that an auto codec may leave of gradients, to those by the"
-        " least lossy codec.",
-        upper=1.0,
     )
     bottleneck: int
     warmup_steps: int
@@ -146,22 +107,15 @@ class Agreed(configuration.Agreed):
         source="ABNet's code",
     )
 
-    @property
-    def is_auto(self) -> bool:
-        """True if the run chooses its codecs by itself."""
-        return self.forward_codec == self.backward_codec == AUTO
-
     @functools.cached_property
     def codecs(self) -> Codecs:
-        """The codecs of the run; those that it begins with if it chooses by itself.
+        """The codecs of the run.
 
         Raises:
           codecs.CodecError: at a codec that cannot be read.
         """
-        if self.is_auto:
-            return chosen_codecs(lambda step: codec_control.Levels())
         forward = codecs.from_string(self.forward_codec)
-        return Codecs(forward, codecs.from_string(self.backward_codec), forward)
+        return Codecs(forward, codecs.from_string(self.backward_codec))
 
     def sent_width(self, width: int) -> int:
         """Returns the width of what crosses: R, or without a bottleneck D of PLM-S."""
@@ -348,7 +302,7 @@ def check(run: Run) -> None:
     languages(agreed.pair)
     shared_flags.check_buckets(agreed.length_buckets, shortest=4)
     check_beams(agreed)
-    _check_codecs(run)
+    _ = agreed.codecs  # reads them
     devices.check(local.layout(), agreed.batch_size, agreed.micro_batches)
     if local.cluster in CLUSTERS:
         side_dir(local)
@@ -368,20 +322,3 @@ def check_beams(agreed: Agreed) -> None:
             f"--beams={agreed.beams}: with --objective=cmlm these are lengths of a"
             f" translation, of which --length_buckets={longest} leaves {lengths}"
         )
-
-
-def _check_codecs(run: Run) -> None:
-    """Raises errors.NebulaError at a codec that cannot be read or used."""
-    agreed = run.agreed
-    for name in ("forward", "backward"):
-        if getattr(agreed, f"{name}_codec") == AUTO and not agreed.is_auto:
-            raise errors.SettingsError(
-                f"--{name}_codec=auto: --forward_codec and --backward_codec are auto"
-                " together"
-            )
-    if agreed.is_auto and run.local.cluster == "whole":
-        raise errors.SettingsError(
-            "--forward_codec=auto is for two clusters with a line between them: not for"
-            " --cluster=whole"
-        )
-    _ = agreed.codecs  # reads them

@@ -138,7 +138,6 @@ def half(
     side: int,
     plm: Plm,
     other: transformer.Config,
-    codecs: config.Codecs,
     beginning: bottleneck.Start | None = None,
 ) -> Half:
     """Puts a side's model on this cluster's devices.
@@ -157,16 +156,16 @@ def half(
     if side == SOURCE:
         program: cut.Front | cut.Back = cut.front(
             activations.on(mesh, functools.partial(abnet_training.front, task)),
-            codecs.forward,
-            codecs.backward,
+            agreed.codecs.forward,
+            agreed.codecs.backward,
             is_trained=plm.is_trained,
             has_loss=True,
         )
     else:
         program = cut.back(
             activations.on(mesh, functools.partial(abnet_training.back, task)),
-            codecs.forward,
-            codecs.backward,
+            agreed.codecs.forward,
+            agreed.codecs.backward,
             is_trained=plm.is_trained,
             sharding=mesh_lib.batch_sharding(mesh),
         )

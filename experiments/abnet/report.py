@@ -122,7 +122,6 @@ def markdown(summary: Mapping[str, Any]) -> str:
     return here.markdown(
         summary,
         _sizes_markdown(summary["bytes"]),
-        _decisions_markdown(summary),
         _bleu_markdown(summary["bleu"], summary["flags"]["pair"]),
         _ceiling_markdown(summary.get("ceiling", ())),
         _held_out_markdown(summary.get("held_out", {})),
@@ -139,25 +138,6 @@ def _sizes_markdown(sizes: Mapping[str, float]) -> str:
         f" {printable.size(sizes['backward'])} of gradients"
         f" ({sizes['backward_ratio']:.3f})."
     )
-
-
-def _decisions_markdown(summary: Mapping[str, Any]) -> str:
-    """Renders which codecs the run has chosen, and when."""
-    cluster = next((each for each in summary["clusters"] if "decisions" in each), {})
-    rows = cluster.get("decisions", [])
-    names = config.SCHEDULE
-    cells, before, last = [], None, 0
-    for step, forward, backward, there, own, _ in rows:
-        levels = int(forward), int(backward)
-        if levels != before:
-            texts = (f"`{names[level]}`" for level in levels)
-            cells.append([str(last + 1), *texts, f"{there:.4f}, {own:.4f}"])
-        before, last = levels, int(step)
-    after = tuple(cluster.get("levels", ()))  # follow from the last probe
-    if before and after not in ((), before) and last < cluster["last_step"]:
-        cells.append([str(last + 1), *(f"`{names[level]}`" for level in after), ""])
-    header = ["from step", "forward", "backward", "cosines there"]
-    return run_report.table(header, cells, "rlll") if cells else ""
 
 
 def _held_out_markdown(found: Mapping[str, float]) -> str:

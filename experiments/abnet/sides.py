@@ -12,14 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from experiments.abnet import (
-    channels,
-    config,
-    control,
-    data,
-    models,
-    target_model,
-)
+from experiments.abnet import channels, config, data, models, target_model
 from nebula_jax import errors, printable
 from nebula_jax.communication import bridge, ranks
 from nebula_jax.communication.wire import frames
@@ -141,7 +134,6 @@ class Begun(NamedTuple):
     """A side as its loop begins."""
 
     half: models.Half
-    choice: control.Control
     ends: channels.Ends
     batch: Any
     """Its batches, from `data`."""
@@ -163,7 +155,6 @@ def begin(
     own.saved.add_fingerprints(peer_fingerprints(link.peer))
     other = peer_model(link.peer)
     width = own.plm.model.config.width if is_source else other.width
-    choice = control.Control(agreed, width, context.folder if is_source else None)
     # All that crosses, as one table.
     role = models.ROLES[side]
     ends = channels.open_ends(agreed, link, role, len(text.train), width)
@@ -172,15 +163,14 @@ def begin(
     if agreed.bottleneck and start == 0:
         found = best_directions(run, own.plm, text, other) if is_source else None
         beginning = _shared(ends, found)
-    half = models.half(run, side, own.plm, other, choice.codecs, beginning)
+    half = models.half(run, side, own.plm, other, beginning)
     fresh = channels.fresh(agreed, half, width)
-    arrays, position = own.saved.restore(start, fresh)
-    choice.resume(position)
+    arrays, _ = own.saved.restore(start, fresh)
     batch = (_source_batches if is_source else _target_batches)(
         agreed, half, text, ends
     )
     context.begin(start, [link])
-    return Begun(half, choice, ends, batch, arrays["state"], arrays["codecs"])
+    return Begun(half, ends, batch, arrays["state"], arrays["codecs"])
 
 
 def best_directions(
@@ -257,15 +247,11 @@ def _target_batches(
 
 
 def described(
-    link: AnyLink,
-    text: data.Text,
-    state: train_state.TrainState,
-    choice: control.Control,
+    link: AnyLink, text: data.Text, state: train_state.TrainState
 ) -> dict[str, Any]:
     """Returns what both sides' summaries have, given the last state."""
     return {
         "ledger": link.ledger,
         "text": data.describe(text),
         "trained_parameters": models.trained_parameters(state),
-        **choice.described,
     }

@@ -15,7 +15,7 @@ def train(run: config.Run) -> int:
     text, saved = own.text, own.saved
     with context.connected(own.hello, config.CLUSTERS, check=own.check) as peers:
         link = peers.links["target"]
-        half, choice, ends, batch, state, codecs = sides.begin(
+        half, ends, batch, state, codecs = sides.begin(
             run, context, own, peers, models.SOURCE
         )
         encode = evaluation.encoder(agreed, half.task)
@@ -36,10 +36,6 @@ def train(run: config.Run) -> int:
                 codecs[bucket],
                 ahead=run.local.max_in_flight,
             )
-            if choice.is_probed(step):
-                codecs[bucket] = choice.probe(
-                    step, half, state, batch.at(step), ends, codecs[bucket]
-                )
             # This side's loss is that of lengths, if they are predicted; the target's
             # that of translations.
             metrics = {"tokens": batch.tokens(step)}
@@ -51,10 +47,10 @@ def train(run: config.Run) -> int:
                 params = half.params(state)
                 with context.evaluating():
                     evaluation.send(agreed, text, encode, params, step, ends.evaluation)
-            saved.after(step, {"state": state, "codecs": codecs}, choice.position)
-        saved.at_end(context.step, {"state": state, "codecs": codecs}, choice.position)
+            saved.after(step, {"state": state, "codecs": codecs})
+        saved.at_end(context.step, {"state": state, "codecs": codecs})
         # The target may still want what was sent last.
         link.wait_for_step(context.step)
         own_only = {"outages": link.outages, "width": own.plm.model.config.width}
-        context.finish(sides.described(link, text, state, choice) | own_only)
+        context.finish(sides.described(link, text, state) | own_only)
     return context.exit_status()

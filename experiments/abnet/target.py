@@ -17,7 +17,7 @@ def train(run: config.Run) -> int:
     text, saved = own.text, own.saved
     with context.connected(own.hello, config.CLUSTERS, check=own.check) as peers:
         link = peers.links["source"]
-        half, choice, ends, batch, state, codecs = sides.begin(
+        half, ends, batch, state, codecs = sides.begin(
             run, context, own, peers, models.TARGET
         )
         decode = evaluation.decoder(agreed, half.task)
@@ -37,10 +37,6 @@ def train(run: config.Run) -> int:
                 codecs[bucket],
             )
             check_alignment(step, metrics)  # waits for the device, as the token should
-            if choice.is_probed(step):
-                codecs[bucket] = choice.probe(
-                    step, half, state, batch.at(step), ends, codecs[bucket]
-                )
             # The token leaves before the step is taken: the source goes on meanwhile.
             steps.done(step)
             metrics = step_metrics(metrics)
@@ -53,9 +49,9 @@ def train(run: config.Run) -> int:
                         run, text, decode, params, step, ends.evaluation
                     )
                 context.record.evaluation(step, figures)
-            saved.after(step, {"state": state, "codecs": codecs}, choice.position)
-        saved.at_end(context.step, {"state": state, "codecs": codecs}, choice.position)
-        context.finish(sides.described(link, text, state, choice))
+            saved.after(step, {"state": state, "codecs": codecs})
+        saved.at_end(context.step, {"state": state, "codecs": codecs})
+        context.finish(sides.described(link, text, state))
     return context.exit_status()
 
 

@@ -78,7 +78,7 @@ class Both(NamedTuple):
 
 def load(run: config.Run, folders: Folders) -> Both:
     """Reads models and text of both sides, and opens all channels between them."""
-    agreed, codecs = run.agreed, run.agreed.codecs
+    agreed = run.agreed
     read = [sides.read(run, side, folders[side]) for side in models.SIDES]
     plms, texts, fingerprints = zip(*read, strict=True)
     shapes = [plm.model.config for plm in plms]
@@ -86,7 +86,7 @@ def load(run: config.Run, folders: Folders) -> Both:
     if agreed.bottleneck:
         beginning = sides.best_directions(run, plms[0], texts[0], shapes[1])
     source, target = (
-        models.half(run, side, plms[side], shapes[1 - side], codecs, beginning)
+        models.half(run, side, plms[side], shapes[1 - side], beginning)
         for side in models.SIDES
     )
     order = data.schedule(agreed, data.row_buckets(agreed, texts[0]))

@@ -6,7 +6,7 @@ one spec and one state, and a function that names one by its number. That crosse
 frame's header, as one byte: a channel takes at most `frames.MAX_OPTIONS` codecs.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -96,36 +96,6 @@ def fitted(
     """Returns the payload's spec of each of its codecs; see `codec.fitted`."""
     return tuple(
         codec_lib.fitted(what, each, spec) for each in as_selector(codec).codecs
-    )
-
-
-def by_step(codecs: Sequence[CodecOrSelector], which: Callable[[int], int]) -> Selector:
-    """Uses one of several codecs in each step, each with a state of its own.
-
-    Args:
-      codecs: of the same arrays, and the same level of zstd.
-      which: step, counted from 1 -> number of the codec of that step.
-    """
-    (zstd,) = {each.zstd for each in codecs}  # a channel has one level
-    parts = list(map(as_selector, codecs))
-    firsts = [sum(len(each.codecs) for each in parts[:n]) for n in range(len(parts))]
-
-    def init(spec: codec_lib.Spec) -> codec_lib.State:
-        return tuple(each.init(spec) for each in parts)
-
-    def choose(arrays: codec_lib.Arrays, states: codec_lib.State, step: int) -> int:
-        number = which(step)
-        return firsts[number] + parts[number].choose(arrays, states[number], step)
-
-    return Selector(
-        tuple(
-            _with_state(number, codec)._replace(init=init)
-            for number, each in enumerate(parts)
-            for codec in each.codecs
-        ),
-        choose,
-        name=f"by_step({', '.join(each.name for each in parts)})",
-        zstd=zstd,
     )
 
 

@@ -263,8 +263,9 @@ def test_a_codec_of_more_shapes_than_a_frame_can_name_opens_no_channel(
         frames.LAYOUTS[frames.Tensor].pack(0, 1, 0, frames.STEP_END + 1)
     monkeypatch.setattr(frames, "MAX_OPTIONS", 3)
     end = getattr(loopback.Loopback(), kind)
-    end("h", array(4), selector.by_step([codecs.fp16()] * 3, lambda step: 2))
-    more = selector.by_step([codecs.fp16()] * 4, lambda step: 0)
+    three = selector.as_selector(codecs.fp16())._replace(codecs=(codecs.fp16(),) * 3)
+    end("h", array(4), three)
+    more = codecs.from_step(2, three)
     words = "channel k: its codec has 4 shapes, of which at most 3"
     with pytest.raises(errors.SettingsError, match=words):
         end("k", array(4), more)

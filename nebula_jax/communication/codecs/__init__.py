@@ -22,7 +22,7 @@ from nebula_jax.communication.codecs.parser import NAMES, CodecError, from_strin
 from nebula_jax.communication.codecs.privacy import epsilon, private
 from nebula_jax.communication.codecs.rotations import hadamard
 from nebula_jax.communication.codecs.wrappers import error_feedback, from_step
-from nebula_jax.communication.selector import Selector, by_step, chain
+from nebula_jax.communication.selector import Selector, chain
 
 __all__ = [
     "NAMES",
@@ -32,7 +32,6 @@ __all__ = [
     "Selector",
     "bf16",
     "bits_for",
-    "by_step",
     "chain",
     "check",
     "e3m0",

@@ -83,21 +83,3 @@ def test_wrappers_in_wrappers():
     assert options == [0, 8, 1, 8]
     want = arrays["h"] * np.where(np.arange(6) < 1, 1, 2)[:, None]  # others were lost
     np.testing.assert_allclose(got["h"], want, atol=0.1)
-
-
-def test_by_step_uses_another_codec_in_each_step_with_its_own_state():
-    memory = codecs.error_feedback(codecs.int4("row"))
-    tokens = codecs.from_string("from_step(3, fp16)")
-    codec = selector.by_step([memory, tokens], lambda step: step % 2)
-    ends = Ends(codec, gaussian(0))
-    alone = Ends(memory, gaussian(0))
-    options = []
-    for step in range(1, 7):
-        x = gaussian(step)
-        got = ends.send(x)
-        options.append(ends.option)
-        if step % 2:
-            np.testing.assert_array_equal(got, x if step < 3 else x.astype("f2"))
-        else:
-            np.testing.assert_array_equal(got, alone.send(x))
-    assert options == [1, 0, 2, 0, 2, 0]

@@ -121,7 +121,6 @@ def test_a_codec_that_is_not_for_what_crosses(which, codec, words):
     [
         ("pack_tokens|hadamard|int4(64)|fp16", "fp16"),
         ("from_step(3, pack_tokens|svd(0.6)|fp16)", "sparse_loco(2, 16)|fp16"),
-        ("auto", "auto"),
     ],
 )
 def test_bits_of_length_logits_and_numbers_of_examples_come_as_they_are(

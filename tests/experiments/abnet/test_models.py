@@ -7,9 +7,8 @@ import pytest
 import tiny_checkpoints
 import tiny_translations
 
-from experiments.abnet import config, models
+from experiments.abnet import models
 from nebula_jax import errors
-from nebula_jax.communication import codec
 from nebula_jax.models import transformer
 from nebula_jax.parallel import mesh as mesh_lib
 
@@ -72,10 +71,8 @@ def test_a_head_that_was_made_here_trains_and_one_that_came_does_not(folder, run
 @pytest.mark.parametrize("side", [models.SOURCE, models.TARGET])
 def test_the_target_draws_anew_at_each_step_and_the_source_alike(folder, run, side):
     """So a target is masked anew at each visit; dropout of H^E is the example's."""
-    plm, same = models.load(run, folder), codec.identity()
-    half = models.half(
-        run, side, plm, plm.model.config, config.Codecs(same, same, same)
-    )
+    plm = models.load(run, folder)
+    half = models.half(run, side, plm, plm.model.config)
     state = half.fresh.init()
     drawn = [
         jax.random.key_data(key).tolist()
