@@ -81,11 +81,7 @@ class Trainer:
             inputs=(REPLICATED, BATCH, REPLICATED),
         )
         given = {}, text(0)[:rows], np.int32(0)
-        self.lowered = jitted.lower(plan.shapes, *given)
-
-    @functools.cached_property
-    def compiled(self):
-        return self.lowered.compile()
+        self.compiled = jitted.lower(plan.shapes, *given).compile()
 
     def __call__(self, state, ids, first_row=0):
         return self.compiled(state, {}, ids, np.int32(first_row))
@@ -107,13 +103,11 @@ def train(config, devices=1, steps=STEPS):
 trained = functools.cache(train)
 
 
-def changed(when):
-    """PLAIN in two micro-batches, with gradients added up once or for each."""
-    return dataclasses.replace(PLAIN, all_reduce=when, micro_batches=2)
+ONCE = dataclasses.replace(PLAIN, all_reduce="once", micro_batches=2)
 
 
 def test_gradients_added_up_once_give_the_same_loss_curve():
-    losses, metrics, params = train(changed("once"), 2)
+    losses, metrics, params = train(ONCE, 2)
     want, wanted, wanted_params = trained(PLAIN)
     assert want[-1] < want[0] - 0.5  # there is a curve
     # Sums in another order, and what 8 steps make of their rounding.
@@ -126,23 +120,13 @@ def test_gradients_added_up_once_give_the_same_loss_curve():
 
 
 def test_gradients_are_added_up_as_the_setting_says():
-    """Once: in one sum of all of them, after the loop over micro-batches."""
-    text = trainer(changed("once"), 2, B).compiled.as_text()
+    """In one sum of all of them, after the loop over micro-batches."""
+    text = trainer(ONCE, 2, B).compiled.as_text()
     entry = text[text.index("\nENTRY ") :]
     found = re.findall(r"= (.*) all-reduce(?:-start)?\(", entry)
     scalars = [shape for shape in found if re.fullmatch(r"\w+\[\]", shape)]
     assert len(scalars) == 2  # tokens and masked tokens of the whole batch
     assert len(found) - len(scalars) == 1
-    # Each: by the compiler, and the program has no sum of its own.
-    lowered = trainer(changed("each"), 2, B).lowered
-    assert "stablehlo.all_reduce" not in lowered.as_text()
-
-
-def test_operands_of_two_bytes_follow_the_loss_curve():
-    """8 bits a factor: each loss is off by thousandths, and no more with time."""
-    losses, _, _ = train(with_encoder(PLAIN, dtype="bfloat16"))
-    np.testing.assert_allclose(losses, trained(PLAIN)[0], atol=0.01)
-    assert np.abs(losses - trained(PLAIN)[0]).max() > 1e-6
 
 
 @functools.partial(jax.jit, static_argnums=0)
