@@ -93,7 +93,7 @@ class Listener:
         )
 
     def accept(self, timeout: float, with_ended: bool = False) -> link_lib.Link:
-        """Waits for a cluster to come whose Hello agrees with this side's.
+        """Waits at most `timeout` s for a cluster whose Hello agrees with this side's.
 
         With `with_ended` one that has come and gone again counts: its link has the
         reason. Raises bridge.NobodyThere if nobody came in time; bridge.Mismatch if one

@@ -130,7 +130,8 @@ def shuffled(count: int, seed: int, epoch: int = 0, bucket: int = 0) -> np.ndarr
 def bucket_of(lengths: np.ndarray, capacities: Sequence[int]) -> np.ndarray:
     """Finds the shortest bucket, [N] uint8, that examples of lengths [N] fit into.
 
-    `capacities`, at most 256, strictly ascend; no example is longer than the last.
+    Lengths (integers) and capacities are in tokens; `capacities`, at most 256, strictly
+    ascend, and no example is longer than the last.
     """
     return np.searchsorted(capacities, lengths).astype(np.uint8)
 

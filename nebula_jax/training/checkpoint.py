@@ -28,7 +28,7 @@ def save(
     about: Mapping[str, Any],
     keep: int,
 ) -> None:
-    """Writes the checkpoint of `step`, then removes all but the newest `keep`.
+    """Writes the checkpoint after `step` optimization steps; keeps the newest `keep`.
 
     JSON values `about` it are what `restore` returns: data position, settings.
     CheckpointError if it cannot be written, such as on a full disk; earlier ones stay.

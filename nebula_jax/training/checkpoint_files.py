@@ -249,7 +249,7 @@ class Folder:
 
 
 def verified_steps(path: pathlib.Path, log: Callable[[str], None]) -> list[int]:
-    """Returns the undamaged checkpoints of any run, ascending; logs the others."""
+    """Returns the steps of any run's undamaged checkpoints, ascending; logs others."""
     good, damaged = _examine(path, lambda about: "")
     for step, damage in damaged.items():
         log(f"checkpoint of step {step} in {path} is damaged ({damage}); unused")

@@ -160,7 +160,7 @@ def keys(rng: jax.Array) -> Keys:
 def mask(config: Config, rng: jax.Array, input_ids: jax.Array) -> tuple[Any, jax.Array]:
     """Masks text [B, L] int32 as the first thing of a step, with its key `mask`.
 
-    Returns what `generator_loss_of` takes rows of, and how many are masked, [] float32.
+    Returns what `generator_loss_of` takes rows of; count of masked tokens, [] float32.
     """
     masked = masking.mask_tokens(
         rng,

@@ -112,7 +112,7 @@ def discriminator_step(
 ) -> tuple[train_state.TrainState, m3.Metrics]:
     """Takes one optimization step on the K n Tokens of all generators, joined.
 
-    Those of the first generator come first, in order, then those of the next.
+    The first generator's n micro-batches come first, in order, then the next one's.
     """
     joined = join(tokens)
     part, batch, metrics = m3.discriminator_parts(config, state.key(), joined)

@@ -54,7 +54,8 @@ class Driver:
 
         `receive` is called with each message that comes, and must not wait; `has_room`
         returns True if more may be read; the connector's `dial` makes a new connection
-        by a monotonic time, or raises NebulaError or OSError.
+        by a monotonic time, or raises NebulaError or OSError. The session may be
+        without a connection for `reconnect_timeout` seconds.
         """
         self.is_dead = False  # True if nothing moves any more
         self._session, self._dial, self._has_room = session_, dial, has_room

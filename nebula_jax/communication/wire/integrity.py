@@ -28,7 +28,7 @@ class Integrity(Protocol):
     def protect(
         self, payload: Sequence[Any], in_clear: bool
     ) -> tuple[Sequence[Any], bytes]:
-        """Returns buffers as they cross, or as they are `in_clear`, and their tag."""
+        """Returns byte buffers as they cross, `in_clear` as they are, and their tag."""
 
     def reveal(self, buffer: Any) -> None:
         """Makes the next part of a payload, in place, what `protect` was given."""
