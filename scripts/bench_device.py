@@ -49,15 +49,9 @@ TINY = ("fused", "PyTorch", "first", "second")  # of --tiny
 def steps(
     rungs: Mapping[str, str], options: Sequence[str], is_gpu: bool, seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """Measures rungs one by one.
+    """Measures rungs (as RUNGS) one by one, in so many seconds together.
 
-    Args:
-      rungs: as RUNGS.
-      is_gpu: False to leave out the flags of a GPU's compiler.
-      seconds: for all, together.
-
-    Returns:
-      Name -> figures, or what `failed`.
+    Returns name -> figures, or what `failed`.
     """
     end, found = time.monotonic() + seconds, {}
     xla = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {XLA}"} if is_gpu else {}

@@ -229,13 +229,7 @@ class PyTorchStep:
 
 
 def measure(name: str, tiny: bool, rounds: int) -> dict[str, Any]:
-    """Compiles and measures a rung's step: see the module.
-
-    Args:
-      name: of RUNGS.
-      tiny: True for a tiny model and batch.
-      rounds: of `STEPS` steps each.
-    """
+    """Compiles and measures a rung, in rounds of STEPS steps: see the module."""
     rung = RUNGS[name].tiny() if tiny else RUNGS[name]
     begin = time.perf_counter()
     step = PyTorchStep(rung) if name == "torch" else Step(rung)

@@ -32,11 +32,7 @@ def time_runs(
 ) -> dict[str, list[float]]:
     """Times every run in every round, after one round that does not count.
 
-    Args:
-      runs: name -> the timed function, which returns what it computes.
-
-    Returns:
-      Name -> seconds, one for each round.
+    A run returns what it computes. Returns name -> seconds, one for each round.
     """
     seconds = {name: [] for name in runs}
     for number in range(rounds + 1):
@@ -63,12 +59,10 @@ def finish(
     begin: float,
     markdown: Callable[[Mapping[str, Any]], str],
 ) -> None:
-    """Prints the record of a benchmark, and writes it to --out; for `main`.
+    """Prints the record of figures, and writes it to --out; for `main`.
 
     Args:
-      result: the figures.
       begin: when the benchmark began, as `time.monotonic` has it.
-      markdown: renders the record.
     """
     record = report.provenance(time.monotonic() - begin) | result
     report.show(markdown(record))

@@ -17,12 +17,7 @@ class Relay:
     def __init__(
         self, target: tuple[str, int], bytes_per_second: float = float("inf")
     ) -> None:
-        """Starts to relay; `close` ends it.
-
-        Args:
-          target: host and port.
-          bytes_per_second: of each direction, at most.
-        """
+        """Starts to relay to host and port, each way so fast; `close` ends it."""
         self._rate = bytes_per_second
         self._target, self._is_up, self._is_closed = target, True, False
         self._is_refusing = False
