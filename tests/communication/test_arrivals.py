@@ -38,6 +38,9 @@ def after(codec: str, buffer: int, tampered: bytes):
     return receiver.recv_payload(1, 1)
 
 
+PACKED = "pack_tokens(mask, 2)|pack_ids(40)"
+
+
 def f32(*values: float) -> bytes:
     return np.asarray(values, "<f4").tobytes()
 
@@ -47,14 +50,14 @@ def f32(*values: float) -> bytes:
     [
         ("identity", 3, bytes([0, 1]), bytes([1, 2]), r"mask: 2 is not in \[0, 2\)"),
         # 6 bits an id: the lowest of the first byte.
-        ("pack_tokens|pack_ids(40)", 1, b"\x27", b"\x28", r"ids/values: 40 is not in"),
+        (PACKED, 1, b"\x27", b"\x28", r"ids/values: 40 is not in"),
         ("pack_ids(40)", 2, b"\x27", b"\x3f", r"index: 63 is not in \[0, 40\)"),
         (
-            "pack_tokens|pack_ids(40)",
+            PACKED,
             3,
-            bytes([255, 0, 0, 0]),
-            bytes([255, 1, 0, 0]),
-            "mask: 9 positions are real; at most 8 can be",
+            bytes([255, 255, 0, 0]),
+            bytes([255, 255, 1, 0]),
+            "mask: 17 positions are real; at most 16 can be",
         ),
         # 2 of 256 values, at 8 bits each.
         ("sparse_loco(2, 256)", 0, bytes([7, 255]), bytes([255, 7]), "do not ascend"),

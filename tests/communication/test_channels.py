@@ -4,7 +4,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-import two_halves
 import xxhash
 import zstandard
 
@@ -44,17 +43,6 @@ def test_the_option_chosen_by_the_sender_is_the_one_that_is_decoded():
     assert int(sender.state) == int(receiver.state) == 3
 
 
-def test_compression_begins_at_its_step_in_every_channel():
-    """However few of the steps are a channel's: one for each length bucket, say."""
-    spec = jax.ShapeDtypeStruct((8,), jnp.float32)
-    for steps, sizes in (((1, 2, 3), (32, 32, 16)), ((2, 7), (32, 16))):
-        loop, sender, receiver = ends(spec, codecs.from_step(3, codecs.fp16()))
-        for step, size in zip(steps, sizes, strict=True):
-            sender.send(step, np.ones(8, np.float32))
-            assert sum(map(len, loop.arrived(0).buffers)) == size
-            np.testing.assert_array_equal(receiver.recv(step), np.ones(8))
-
-
 SPEC = {
     "even": jax.ShapeDtypeStruct((5000,), jnp.int32),
     "noise": jax.ShapeDtypeStruct((5000,), jnp.float32),
@@ -85,40 +73,6 @@ def test_the_table_of_lengths_is_big_endian_and_comes_first():
     lengths = bytes.fromhex("0000000000000003 000000000000012c")
     assert table.tobytes() == lengths + xxhash.xxh3_64_digest(lengths)
     assert all(a is b for a, b in zip(rest, buffers, strict=True))
-
-
-def test_over_a_link_a_compressed_channel_costs_its_table_beside_a_loopbacks():
-    """And gives back every bit."""
-    named = {"plain": codecs.identity(), "compressed": codecs.zstd(3)}
-    loop = loopback.Loopback()
-    for name, each in named.items():
-        loop.sender(name, SPEC, each).send(1, arrays(1))
-    with two_halves.met() as (front, back):
-
-        def send():
-            with front:
-                senders = [
-                    front.sender(name, SPEC, each) for name, each in named.items()
-                ]
-                front.wait_for_welcome(10.0)
-                for sender in senders:
-                    sender.send(1, arrays(1))
-            return [front.ledger[f"sent {name}"][1] for name in named]
-
-        def receive():
-            with back:
-                receivers = [
-                    back.receiver(name, SPEC, each) for name, each in named.items()
-                ]
-                back.welcome(0)
-                return [receiver.recv(1) for receiver in receivers]
-
-        received, count = two_halves.both(send, receive)
-    for each in received:
-        for name, array in arrays(1).items():
-            assert np.asarray(each[name]).tobytes() == array.tobytes()
-    # Frame heads are alike; two buffers have a table of 24 bytes.
-    assert count[0] - loop.sent["plain"] == count[1] - loop.sent["compressed"] - 24
 
 
 def test_a_buffer_that_does_not_shrink_is_tried_ever_more_rarely():

@@ -1,6 +1,6 @@
 """100,000 mutated streams against a real listener, beside a peer that means well.
 
-A tenth of them is in every run of the tests, the others are slow. Each stream is a
+A twentieth of them is in every run of the tests, the others are slow. Each stream is a
 connection: a conversation, or a part of one, with a few changes. Some changes break
 checksums, others have them computed anew, so that they reach what is behind them. A
 seed draws them; a failure names it.
@@ -26,7 +26,7 @@ from nebula_jax.communication import codec, listener
 from nebula_jax.communication.wire import frames, integrity
 
 STREAMS = 100_000
-PARTS = 10  # tests that share them
+PARTS = 20  # tests that share them
 CONVERSATIONS = 200  # that streams of a test are made of: sessions come again
 ADDRESSES = 40  # of those who connect
 AT_A_TIME = 64  # connections

@@ -11,7 +11,7 @@ from two_labs import wait_until
 from nebula_jax import errors
 from nebula_jax.communication import codec
 from nebula_jax.communication import link as link_lib
-from nebula_jax.communication.wire import activity, session, stuck_peers, windows
+from nebula_jax.communication.wire import activity, session, stuck_peers
 from nebula_jax.communication.wire.activity import Activity
 
 SPEC = jax.ShapeDtypeStruct((8,), np.int32)
@@ -126,73 +126,6 @@ def test_a_peer_that_never_says_goodbye_is_given_up_as_well(star):
     with pytest.raises(stuck_peers.PeerStuck, match="the end of the session"):
         star.here[0].close()
     assert star.here[0].is_over
-
-
-LARGE = jax.ShapeDtypeStruct((25_000,), np.float32)  # 100 kB
-AHEAD = 8  # tensors that the pace lets a generator send before it waits
-
-
-def large(step):
-    return np.full(LARGE.shape, step, LARGE.dtype)
-
-
-class Outage(links.Pair):
-    """A generator that sends through a line that is down, as far as it can."""
-
-    def __init__(self, stack, pool):
-        super().__init__(stack, breaks=True, reconnect_timeout=20.0)
-        self.receiver = self.here.receiver("tokens", LARGE, codec.identity())
-        self.sender = self.there.sender("tokens", LARGE, codec.identity())
-        self.begin()
-        self.sent, self.has_sent = 0, threading.Condition()
-        self.proxy.go_down()
-        self.sending = pool.submit(self._send)
-
-    def _send(self):
-        for step in range(1, AHEAD + 1):
-            self.sender.send(step, large(step))
-            with self.has_sent:
-                self.sent = step
-                self.has_sent.notify()
-
-    def wait_for(self, count):
-        """Waits until so many were sent; then shows that no more are for a while."""
-        with self.has_sent:
-            assert self.has_sent.wait_for(lambda: self.sent >= count, 5.0)
-            assert not self.has_sent.wait_for(lambda: self.sent > count, 0.2)
-
-    def end(self):
-        """The line is back: everything arrives, once and in order."""
-        self.proxy.refuse(False)
-        for step in range(1, AHEAD + 1):
-            np.testing.assert_array_equal(self.receiver.recv(step), large(step))
-        self.sending.result(5.0)
-        return self.there.outages
-
-
-@pytest.fixture
-def outage(pool, stack, monkeypatch):
-    monkeypatch.setattr(windows, "WINDOW_BYTES", 1)  # so that two tensors fill it
-    return Outage(stack, pool)
-
-
-def test_while_the_line_is_down_a_full_window_blocks_and_loses_nothing(outage):
-    outage.wait_for(2)
-    found = outage.end()
-    assert found["count"] >= 1
-    assert 0.2 < found["seconds"] < 20.0
-    assert (found["tensors"], found["bytes"]) == (2, 200_000)
-
-
-def test_a_link_with_reserved_memory_takes_more_while_nobody_reads(outage):
-    """A hub, which must not wait for one leaf of many, looks before it sends."""
-    outage.wait_for(2)
-    link = outage.there
-    assert not link.has_room(100_000)
-    link.reserve(500_000)
-    assert link.has_room(300_000, tensors=3)
-    assert not link.has_room(400_000, tensors=4)
-    outage.end()
 
 
 def test_whatever_comes_first_ends_the_wait_for_any(star, pool):

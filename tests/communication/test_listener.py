@@ -157,29 +157,6 @@ def test_a_known_peer_is_back_soon_among_many_strangers(
     assert pair.proxy.connections > 1
 
 
-def test_a_known_peer_is_recognized_before_tls_begins(linked, strangers, monkeypatch):
-    """So it goes first, though a flood of handshakes comes from its own address."""
-    waiting = []  # for TLS to begin: is it expected?
-    in_turn = pending_connections.Pool.in_turn
-
-    def record(self, ready, known):
-        for each in ready:
-            if each.has_begun and not isinstance(each.sock, ssl.SSLSocket):
-                waiting.append(each.is_expected)
-        return in_turn(self, ready, known)
-
-    monkeypatch.setattr(pending_connections.Pool, "in_turn", record)
-    pair = linked()
-    assert not any(waiting)
-    before = len(waiting)
-    strangers(pair.listener.address, "half a handshake", True, SAME).come(1)
-    wait_until(lambda: len(waiting) > before)
-    assert not any(waiting)
-    pair.proxy.cut()
-    pair.begin()
-    assert any(waiting)  # in any order with the stranger, who may be noted again
-
-
 def test_a_log_that_fails_keeps_nobody_out(pool, monkeypatch):
     monkeypatch.setattr(pending_connections, "RETRY_SECONDS", 0.01)
 
@@ -241,20 +218,6 @@ PLAIN = [
 ]
 ENCRYPTED = [NOTHING, GARBAGE, opening, lambda: client_hello()[:100]]
 MEMORY = 16 << 10  # KiB, of fragments: a pending that stayed takes more than 2 each
-
-
-def test_10000_hostile_connections_leave_nothing_behind(pool):
-    said = []
-    with listen(None, said) as listening:
-        attack(listening.address, PLAIN, 500, kept=100)
-        descriptors, threads, memory = held(listening)
-        attack(listening.address, PLAIN, 9_500, kept=100)
-        after = held(listening)
-        assert after[:2] == (descriptors, threads)
-        assert after[2] < memory + MEMORY
-        assert not listening._sessions
-        assert len(said) < 100
-        gets_in(listening, pool, "generator:0")
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")

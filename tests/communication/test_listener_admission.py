@@ -105,12 +105,3 @@ def test_other_settings_take_nobodys_place(stack):
     with pytest.raises(session.PeerAborted, match=words):
         spoke.dial(steps=5).result(5.0)
     assert not spoke.here.is_over
-
-
-def test_another_clusters_certificate_takes_nobodys_place(stack, folder):
-    spoke = Spoke(stack, folder)
-    spoke.here.welcome(0)
-    words = "spoke:0 shows a certificate for spoke-1"
-    with pytest.raises(session.PeerAborted, match=words):
-        spoke.dial(certificate="spoke-1").result(5.0)
-    assert not spoke.here.is_over

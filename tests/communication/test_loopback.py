@@ -39,17 +39,6 @@ def test_what_is_sent_is_received_in_order(named):
     assert not receiver.has_arrived
 
 
-def test_channels_do_not_mix():
-    link = loopback.Loopback()
-    there = ends("zstd", "there", link)
-    back = ends("identity", "back", link)
-    there[0].send(1, arrays(1))
-    back[0].send(1, arrays(2))
-    for seed, (_, receiver) in ((2, back), (1, there)):
-        received = receiver.recv(1)
-        jax.tree.map(np.testing.assert_array_equal, received, arrays(seed))
-
-
 def test_nothing_there_is_an_error_not_a_wait():
     _, receiver = ends("identity")
     with pytest.raises(errors.NebulaError, match="nobody has sent h of step 1"):
@@ -65,22 +54,6 @@ def test_bytes_are_counted_by_channel():
     assert link.sent == {"hidden": 2 * (200 + 200 * 4 * 4)}
     packed.send(1, arrays(0))
     assert 0 < link.sent["packed"] < link.sent["hidden"] / 2
-
-
-def test_two_ends_receive_from_each_other_and_not_from_themselves():
-    """Each opens its channels in its own order, as over a link."""
-    codec = codecs.identity()
-    front, back = loopback.ends()
-    request = front.sender("request", SPEC, codec)
-    answer = front.receiver("answer", SPEC, codec)
-    requested = back.receiver("request", SPEC, codec)
-    answers = back.sender("answer", SPEC, codec)
-    request.send(1, arrays(1))
-    assert requested.has_arrived
-    assert not answer.has_arrived
-    answers.send(1, arrays(2))
-    for receiver, seed in ((requested, 1), (answer, 2)):
-        jax.tree.map(np.testing.assert_array_equal, receiver.recv(1), arrays(seed))
 
 
 def test_what_comes_next_is_seen_before_it_is_taken_and_may_be_dropped():

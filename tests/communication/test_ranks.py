@@ -8,13 +8,17 @@ import ranked
 from nebula_jax import trace
 from nebula_jax.communication import ranks, worker_link
 from nebula_jax.communication.wire import frames
+from nebula_jax.runtime.life import process
 
 ROWS = np.arange(4, dtype=np.float32)[:, None]
 
 
-def test_no_bit_changes_on_the_way_from_the_root_and_to_it(tmp_path):
-    started = ranked.Started(tmp_path, {}, {}, then="share", steps=1)
-    assert started.ends() == [0, 0]
+def test_no_bit_changes_on_the_way_and_one_that_fails_ends_all_with_its_words(tmp_path):
+    share, fail = {"then": "share"}, {"then": "share fail"}
+    started = ranked.Started(tmp_path, share, fail, steps=10_000)
+    assert started.ends() == [process.ENDED_BY_PEER, 1]
+    assert started.message(1) == "error: the disk is full"
+    assert started.message(0) == "error: process 1 failed: the disk is full"
     wanted = {name: leaf.tobytes().hex() for name, leaf in ranked.arrays().items()}
     wanted["bytes"] = b"of the root".hex()
     wanted["has_arrived"] = "[False, True]"  # also where there is no line

@@ -74,15 +74,6 @@ def test_bytes_arrive_at_the_rate_after_the_delay_and_in_order(rate, delay):
     assert found[-1][0] == pytest.approx(8 * size / rate + delay, rel=1e-9)
 
 
-def test_a_rate_that_changes_is_another_one_from_its_time_on():
-    line = wan.Line(
-        8e6, 0.5, changes=((3.0, 4e6), (1.0, 2e6))
-    )  # 1 MB a second at first
-    when, _ = pieces(line, [bytes(1000)] * 4500)[-1]
-    # 1 s at 8 Mbit/s, 2 s at 2 Mbit/s, and the last 3 MB at 4 Mbit/s.
-    assert when == pytest.approx(1 + 2 + 6 + 0.5, abs=0.01)
-
-
 def test_a_line_that_is_fed_when_it_is_ready_keeps_its_rate():
     """The thread wakes 2 ms late every time; small tensors still go out at the rate."""
     shaper = wan.Shaper(wan.Line(60e6))
@@ -99,17 +90,6 @@ def test_a_line_that_is_fed_when_it_is_ready_keeps_its_rate():
         while (view := shaper.due(now)) is not None:
             shaper.wrote(len(view))
     assert now == pytest.approx(8 * 6000 * 200 / 60e6, rel=0.03)
-
-
-def test_an_unlimited_line_only_delays():
-    shaper = wan.Shaper(wan.Line())
-    shaper.put(b"now", 1.0)
-    assert bytes(shaper.due(1.0)) == b"now"
-    shaper = wan.Shaper(wan.Line(delay=0.2))
-    shaper.put(b"later", 1.0)
-    assert shaper.due(1.1) is None
-    assert shaper.wait(1.1) == pytest.approx(0.1)
-    assert bytes(shaper.due(1.2)) == b"later"
 
 
 def test_a_rate_changes_at_its_time_also_in_the_middle_of_a_slice():

@@ -94,7 +94,7 @@ def main() -> int:
     from nebula_jax.runtime.life import process
     from nebula_jax.runtime.ranks import cluster
 
-    steps, then = given.pop("steps", 10), given.pop("then", "")
+    steps, then = given.pop("steps", 10), given.pop("then", "").split()
     stuck_timeout = given.pop("stuck_timeout", 60.0)
     described = {"--seed": 0}
 
@@ -104,9 +104,9 @@ def main() -> int:
         cluster.watch(work, interrupt)
         cluster.on_end(lambda reason: print(f"aborted: {reason}", flush=True))
         work.begin()
-        if then == "share":
+        if "share" in then:
             print(json.dumps(shared()), flush=True)
-        if then == "await":
+        if "await" in then:
             print("step 0", flush=True)
             time.sleep(3600 if ranks.is_root() else 0)  # the root waits for a peer
             ranks.agree(0)
@@ -125,12 +125,12 @@ def main() -> int:
             print(f"step {step}", flush=True)
             work.step_done()
             time.sleep(STEP_SECONDS)
-            if then == "fail" and step == 3:
+            if "fail" in then and step == 3:
                 raise OSError("the disk is full")
-            while then == "lose" and step == 3 and ranks.is_root():
+            while "lose" in then and step == 3 and ranks.is_root():
                 interrupt.end_wait("toy", "a peer")  # as a link that is lost
                 time.sleep(STEP_SECONDS)
-            if then == "hang" and step == 3:
+            if "hang" in then and step == 3:
                 time.sleep(3600)
         return interrupt.exit_status("toy", step, steps)
 

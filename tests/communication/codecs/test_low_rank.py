@@ -123,9 +123,3 @@ def test_rank_is_the_floor_also_where_binary_fractions_fall_short():
     assert low_rank.rank(0.6, 64, 768) == 38
     assert low_rank.rank(0.001, 64, 768) == 1
     assert low_rank.rank(1, 64, 768) == 64
-
-
-def test_vectors_pass():
-    x = {"v": np.ones(5, np.float32), "m": GAUSSIAN[0]}
-    payload, _ = compiled(HALF)[0](x, ())
-    np.testing.assert_array_equal(payload.tree["v"], x["v"])

@@ -12,7 +12,6 @@ from flax import struct
 
 from nebula_jax.communication import codecs, selector
 from nebula_jax.communication.codecs import bits as bits_lib
-from nebula_jax.communication.codecs import packing
 
 
 def bits_of(values, bits):
@@ -143,14 +142,6 @@ def test_tokens_come_back_whatever_the_mask(mask):
     np.testing.assert_array_equal(got.labels, batch.labels)
 
 
-def test_an_empty_batch_takes_the_least_capacity_and_a_full_one_all():
-    pack = compiled()
-    for fill, slots in ((False, 16), (True, 128)):
-        batch = a_batch(np.full((8, 16), fill))
-        payload, _ = pack.encode(batch, ())
-        assert payload.payload.hidden.values.shape == (slots, 5)
-
-
 def test_the_mask_may_be_an_attribute_of_another_name():
     batch = State(np.ones((2, 4), np.float32), np.eye(2, 4, dtype=bool))
     pack = compiled(mask="real")
@@ -169,16 +160,3 @@ def test_a_wrong_mask_is_told():
         encode(mask=np.ones((2, 3), bool), more={"mask": np.ones((2, 3), bool)})
     with pytest.raises(ValueError, match=r"must be bool or integer \[B, L\]"):
         encode(mask=np.ones((2, 3), np.float32))
-
-
-@pytest.mark.parametrize(("size", "is_checked"), [(5, True), (7, True), (8, False)])
-def test_integers_beyond_their_size_are_noticed(size, is_checked):
-    """Three bits carry 7, which is below 8 alone."""
-    ids = np.array([0, 1, 7], np.int32)
-    data = bits_lib.pack(jnp.asarray(ids), 3)
-    payload = packing.PackedIds(data, ids.shape, size, "int32")
-    if is_checked:
-        with pytest.raises(ValueError, match="7 is not in"):
-            payload.check_values()
-    else:
-        payload.check_values()

@@ -1,19 +1,12 @@
-import inspect
 import math
-import re
 
 import hypothesis
 import hypothesis.strategies as st
-import jax
-import jax.numpy as jnp
 import pytest
 
 from nebula_jax import errors
 from nebula_jax.communication import codec as codec_lib
 from nebula_jax.communication import codecs, selector
-
-SPEC = jax.ShapeDtypeStruct((32, 64), jnp.float32)
-
 
 NAMED = [
     *("identity", "fp16", "bf16"),
@@ -38,16 +31,6 @@ NAMED = [
 def test_the_name_of_a_codec_is_its_string_with_all_arguments(name):
     """So codecs that differ in any argument have different names."""
     assert codecs.from_string(name).name == name
-
-
-def test_every_codec_has_a_name():
-    named = {re.match("[a-z0-9_]+", name)[0] for name in NAMED}
-    assert named | {"zstd"} == codecs.NAMES.keys()  # zstd is no part of the name
-
-
-def test_no_name_can_be_added():
-    with pytest.raises(TypeError, match="does not support item assignment"):
-        codecs.NAMES["signs"] = codecs.fp16
 
 
 def same(string, codec, zstd=None):
@@ -98,17 +81,6 @@ def test_zstd_inside_a_wrapper_is_the_channels_too(string):
     assert codecs.from_string(string).zstd == 4
     with pytest.raises(codecs.CodecError, match="must be the last of its chain"):
         codecs.from_string(f"{string}|zstd")
-
-
-def test_every_codec_of_the_package_has_a_name():
-    """And the other way round: what a flag can say, a program can call."""
-    for name, make in codecs.NAMES.items():
-        assert getattr(codecs, name) is make
-        made = inspect.signature(make).return_annotation
-        assert made in (codec_lib.Codec, selector.Selector, selector.CodecOrSelector)
-    for chosen in ("from_step(2, int4(64))", "pack_tokens(real, 4)|svd(0.6)|fp16"):
-        assert isinstance(codecs.from_string(chosen), selector.Selector)
-    assert codec_lib.ratio(codecs.from_string("svd(0.5)|fp16"), SPEC) == 0.375
 
 
 NO_RATIO = (0, 1.01, math.nan, "r", True)
@@ -199,17 +171,9 @@ def test_what_is_wrong_is_shown_with_a_caret(string, problem, caret):
 @pytest.mark.parametrize(
     "string",
     [
-        "(" * 499,
-        "-" * 498 + "1",
-        "fp16|" * 99 + "fp16",
-        "a|(" * 120 + "b" + ")" * 120,
-        "f" + "()" * 240,
-        "not " * 120 + "a",
-        "svd(" + "9" * 490,
-        "1" * 10**6,
-        "\0",
-        "\ud800",
-        "fp16\n|fp16",
+        *("(" * 499, "-" * 498 + "1", "f" + "()" * 240, "not " * 120 + "a"),
+        *("fp16|" * 99 + "fp16", "a|(" * 120 + "b" + ")" * 120, "svd(" + "9" * 490),
+        *("1" * 10**6, "\0", "\ud800", "fp16\n|fp16"),
     ],
 )
 def test_hostile_text_is_a_codec_or_an_error_and_shown_in_short(string):
@@ -232,6 +196,7 @@ def is_codec_or_can_be_shown(text):
     return isinstance(found, selector.Selector | codec_lib.Codec)
 
 
+@hypothesis.settings(max_examples=50)
 @hypothesis.given(
     st.text()
     | st.text(alphabet="(){}[]fp16sv|,=.+-* \t\n'#:@0")

@@ -68,11 +68,6 @@ def test_a_complex_leaf_does_not_pass_as_it_is():
         codecs.private(1.0).init({"h": jnp.ones(3), "z": jnp.ones(3, jnp.complex64)})
 
 
-def test_its_name_is_that_of_a_policy():
-    found = codecs.from_string("private(1.0, 0.50)|fp16")
-    assert found.name == "private(1, 0.5)|fp16"
-
-
 @pytest.mark.parametrize(("noise", "messages"), [(1.0, 1), (4.0, 30)])
 def test_epsilon_is_an_upper_bound_that_is_not_far(noise, messages):
     """So many messages are as one with less noise (Balle and Wang 2018, theorem 8)."""

@@ -46,17 +46,6 @@ def test_a_block_size_between_powers_is_rounded_down():
     assert (rotation(64, block=24) != 0).sum() == 64 * 16
 
 
-def test_it_makes_an_outlier_cheap_to_quantize():
-    x = np.random.RandomState(0).randn(64, 256).astype(np.float32)
-    x[:, 17] *= 50  # as hidden states have
-
-    rotated = codecs.chain(codecs.hadamard(), codecs.int4(256))
-    errors = [
-        np.linalg.norm(through(codec, x) - x) for codec in (rotated, codecs.int4(256))
-    ]
-    assert errors[0] < 0.7 * errors[1]
-
-
 @pytest.mark.parametrize("width", [384, 96])
 def test_devices_that_add_in_another_order_decode_the_same(width):
     """Clusters that average deltas must: they go on from what they have decoded."""

@@ -101,21 +101,6 @@ def test_nothing_is_lost_doubled_or_reordered_when_the_line_breaks(
     assert received == 40  # what came twice in part was whole once
 
 
-def test_no_flipped_bit_reaches_a_tensor_without_tls(line, pool):
-    line = line()
-    line.proxy.flip(1_500_000, "up", "down")
-    line.talk(pool, 40, lambda step: None)
-    assert line.proxy.flipped > 3
-    damaged = [said for said in line.said if "arrived damaged" in said]
-    assert damaged
-    counts = [
-        link.ledger.get("received damaged frames", [0])[0]
-        for link in (line.here, line.there)
-    ]
-    assert sum(counts) == len(damaged)
-    assert line.here.ledger["received up"][0] == 40
-
-
 @pytest.mark.parametrize("direction", ["up", "down"])
 def test_a_line_that_damages_every_tensor_is_given_up_and_not_dialed_hot(
     line, pool, direction
@@ -136,21 +121,6 @@ def test_a_line_that_damages_every_tensor_is_given_up_and_not_dialed_hot(
         waiting.result(10.0)
     assert time.monotonic() - start < 15.0
     assert line.proxy.connections < 12
-
-
-@pytest.mark.parametrize("hole", ["up", "down"])
-def test_a_half_open_connection_is_noticed_and_replaced(line, pool, hole):
-    line = line(peer_timeout=0.5)
-
-    def disturb(step):
-        if step == 4:
-            line.proxy.swallow(hole)
-
-    start = time.monotonic()
-    line.talk(pool, 8, disturb)
-    assert time.monotonic() - start < 15.0
-    assert 2 <= line.proxy.connections < 6
-    assert any("has been silent for" in said for said in line.said)
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["plain", "tls"])
@@ -197,16 +167,6 @@ def test_a_listener_that_was_started_anew_says_so(line, pool):
     with pytest.raises(session.PeerAborted, match=r"this session: .* Then start the"):
         line.there.wait_for_step(1)
     line.here.abort("done")
-
-
-def test_a_session_ends_well_though_the_line_breaks_at_its_end(line, pool):
-    line = line()
-    line.begin()
-    ending = pool.submit(line.here.close)
-    time.sleep(0.2)  # its End has come, ours has not
-    line.proxy.cut()
-    line.there.close()
-    ending.result(10.0)
 
 
 @pytest.mark.parametrize(
@@ -268,30 +228,13 @@ def test_what_was_read_when_the_break_was_noticed_is_not_lost(line, pool):
     assert line.proxy.connections > 2
 
 
-@pytest.mark.parametrize("stalled", ["listener", "connector"])
-def test_a_side_with_a_full_queue_comes_back_as_well(line, stalled):
-    line = line(peer_timeout=1.0, reconnect_timeout=2.0)
-    ours, theirs = (
-        (line.here, line.there) if stalled == "listener" else (line.there, line.here)
-    )
-    outgoing, incoming = links.channel(theirs, ours, "h", SPEC)
-    line.begin()
-    for step in range(20):
-        outgoing.send(step, value(step, 0))
-    time.sleep(0.3)
-    line.proxy.cut()
-    time.sleep(3.0)  # longer than a session may be without a connection
-    for step in range(20):
-        np.testing.assert_array_equal(incoming.recv(step), value(step, 0))
-
-
 def test_a_side_that_reads_nothing_for_long_is_not_given_up_by_who_sends(
     line, pool, monkeypatch
 ):
     """As while it evaluates: its inbox is full, and the line breaks now and then."""
     monkeypatch.setattr(reconnect, "LASTING_SECONDS", 0.2)
     monkeypatch.setattr(reconnect, "LONGEST_PAUSE", 0.1)
-    line = line(peer_timeout=0.4, reconnect_timeout=2.0)
+    line = line(peer_timeout=0.4, reconnect_timeout=1.0)
     outgoing, incoming = links.channel(line.there, line.here, "h", SPEC)
     line.begin()
     big = 160  # tensors: more than both sides and the sockets between them keep
@@ -301,7 +244,7 @@ def test_a_side_that_reads_nothing_for_long_is_not_given_up_by_who_sends(
             outgoing.send(step, value(step, 0))
 
     sending = pool.submit(send)
-    for _ in range(5):
+    for _ in range(3):
         time.sleep(0.6)
         line.proxy.go_down()
         time.sleep(0.5)  # in all, more than the session may be without a connection

@@ -7,8 +7,7 @@ import time
 import pytest
 import two_contexts
 
-from nebula_jax.communication.wire import frames, greeting, session
-from nebula_jax.communication.wire.states import Role
+from nebula_jax.communication.wire import frames, greeting
 from nebula_jax.security import tls
 from nebula_jax.security.tls import certificates, credentials
 
@@ -85,31 +84,6 @@ def test_both_ends_of_a_handshake_refuse_a_certificate_of_ten_years(
         ]:
             with pytest.raises(credentials.CredentialsError, match=r"for 365[01] days"):
                 each.result()
-
-
-def test_two_sides_meet_and_what_comes_later_stays(ends):
-    here, there = ends
-    greeting.set_up(there)
-    listener = session.Session(Role.LISTENER, SESSION, 10.0)
-    connector = session.Session(Role.CONNECTOR, SESSION, 10.0)
-    connector.send(frames.Hello("g:0", "1", {}))
-    connector.begin(0.0)
-    dialing = greeting.exchange_hellos(there, connector)
-    next(dialing)
-    opening = finish(greeting.read_opening(greeting.Connected(here)), here)
-    assert opening == (frames.Open(SESSION, 1), 0)
-    listener.resume(*opening, 0.0)
-    taking = greeting.exchange_hellos(here, listener)
-    next(taking)
-    assert next(dialing) == selectors.EVENT_READ  # it has our Open, and sent its Hello
-    assert finish(taking, here).cluster == "g:0"
-    listener.send(frames.Hello("d", "1", {}))
-    listener.send(frames.Welcome(3))
-    while buffers := listener.data_to_send(0.0):
-        for buffer in buffers:
-            here.send(buffer)
-    assert finish(dialing, there).cluster == "d"
-    assert connector.events()[1:] == [frames.Welcome(3)]
 
 
 def test_a_refusal_is_sent_and_read_before_the_end(ends):

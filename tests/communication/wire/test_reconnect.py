@@ -9,12 +9,6 @@ def lost(timeout=10.0, now=100.0):
     return policy
 
 
-def test_a_connection_is_never_given_up():
-    policy = reconnect.Reconnect(10.0, b"seed")
-    assert not policy.is_lost
-    assert policy.deadline() == float("inf")
-
-
 def test_a_lost_connection_is_given_up_after_the_timeout():
     policy = lost()
     assert policy.is_lost
@@ -82,17 +76,6 @@ def test_after_a_good_connection_the_clock_starts_anew(crossed, after, waited):
     policy = broken_again(crossed, after, waited)
     assert policy.deadline() == 114.0 + after
     assert policy.next_pause() == 0.0
-
-
-def test_a_line_that_damages_everything_is_given_up_after_a_few_attempts():
-    policy, now, attempts = lost(timeout=60.0), 100.0, 0
-    while now < policy.deadline():
-        now += policy.next_pause()
-        policy.recovered(now)
-        policy.lost(now + 0.001, "damaged", crossed=3, idle_at=0.0)
-        attempts += 1
-    assert attempts < 60  # some 45 of up to 2 s
-    assert 160.0 <= now < 170.0
 
 
 @pytest.mark.parametrize(

@@ -4,17 +4,6 @@ import time
 from nebula_jax.communication.wire import wakeups
 
 
-def test_what_holds_already_is_not_waited_for():
-    wakeups.Waiters().wait(lambda: True, None)
-
-
-def test_a_wait_ends_after_its_timeout():
-    waiting, start = wakeups.Waiters(), time.monotonic()
-    waiting.wait(lambda: False, 0.05)
-    assert time.monotonic() - start >= 0.05
-    assert not waiting._sleeping
-
-
 def test_all_wake_and_those_without_news_go_on_sleeping(pool):
     waiting, reached = wakeups.Waiters(), [0]
     sleeping = [
