@@ -73,19 +73,3 @@ def test_a_process_says_at_its_end_how_far_the_run_is_and_where(
     assert context.exit_status() == 0
     words = f"{name}: done after step {STEPS}; its files are in {tmp_path / 'here'}\n"
     assert capsys.readouterr().err == words
-
-
-def test_a_run_that_was_stopped_names_its_folder_and_the_next_step(
-    context, tmp_path, capsys
-):
-    context.begin(0)
-    for step in context.each(context.alone()):
-        context.record.step(step, {})
-        if step == 3:
-            signal.raise_signal(signal.SIGTERM)
-    context.finish({})
-    assert context.exit_status() == 128 + signal.SIGTERM
-    assert capsys.readouterr().err == (
-        f"here: stopped after step 3 by SIGTERM, saved in {tmp_path / 'here'}; the same"
-        " command goes on with step 4\n"
-    )

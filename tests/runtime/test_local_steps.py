@@ -1,7 +1,6 @@
 """Local steps in a user's loop: any pytree, any optimizer, and what may go wrong."""
 
 import concurrent.futures
-import dataclasses
 import functools
 import pathlib
 import re
@@ -104,42 +103,9 @@ class Saved:
 # Models, and how to apply them.
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Layer:
-    """As Equinox has them: a pytree with its arrays in fields."""
-
-    weight: jax.Array
-    bias: jax.Array
-
-    def __call__(self, x):
-        return x @ self.weight + self.bias
-
-
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass
-class Mlp:
-    layers: list
-
-    def __call__(self, x):
-        return self.layers[1](jnp.tanh(self.layers[0](x)))
-
-
 def _array(seed, *shape):
     values = np.random.default_rng(seed).normal(size=shape) / 2
     return jnp.asarray(values, jnp.float32)
-
-
-def dataclass_model():
-    return (
-        Mlp(
-            [
-                Layer(_array(1, 3, 5), jnp.zeros((1, 5))),
-                Layer(_array(2, 5, 1), jnp.zeros((1, 1))),
-            ]
-        ),
-        lambda params, x: params(x),
-    )
 
 
 def dict_model():
@@ -213,13 +179,8 @@ def train(process, peers, model, optimizer, saves=None, resumed=None, **settings
     return params, rounds, losses
 
 
-@pytest.mark.parametrize(
-    ("model", "optimizer"),
-    [(nnx_model, optax.adamw(1e-2)), (dataclass_model, optax.sgd(1e-1, momentum=0.9))],
-    ids=["nnx-adamw", "dataclass-sgd"],
-)
-def test_replicas_of_any_model_end_alike(model, optimizer):
-    made = model()
+def test_replicas_of_any_model_end_alike():
+    made, optimizer = nnx_model(), optax.adamw(1e-2)
 
     def body(process, peers):
         return train(
@@ -445,22 +406,6 @@ def test_a_share_is_rows_that_follow_each_other():
     assert shares == [slice(0, 4), slice(4, 12), slice(12, 16)]
     with pytest.raises(errors.SettingsError, match=r"batch_size=6: .* a multiple of 4"):
         settings_lib.Share(0, (1, 2, 1)).rows(6)
-
-
-def test_a_run_in_one_process_has_all_replicas():
-    """As `--cluster=whole`: the rounds of several members, and nothing sent."""
-    process = Process("whole", 4)
-    settings = Settings(inner_steps=2)
-    start = dict_model()[0]
-    rounds = local_steps.in_one_process(process, ["a", "b"], start, settings)
-    params = [start, start]
-    for _ in process.each(rounds.steps()):
-        params = [
-            jax.tree.map(lambda leaf, k=k: leaf + k, own)
-            for k, own in enumerate(params)
-        ]
-        params = rounds.after_all(rounds.step, params)
-    trees.assert_same(*params)
 
 
 @pytest.mark.parametrize(

@@ -234,16 +234,16 @@ def test_what_only_a_person_can_mend_is_reported_soon(
 
 
 def test_a_line_that_damages_everything_is_the_last_reason_given(monkeypatch):
-    monkeypatch.setattr(bridge, "RETRY_SECONDS", 2.5)  # so the last is no short one
+    monkeypatch.setattr(bridge, "RETRY_SECONDS", 1.0)  # so the last is no short one
     with connect.listening_socket(connect.Settings()) as listening:
         is_over = threading.Event()
         answering = threading.Thread(target=answer_badly, args=(listening, is_over))
         answering.start()
         said = []
-        more = {"connect_timeout": 6.3, "log": said.append}
+        more = {"connect_timeout": 2.6, "log": said.append}
         with pytest.raises(
             bridge.ConnectError,
-            match=r"no session with d at .* after 6.3 s .connect_timeout.: .*damaged",
+            match=r"no session with d at .* after 2.6 s .connect_timeout.: .*damaged",
         ):
             links.dial(listening.getsockname(), hello("g:0"), "d", **more)
         is_over.set()

@@ -1,9 +1,9 @@
 """`--cluster=all`, with processes that train nothing (`helpers/tiny_cluster`)."""
 
 import contextlib
-import json
 import os
 import pathlib
+import re
 import signal
 import socket
 import subprocess
@@ -16,7 +16,7 @@ import pytest
 import tiny_cluster
 import tiny_runs
 
-from nebula_jax import printable
+from nebula_jax import errors, printable
 from nebula_jax.runtime import connect
 from nebula_jax.runtime.connect import all_clusters
 from nebula_jax.runtime.life import launcher, process, processes, restarts
@@ -122,36 +122,35 @@ def test_keys_of_a_run_are_in_no_file_and_a_cluster_has_no_others(start, tmp_pat
     assert left == set(tiny_cluster.CLUSTERS)
 
 
-def test_credentials_that_must_not_be_used_are_named_before_anything_starts(
-    start, tmp_path
-):
+def test_credentials_that_must_not_be_used_are_named_before_anything_starts(tmp_path):
     own = tmp_path / "own"
     certificates.issue_for_run(own, tiny_cluster.CLUSTERS)
     (own / "dials-0" / "cluster.pem").chmod(0o644)
-    (line,) = ended(start(tls=own), 1).splitlines()
-    assert f"chmod 600 {own / 'dials-0' / 'cluster.pem'}" in line
-    assert not (tmp_path / "listens").exists()
+    settings = connect.Settings(tls=str(own))
+    words = f"chmod 600 {own / 'dials-0' / 'cluster.pem'}"
+    with (
+        pytest.raises(errors.NebulaError, match=re.escape(words)),
+        launcher.prepared(tmp_path, tiny_cluster.CLUSTERS, settings),
+    ):
+        pass
 
 
 def test_all_start_again_when_one_died_and_only_so_often(start, tmp_path):
     """On the listener's port, and with the credentials that were handed down."""
-    launched, before = start(tls="auto", restart=2), ()
-    for victim in ("dials:0", "listens"):
-        family = clusters(launched, tmp_path, before)
-        family[victim].kill()
-        before = family.values()
-        tiny_runs.assert_all_gone(family)
-    clusters(launched, tmp_path, before)["dials:0"].kill()
+    launched = start(tls="auto", restart=1)
+    family = clusters(launched, tmp_path)
+    family["listens"].kill()
+    tiny_runs.assert_all_gone(family)
+    clusters(launched, tmp_path, family.values())["dials:0"].kill()
     lines = [line for line in ended(launched, 1).splitlines() if "clusters" in line]
     again = "was killed by SIGKILL; all clusters start again from what they have saved"
     assert lines == [
-        f"dials:0 {again} (restart 1 of 2)",
-        f"listens {again} (restart 2 of 2)",
-        "error: dials:0 was killed by SIGKILL; all clusters ended, after 2 of"
-        " restart=2",
+        f"listens {again} (restart 1 of 1)",
+        "error: dials:0 was killed by SIGKILL; all clusters ended, after 1 of"
+        " restart=1",
     ]
     found = restarts.read(tmp_path, [])
-    assert [each["cluster"] for each in found] == ["dials:0", "listens"]
+    assert [each["cluster"] for each in found] == ["listens"]
 
 
 def test_a_cluster_that_refused_is_not_started_again(start, tmp_path):
@@ -170,54 +169,7 @@ def test_a_cluster_that_refused_is_not_started_again(start, tmp_path):
     assert sorted(own.rglob("*")) == before
 
 
-def test_a_run_that_is_stopped_is_not_started_again(start, tmp_path):
-    launched = start(restart=3)
-    family = clusters(launched, tmp_path)
-    end(tmp_path, "dials:0", process.STOPPED_BY_PEER)
-    launched.send_signal(signal.SIGINT)
-    ended(launched, 128 + signal.SIGINT)
-    tiny_runs.assert_all_gone(family)
-
-
 MESH = ["a", "b", "c"]
-
-
-def dials(hub=""):
-    return {name: all_clusters.dialed(name, MESH, hub) for name in MESH}
-
-
-def launched_mesh(folder, monkeypatch, hub="", restarts=0, **more):
-    """Runs MESH, each cluster with another flag if given; what each has met."""
-    monkeypatch.setenv("PYTHONPATH", str(tiny_runs.ROOT / "tests/helpers"))
-    settings = connect.Settings()
-
-    def arguments(name, reach):
-        waits = len(all_clusters.awaited(name, MESH, hub))
-        return [
-            *(f"--cluster={name}", f"--listen={reach.listen}", f"--peer={reach.peer}"),
-            *(f"--waits={waits}", f"--folder={folder}", more.get(name, "--none=")),
-        ]
-
-    with launcher.prepared(folder, MESH, settings, restarts, dials=dials(hub)) as start:
-        assert start(["-m", "tiny_mesh"], arguments) == 0
-    return {name: json.loads((folder / name).read_text()) for name in MESH}
-
-
-@pytest.mark.parametrize("hub", ["", "b"])
-def test_each_cluster_that_listens_is_handed_a_socket(tmp_path, monkeypatch, hub):
-    """And the port of one that has ended, whichever it is, refuses."""
-    met = launched_mesh(tmp_path, monkeypatch, hub, c="--refused=1")
-    for name, found in met.items():
-        assert found["dialed"] == dials(hub)[name]
-        assert found["awaited"] == (all_clusters.awaited(name, MESH, hub) or None)
-        assert found["peers"] == [met[each]["listen"] for each in dials(hub)[name]]
-    assert len({found["listen"] for found in met.values()}) == (2 if hub else 3)
-
-
-def test_all_that_listen_do_so_at_the_same_ports_after_a_restart(tmp_path, monkeypatch):
-    met = launched_mesh(tmp_path, monkeypatch, restarts=1, b="--killed=1")
-    assert met["c"]["dialed"] == ["a", "b"]
-    assert [each["cluster"] for each in restarts.read(tmp_path, [])] == ["b"]
 
 
 def test_in_a_federation_the_peer_is_a_lab_for_all(tmp_path):
@@ -228,7 +180,8 @@ def test_in_a_federation_the_peer_is_a_lab_for_all(tmp_path):
         reached[name] = reach.peer
         return ["--help"]
 
-    with launcher.prepared(tmp_path, MESH, settings, dials=dials()) as start:
+    dials = {name: all_clusters.dialed(name, MESH, "") for name in MESH}
+    with launcher.prepared(tmp_path, MESH, settings, dials=dials) as start:
         start("this", arguments)
     assert reached == dict.fromkeys(MESH, "lab-t")
 
@@ -299,6 +252,28 @@ def test_after_a_kill_the_same_command_goes_on_if_all_have_saved(
     assert run._status(ends, screen) == 1
     words = "; all clusters ended; the same command goes on from the last checkpoint"
     assert lines[0].endswith(words) == goes_on
+
+
+REFUSED = """
+import socket, sys, time
+for _ in range(1000):
+    try:
+        socket.create_connection(("127.0.0.1", int(sys.argv[1]))).close()
+    except ConnectionRefusedError:
+        sys.exit()
+    time.sleep(0.02)
+sys.exit("it is still open")
+"""
+
+
+def test_the_port_of_a_cluster_that_has_ended_refuses(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        python, port = [sys.executable, "-S", "-c"], listening.getsockname()[1]
+        commands = {
+            "a": processes.Command([*python, ""], ()),
+            "b": processes.Command([*python, REFUSED, str(port)], ()),
+        }
+        assert processes.Processes(tmp_path, commands, {"a": listening}, 0).run() == 0
 
 
 PRINTS = """

@@ -51,11 +51,6 @@ def test_memory_that_the_host_lacks_has_the_shape_that_numpy_names():
     )
 
 
-def test_other_errors_are_none_of_memory():
-    assert memory.in_words(RuntimeError("INVALID_ARGUMENT: shapes")) == ""
-    assert memory.in_words(ValueError("out of memory")) == ""
-
-
 def test_a_process_that_lacks_memory_says_so_in_a_line_and_fails(capsys):
     heard = []
     text = "RESOURCE_EXHAUSTED: Out of memory allocating 4096000000 bytes."

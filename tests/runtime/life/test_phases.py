@@ -1,6 +1,4 @@
-import json
-
-from nebula_jax.runtime.life import phases, process
+from nebula_jax.runtime.life import phases
 
 
 def begun(clock, monkeypatch, importing=None):
@@ -29,26 +27,7 @@ def test_each_phase_has_its_seconds(clock, monkeypatch, capsys):
     assert shown == [*made.seconds, "training"]
 
 
-def test_a_phase_that_comes_again_adds_up(clock, monkeypatch):
-    made = begun(clock, monkeypatch)
-    for name in ("initializing", "waiting for d", "initializing"):
-        made.enter(name)
-        clock.now += 1.0
-    made.enter("training")
-    assert made.seconds["initializing"] == 2.0
-
-
 def test_a_command_has_imported_before_and_prepared_since(clock, monkeypatch):
     made = begun(clock, monkeypatch, importing=3.0)
     made.enter("compiling")
     assert made.seconds == {"importing": 3.0, "preparing": 2.0}
-
-
-def test_for_a_program_a_phase_is_an_object(clock, monkeypatch, capsys):
-    monkeypatch.setattr(process, "_log_format", ["json"])
-    made = begun(clock, monkeypatch, importing=3.0)
-    made.enter("compiling")
-    first, second = map(json.loads, capsys.readouterr().out.splitlines())
-    about = {"cluster": "generator:0"}
-    assert first == about | {"phase": "preparing", "seconds": 3.0}
-    assert second == about | {"phase": "compiling", "seconds": 5.0}

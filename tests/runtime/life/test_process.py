@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 
-import children
 import pytest
 
 from nebula_jax import errors, printable
@@ -174,12 +173,6 @@ def test_what_an_encoding_lacks_is_replaced_and_changes_no_status():
     assert done.stdout == b"loss 2.1 ? 1.9\nstep ? 7\n?\n"
 
 
-def test_progress_and_messages_have_a_stream_each(capsys):
-    process.progress("step 7")
-    process.message("going on")
-    assert capsys.readouterr() == ("step 7\n", "going on\n")
-
-
 def test_for_a_program_each_line_is_an_object(monkeypatch, capsys):
     monkeypatch.setattr(process, "_log_format", ["text"])
     assert not process.is_json()
@@ -190,18 +183,6 @@ def test_for_a_program_each_line_is_an_object(monkeypatch, capsys):
         {"step": 7, "loss": None},
         {"text": "report: a.json"},
     ]
-
-
-def test_a_process_knows_its_age():
-    code = "import time; time.sleep(0.3); from nebula_jax.runtime.life import process;"
-    done = children.python("-c", f"{code} print(process.age())")
-    assert 0.3 <= float(done.stdout) < 60.0
-
-
-def test_what_a_person_waits_for_is_timed(capsys):
-    with process.timed("reading"):
-        pass
-    assert capsys.readouterr().err == "reading: 0.0 s\n"
 
 
 @pytest.mark.parametrize("value", ["", "²", "-1", "999999", "9" * 5000])

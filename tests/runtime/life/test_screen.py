@@ -29,16 +29,6 @@ class Broken(io.StringIO):
         raise self._error
 
 
-def test_elsewhere_than_on_a_terminal_lines_are_plain(capsys):
-    with screen.Screen(["source", "target"]) as shown:
-        shown.progress("source", "source  step 1")
-        shown.message("target", "going on")
-        shown.message("", "all clusters start again")
-    out, err = capsys.readouterr()
-    assert out == "source  step 1\n"
-    assert err == "[target] going on\nall clusters start again\n"
-
-
 def test_the_launcher_has_the_last_word(monkeypatch):
     """A cluster's newest line, which had to wait, comes before the error."""
     written = io.StringIO()

@@ -25,11 +25,6 @@ def test_devices_that_cannot_share_a_batch_are_refused(
         devices.check(layout, batch_size, parts)
 
 
-def test_what_divides_is_right_and_all_devices_there_are_come_later():
-    devices.check(Layout(8, 2, 2), 16, 4)
-    devices.check(Layout(0, 3, 5), 7)
-
-
 def test_a_mesh_has_the_devices_wanted():
     assert devices.mesh(Layout(4, 2, 1), 8).shape == {"data": 2, "fsdp": 2, "model": 1}
     with pytest.raises(errors.SettingsError, match="devices_per_cluster=99: this"):

@@ -100,19 +100,6 @@ def test_who_waits_for_another_cluster_is_not_stuck(ended, pair):
     root.fail("")
 
 
-def test_one_that_is_silent_or_gone_is_named(ended, pair):
-    root, line = pair(peer_timeout=1.0)
-    line.send({"done": 3, "at": "a.py:7"})
-    wait_until(lambda: ended)
-    words = "process 1 of this cluster is silent for 1 s (peer_timeout), since"
-    assert root.reason == f"{words} step 3 at a.py:7"
-    assert ended == [process.ENDED_BY_PEER]
-    root, line = pair()
-    line.close()
-    wait_until(lambda: root.reason)
-    assert root.reason == "process 1 of this cluster has gone"
-
-
 def test_all_leave_together(ended, pair):
     root, line = pair()
     begin = time.monotonic()

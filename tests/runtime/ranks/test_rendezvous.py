@@ -5,14 +5,13 @@ import os
 import re
 import resource
 import socket
-import threading
 
 import ports
 import pytest
 from two_labs import wait_until
 
 from nebula_jax import errors
-from nebula_jax.communication import endpoints, pending_connections
+from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.runtime.ranks import rendezvous
 from nebula_jax.security import handshake
@@ -147,15 +146,8 @@ def reflects(address, stack):
         assert read_line(sock) == handshake.REFUSED
 
 
-STRANGERS = [
-    silent,
-    garbage,
-    endless,
-    describes_itself,
-    wrong_secret,
-    replays,
-    reflects,
-]
+STRANGERS = [silent, garbage, endless, describes_itself]
+STRANGERS += [wrong_secret, replays, reflects]
 
 
 @pytest.mark.parametrize("stranger", STRANGERS)
@@ -177,38 +169,6 @@ def test_a_stranger_reads_changes_and_ends_nothing(opened, pool, stranger, monke
             line.send({"at": rank})
             assert lines[rank].read(5) == {"at": rank}
         close(first, second, *lines.values())
-
-
-def test_a_thousand_strangers_keep_nobody_out(opened, pool, monkeypatch):
-    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 60.0)
-    monkeypatch.setattr(pending_connections, "most", lambda: 100)
-    door, address = opened()
-    with contextlib.ExitStack() as stack:
-        for _ in range(1000):
-            silent(address, stack)
-        root = pool.submit(rendezvous.gather, door, 2, SEED, 30.0)
-        line = rendezvous.attend(address, SECRET, 1, 2, SEED, 30.0)
-        assert len(door.acceptor.pending) <= 100
-        close(line, *root.result(30).values())
-
-
-def test_who_is_slow_at_the_port_keeps_nobody_waiting(opened, pool, monkeypatch):
-    monkeypatch.setattr(rendezvous, "HELLO_SECONDS", 60.0)
-    door, address = opened()
-    ending = threading.Event()
-
-    def trickle(sock):
-        with contextlib.suppress(OSError):
-            while not ending.wait(0.01):
-                sock.sendall(b"x")
-
-    with socket.create_connection(address) as stranger:
-        slow = pool.submit(trickle, stranger)
-        root = pool.submit(rendezvous.gather, door, 2, SEED, 30.0)
-        line = rendezvous.attend(address, SECRET, 1, 2, SEED, 30.0)
-        ending.set()
-        assert slow.exception(30) is None
-        close(line, *root.result(30).values())
 
 
 def test_who_proves_nothing_in_time_is_closed(opened, monkeypatch):

@@ -99,10 +99,6 @@ def test_it_has_curves_line_ledger_seconds_settings_and_samples(tmp_path):
     assert "60mbit,15ms" in shown
 
 
-def test_two_pages_of_one_run_are_equal(tmp_path):
-    assert written(tmp_path) == written(tmp_path)
-
-
 def test_without_matplotlib_it_says_so_and_has_the_rest(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -126,16 +122,3 @@ def test_the_line_has_its_curves_where_there_is_a_line():
     assert page.line_panels({"whole": [{"step": 1, "sent_mbit": 0.0}]}) == []
     records[0]["sent_mbit"] = 0.0  # the line was cut
     assert page.line_panels({"g": records})[0].curves["g"] == [(1, 0.0), (2, 1.0)]
-
-
-def test_samples_are_read_back(tmp_path):
-    assert page.samples(tmp_path) == []
-    page.write_samples(tmp_path, ["en: a", "sw: b"])
-    page.write_samples(tmp_path, ["en: c"])
-    assert page.samples(tmp_path) == ["en: c"]
-
-
-def test_a_ledger_names_peers_where_a_cluster_has_several():
-    assert "| cluster | what | frames | bytes |" in page.ledger([CLUSTER])
-    assert "| cluster | peer | what |" in page.ledger(SUMMARY["clusters"])
-    assert page.ledger([]) == ""

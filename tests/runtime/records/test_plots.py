@@ -2,7 +2,6 @@ import sys
 
 import matplotlib.figure
 import numpy as np
-import pytest
 
 from nebula_jax.runtime.records import plots, report
 
@@ -39,20 +38,6 @@ def test_many_curves_are_named_at_their_ends_and_no_name_is_over_another():
     assert axes.get_legend() is None
 
 
-def test_curves_that_end_in_nan_have_no_names_there():
-    curves = {f"l{n}": [(1, 0.5), (2, np.nan)] for n in range(8)}
-    (axes,) = plots.drawn([plots.Panel("Loss", "", curves)]).axes
-    assert not axes.texts
-
-
-def test_few_curves_have_a_legend():
-    panel = plots.Panel("Loss", "nats", {"a": [(1, 2.0)], "b": [], "c": [(1, 1.0)]})
-    (axes,) = plots.drawn([panel]).axes
-    assert [each.get_text() for each in axes.get_legend().texts] == ["a", "c"]
-    assert [line.get_marker() for line in axes.lines] == ["o", "o"]
-    assert not axes.texts
-
-
 def test_a_panel_without_a_point_is_left_out_where_others_have_some():
     empty = plots.Panel("Probes", "", {"a": []})
     full = plots.Panel("Loss", "nats", {"a": [(1, 2.0)]})
@@ -77,20 +62,3 @@ def test_names_beside_points_are_inside_and_none_is_over_another_or_a_point():
         assert frame.y0 <= box.y0 < box.y1 <= frame.y1
         assert not any(box.overlaps(other) for other in boxes[:number])
         assert not box.count_contains(axes.transData.transform(points))
-
-
-def test_errors_are_bars_around_their_curve():
-    curve = {"mean": [(1, 2.0), (2, 3.0)]}
-    panel = plots.Panel("BLEU", "", curve, errors={"mean": [0.5, 0.25]})
-    (axes,) = plots.drawn([panel]).axes
-    (bars,) = axes.collections
-    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]
-    assert ends == [[1.5, 2.5], [2.75, 3.25]]
-
-
-def test_ends_are_named_beside_where_lines_end_on_logarithmic_axes_too():
-    axes = matplotlib.figure.Figure().subplots()
-    axes.set(yscale="log", ylim=(1, 100))
-    plots.label_ends(axes, {"a": axes.plot([1, 2], [1, 10])[0]})
-    (text,) = axes.texts
-    assert text.xyann[1] == pytest.approx(0.5)

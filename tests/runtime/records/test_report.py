@@ -85,22 +85,6 @@ def test_a_record_is_written_whole_and_read_back(tmp_path):
     assert report.read_summary(tmp_path / "none") == {}
 
 
-def test_first_and_last_skip_records_without_a_loss():
-    records = [
-        {"step": 1},
-        {"step": 2, "loss": 5.0},
-        {"step": 4, "loss": 3.0},
-        {"step": 4, "held_out": {}},
-    ]
-    assert report.first_and_last(records) == {
-        "first": 5.0,
-        "first_step": 2,
-        "last": 3.0,
-        "last_step": 4,
-    }
-    assert report.first_and_last(records[:1]) == {}
-
-
 def test_a_summary_is_stale_if_a_cluster_has_a_newer_one(tmp_path):
     path, cluster = tmp_path / "summary.json", tmp_path / "a"
     cluster.mkdir()
@@ -119,16 +103,6 @@ def test_the_seconds_are_those_of_the_command_that_trained():
     assert report.wall_seconds(9.0, trained) == 7200.0  # an earlier one did
     assert report.wall_seconds(7300.0, trained) == 7300.0
     assert report.wall_seconds(9.0, []) == 9.0
-
-
-def test_a_table_aligns_its_columns_and_escapes_its_cells():
-    found = report.table(["a", "b", "c"], [["x|y", "", "2"]])
-    assert found == "| a | b | c |\n|---|---:|---:|\n| x\\|y | | 2 |"
-    assert "|---|---|---:|" in report.table(["a", "b", "c"], [], "llr")
-
-
-def test_paragraphs_are_parted_by_one_empty_line_and_empty_ones_left_out():
-    assert report.join("a", "", report.join("b", "c")) == "a\n\nb\n\nc\n"
 
 
 SUMMARY = {
@@ -175,20 +149,6 @@ def test_a_figure_that_was_not_finite_is_null_and_shown_as_nothing(tmp_path):
     report.write(path, SUMMARY | {"losses": {"source": {"first": 4.0, "last": np.nan}}})
     json.loads(path.read_text(), parse_constant=pytest.fail)
     assert "| 4.000 → – |" in report.clusters(report.read_summary(tmp_path))
-
-
-def test_targets_stand_beside_their_limits():
-    found = report.targets(
-        [
-            {"what": "a", "value": 0.5, "at_least": 0.4, "met": True},
-            {"what": "b", "value": 3.0, "at_most": 2.0, "met": False},
-            {"what": "c", "value": 3.0, "at_most": 2.0, "met": None},
-        ]
-    )
-    assert "| a | 0.500 | ≥ 0.4 | met |" in found
-    assert "| b | 3.000 | ≤ 2 | **not met** |" in found
-    assert "| c | 3.000 | ≤ 2 | too noisy to decide |" in found
-    assert report.targets([]) == ""
 
 
 class Terminal(io.StringIO):

@@ -4,10 +4,6 @@ from nebula_jax import errors
 from nebula_jax.runtime.records import run_folder
 
 
-def test_a_cluster_has_a_folder_of_its_own(tmp_path):
-    assert run_folder.of_cluster(tmp_path, "generator:0") == tmp_path / "generator-0"
-
-
 @pytest.mark.parametrize("below", ["", "run"])
 def test_a_file_is_no_folder_and_that_is_a_bad_setting(tmp_path, below):
     path = tmp_path / "file"

@@ -25,10 +25,6 @@ def test_shares_of_every_cluster_are_one_table_with_the_rest_last():
     assert "untraced" not in text
 
 
-def test_without_a_trace_there_is_nothing_to_show():
-    assert not traces.markdown([{"cluster": "d"}])
-
-
 def processes(path):
     """The names of those whose traces a file has."""
     events = json.loads(path.read_text())["traceEvents"]
@@ -47,9 +43,3 @@ def test_what_an_earlier_attempt_left_is_not_gathered(tmp_path, capsys):
     assert "open it in ui.perfetto.dev" in capsys.readouterr().out
     traces.gather(tmp_path, [folder], 0)
     assert not capsys.readouterr().out
-
-
-def test_nothing_is_written_of_a_run_without_a_trace(tmp_path):
-    for count in (0, 1):
-        traces.gather(tmp_path, [tmp_path], count)
-    assert not list(tmp_path.iterdir())

@@ -216,12 +216,6 @@ def test_a_tracker_that_fails_is_left_out_and_the_others_go_on(about, capsys):
     )
 
 
-def test_an_address_of_another_host_is_left_out(about, capsys):
-    """The run is connected by then, and goes on."""
-    trackers.opened([], "192.0.2.1:9400", about).close()
-    assert "Prometheus takes no more metrics, and the run" in capsys.readouterr().err
-
-
 def test_a_service_that_lets_nobody_in_is_left_out(monkeypatch, about, capsys):
     def init(**given):
         raise PermissionError("no key")

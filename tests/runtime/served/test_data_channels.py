@@ -36,7 +36,7 @@ def test_a_description_comes_back(count):
     assert (page.shape, page.dtype) == (data_channels.PAGE.shape, np.uint8)
     assert data_channels.read_description(page) == parts
     with pytest.raises(data_channels.DataError, match="too much for one handle"):
-        data_channels.described(parts * 3000)
+        data_channels.described(PARTS * 3000)
 
 
 @pytest.mark.parametrize(

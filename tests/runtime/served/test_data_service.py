@@ -142,7 +142,7 @@ def test_threads_that_read_at_once_get_their_own_rows(owner, read):
         wrong = []
 
         def reading(seed):
-            for numbers in np.random.default_rng(seed).integers(0, 60, (20, 6)):
+            for numbers in np.random.default_rng(seed).integers(0, 60, (8, 6)):
                 if not np.array_equal(text.read(numbers.tolist()), expected[numbers]):
                     wrong.append(numbers)
 
