@@ -53,7 +53,7 @@ SMALLER = (
     *("--model_size=nano", "--vocab_size=2000", "--max_length=32", "--dtype=float32"),
     *("--languages=en de fr es", "--warmup_steps=10"),
 )
-QUICK = Size(60, timed=120, pairs=1280, buckets="20,28,32", flags=SMALLER)
+QUICK = Size(60, timed=60, pairs=1280, buckets="20,28,32", flags=SMALLER)
 SIZES = {"": Size(), "quick": QUICK}
 """Scale -> numbers."""
 
