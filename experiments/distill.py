@@ -81,6 +81,7 @@ def train_student(run: nebula.Run) -> None:
     begun, _ = bert.init(made.model, settings.seed)
     rng = jax.random.wrap_key_data(begun.rng)
     state = nebula.state(begun.params, made.model.transformation())
+    scores = settings.scores(len(names))
     evaluated = student.evaluator(run, made.model, held_out)
     question, answer = channels.specs(settings, vocabulary.size, run.codec)
 
@@ -96,7 +97,7 @@ def train_student(run: nebula.Run) -> None:
             each.receiver("answer", *answer, check=channels.check_answer)
             for each in links
         ]
-        state = run.restore(state)
+        state, scores = run.restore(state, scores)
         first = run.context.step + 1
         for step, (rows, _) in run.batches(masked):
             if step == 1:
@@ -107,14 +108,14 @@ def train_student(run: nebula.Run) -> None:
                     each.send(ahead, masked(ahead)[1])
             answers = [each.recv(step) for each in told]
             key = jax.random.fold_in(run.key, step)
-            grads, metrics = distillation.gradients(
-                made, state.params, rows, answers, key
+            grads, scores, metrics = distillation.gradients(
+                made, state.params, scores, rows, answers, key
             )
             state = state.apply(grads)
             # Before it is saved: who is killed between the two takes the step again.
             if step % settings.eval_every == 0 or step == settings.steps:
                 evaluated(step, state.params)
-            run.done(step, state, metrics)
+            run.done(step, (state, scores), metrics)
     if run.context.step >= settings.steps:
         student.export(run, settings, made, vocabulary, state.params)
 

@@ -95,7 +95,6 @@ OLDER = {
     "local_steps": "7c44b5b8c671, ae58e4456238, bbbd3ece70e5, d82da901c691",
     "table5_bottleneck": "10409e619166, 784a139770fa, d237132d8695, e90fa4256a32",
     "table5_tiny": "06a40b32538b",
-    "teachers": "4abc75eaff40",
 }
 """Record -> its commits, if it has rows or figures whose modes are withdrawn since: as
 long as it is this record, its block and pictures stay as they were rendered."""

@@ -27,8 +27,13 @@ STEPS = {"": (600, 300), "quick": (40, 20)}
 """Scale -> steps of a teacher, and of a student."""
 GROUPS = ("en de", "fr es")
 """Languages of each teacher; the student reads all."""
-ROWS = {"none": 0, f"one: {GROUPS[0]}": 1, "two": 2}
-"""Name of a row -> its teachers; others are beside the first."""
+ROWS = {
+    "none": (0, ""),
+    f"one: {GROUPS[0]}": (1, ""),
+    "two, weights equal": (2, "1,1"),
+    "two, weights learned": (2, ""),
+}
+"""Name of a row -> its teachers and their weights; others are beside the first."""
 
 
 def bert_run(
@@ -51,7 +56,7 @@ def base(table: config.Table, steps: int) -> tuple[str, ...]:
 
 
 def run_of(
-    table: config.Table, runs: table_runs.Runs, count: int, seed: str
+    table: config.Table, runs: table_runs.Runs, count: int, weights: str, seed: str
 ) -> table_runs.Run:
     """Describes the run of a student with `count` teachers."""
     steps, languages = STEPS[table.scale][1], f"--languages={' '.join(GROUPS)}"
@@ -61,12 +66,13 @@ def run_of(
     taught = teachers(table, runs)[:count]
     folders = ",".join(str(runs.made(each.name)) for each in taught)
     return table_runs.Run(
-        f"{count}-seed{seed}",
+        f"{count}-{weights or 'learned'}-seed{seed}",
         DISTILL,
         (
             *base(table, steps),
             *(languages, pieces(table, runs), f"--seed={seed}"),
             *(f"--clusters={count}", f"--teachers={folders}"),
+            f"--teacher_weights={weights}",
         ),
         after=taught[-1],
     )
@@ -74,7 +80,7 @@ def run_of(
 
 def teachers(table: config.Table, runs: table_runs.Runs) -> list[table_runs.Run]:
     """Describes the runs of the teachers, whose pieces are those of a student alone."""
-    found = [run_of(table, runs, 0, table.seeds[0])]
+    found = [run_of(table, runs, 0, "", table.seeds[0])]
     for number, languages in enumerate(GROUPS):
         own = ("--model_size=tiny", f"--languages={languages}", "--seed=100")
         own += (pieces(table, runs),)
@@ -85,16 +91,18 @@ def teachers(table: config.Table, runs: table_runs.Runs) -> list[table_runs.Run]
 
 def pieces(table: config.Table, runs: table_runs.Runs) -> str:
     """Returns the flag of the vocabulary that the first run has made."""
-    folder = runs.made(run_of(table, runs, 0, table.seeds[0]).name)
+    folder = runs.made(run_of(table, runs, 0, "", table.seeds[0]).name)
     return f"--vocabulary={folder / 'spiece.model'}"
 
 
 def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
-    """Reads a finished run's summary, and its last losses by language."""
+    """Reads a finished run's summary, its last losses by language, and weights."""
     records = metrics.read(workdir / ("whole" if run.module == BERT else "student"))
+    last = [each for each in records if "loss" in each][-1]
     return {
         "summary": report.read_summary(workdir),
         "loss": bert_report.held_out(records)[-1]["loss"],
+        "weights": [last[name] for name in last if name.startswith("weight_")],
     }
 
 
@@ -102,10 +110,10 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
     """Returns the record; does the runs that have not been done."""
     rows: list[dict[str, Any]] = []
     taught = []
-    for name, count in ROWS.items():
+    for name, (count, weights) in ROWS.items():
         if count and not taught:
             taught = [runs.result(each) for each in teachers(table, runs)]
-        of_seed = functools.partial(run_of, table, runs, count)
+        of_seed = functools.partial(run_of, table, runs, count, weights)
         done = list(runs.of_seeds(of_seed, table.seeds).values())
         losses = [bert_report.mean(each["loss"]) for each in done]
         alone = rows[0]["losses"] if rows else losses
@@ -117,6 +125,10 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
                 "groups": [
                     statistics.fmean(each["loss"][one] for each in done for one in part)
                     for part in map(str.split, GROUPS)
+                ],
+                "weights": [
+                    statistics.fmean(found)
+                    for found in zip(*(each["weights"] for each in done), strict=True)
                 ],
                 "bytes": crossed(done[0]["summary"]) if count else [],
             }
@@ -150,6 +162,7 @@ def markdown(record: Mapping[str, Any]) -> str:
             sweep.Column(languages, functools.partial(part, number=number), ".3f")
             for number, languages in enumerate(GROUPS)
         ),
+        sweep.Column("weights", "weights", ".2f"),
         sweep.Column("bytes a step, sent and received", "bytes", ",.0f"),
     ]
     of_teacher, of_student = record["steps"]
@@ -160,7 +173,7 @@ def markdown(record: Mapping[str, Any]) -> str:
         " masked piece: mean of the languages and, with the standard deviation, of the"
         " seeds. Differences are paired by seed, with their standard error. The"
         f" teachers' own, after {of_teacher} steps, on their languages: {taught}.",
-        sweep.table(columns, record["rows"], "lllrrl"),
+        sweep.table(columns, record["rows"], "lllrrll"),
     )
 
 

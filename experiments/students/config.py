@@ -1,10 +1,19 @@
 """The settings of distill: those of student and teachers beside those of every run."""
 
 import dataclasses
+import math
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from nebula_jax import errors
 from nebula_jax.commands import fields
 from nebula_jax.models import transformer
 from nebula_jax.training import bert, distillation, masking
+
+WEIGHT_RATE = 0.05
+"""Step size of learned weights: they settle in some hundred steps."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -15,6 +24,11 @@ class Settings:
         (),
         "Folders of the teachers, or hf:ORG/NAME@COMMIT, in their order; a teacher on a"
         " machine of its own may name itself alone, and the student needs none.",
+    )
+    teacher_weights: tuple[str, ...] = fields.of_training(
+        (),
+        "Weights of the teachers in their mixture, such as 2,1. If empty, they are"
+        " learned: those by which the mixture predicts the student's text best.",
     )
     teacher_share: float = fields.of_training(
         0.5, "Share of the teachers in the loss; the rest is the text's.", upper=1.0
@@ -55,10 +69,31 @@ class Settings:
         )
         warmup = min(1.0, self.warmup_steps / self.steps)
         own = fields.common(self, bert.Config)
+        rate = 0.0 if self.teacher_weights else WEIGHT_RATE
         model = bert.Config(encoder=shape, warmup=warmup, **own)
-        return distillation.Config(model, self.teacher_share)
+        return distillation.Config(model, self.teacher_share, rate)
 
     @property
     def slots(self) -> int:
         """The slots of a row for masked pieces, M."""
         return masking.capacity(self.mask_rate, self.max_length)
+
+    def scores(self, teachers: int) -> jax.Array:
+        """Returns the logarithms of the first weights, [T] float32.
+
+        Raises:
+          errors.SettingsError: if they are not one for each teacher, above 0.
+        """
+        given = ",".join(self.teacher_weights)
+        try:
+            weights = [float(each) for each in self.teacher_weights] or [1.0] * teachers
+        except ValueError:
+            weights = []
+        is_positive = all(0 < each < math.inf for each in weights)
+        if len(weights) != teachers or not is_positive:
+            raise errors.SettingsError(
+                f"teacher_weights={given}: expected {teachers} numbers above 0, one for"
+                " each teacher"
+            )
+        logs = np.log(weights)  # float64, in which none becomes 0 or infinite
+        return jnp.asarray(logs - logs.max(), jnp.float32)

@@ -5,10 +5,15 @@ pieces that it holds most likely at each, and how likely all others are together
 student's loss at a place, with p its own distribution, x the piece that was masked and
 q_t the answer of teacher t, is
 
-    (1 - s) CE(x, p) + s / T Σ_t CE(q_t, p)
+    (1 - s) CE(x, p) + s Σ_t w_t CE(q_t, p)
 
 (1503.02531, at temperature 1). A cross-entropy is linear in its target, so the second
-sum is that of the teachers' mixture.
+sum is that of the mixture Σ_t w_t q_t.
+
+The weights are given, or learned: w = softmax(scores) maximizes the likelihood of the
+masked pieces under the mixture, the mean of log Σ_t w_t q_t(x). The student's loss is
+no measure of it: its minimum gives all weight to the teacher that is easiest to
+imitate.
 
 B rows, L length, M slots for masked pieces in a row, K pieces of an answer, T teachers,
 V vocabulary.
@@ -37,6 +42,8 @@ class Config:
     """The student, and how it would learn alone."""
     share: float = 0.5
     """Share of the teachers in the loss, s."""
+    weight_rate: float = 0.0
+    """Step size of the scores; 0 for weights that are given."""
 
 
 class Question(NamedTuple):
@@ -104,30 +111,50 @@ def imitation(logits: jax.Array, answered: Answer) -> jax.Array:
     return -jnp.sum(likely * own, axis=-1) - rest * own_rest
 
 
+def likelihood(answered: Answer, originals: jax.Array, vocab_size: int) -> jax.Array:
+    """Returns q(x), where what a teacher did not name is spread evenly.
+
+    Args:
+      originals: [B, M] int32, the masked pieces.
+
+    Returns:
+      [B, M] float32, above 0.
+    """
+    likely, rest = probabilities(answered)
+    is_original = answered.pieces == originals[..., None]
+    named = jnp.sum(likely * is_original, axis=-1)
+    others = max(1, vocab_size - answered.pieces.shape[-1])
+    found = jnp.where(jnp.any(is_original, axis=-1), named, rest / others)
+    return jnp.maximum(found, _TINY / vocab_size)
+
+
 @functools.partial(jax.jit, static_argnums=0)
 def gradients(
     config: Config,
     params: Any,
+    scores: jax.Array,
     rows: masking.Masked,
     answers: Sequence[Answer],
     rng: jax.Array,
-) -> tuple[Any, dict[str, jax.Array]]:
-    """Computes the student's gradient.
+) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
+    """Computes the student's gradient, and the next scores of its teachers.
 
     Args:
       params: of the student, a `masked_lm.MaskedLM`.
-      answers: T.
+      scores: [T] float32.
+      answers: T, in the order of the teachers.
       rng: key for dropout.
 
     Returns:
-      The gradient; and scalars: loss, mlm_loss (its first part, in nats a masked
-      piece), imitation (its second), tokens.
+      The gradient; [T] float32; and scalars: loss, mlm_loss (its first part, in nats a
+      masked piece), imitation (its second), weight_0 ... of the teachers, tokens.
     """
     model = masked_lm.MaskedLM(config.model.encoder)
     is_text = rows.input_ids != bert.PAD
     is_masked = rows.positions < rows.input_ids.shape[-1]
     counts = is_masked.astype(jnp.float32)
     count = jnp.sum(counts)
+    weights = jax.nn.softmax(scores)
 
     def loss(params: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         logits = model.apply(
@@ -139,11 +166,21 @@ def gradients(
             rngs={"dropout": rng},
         )
         own = losses.masked_cross_entropy(logits, rows.originals, counts)
-        mixed = sum(imitation(logits, each) for each in answers) / len(answers)
-        mixed = jnp.sum(mixed * counts)
+        each = jnp.stack([imitation(logits, answered) for answered in answers])
+        mixed = jnp.sum(jnp.einsum("t,tbm->bm", weights, each) * counts)
         parts = losses.mean(own, count), losses.mean(mixed, count)
         total = (1 - config.share) * parts[0] + config.share * parts[1]
         return total, {"loss": total, "mlm_loss": parts[0], "imitation": parts[1]}
 
     grads, metrics = jax.grad(loss, has_aux=True)(params)
-    return grads, metrics | {"tokens": jnp.sum(is_text)}
+    vocab_size = config.model.encoder.vocab_size
+    found = [likelihood(each, rows.originals, vocab_size) for each in answers]
+    joint = jnp.einsum("t,tbm->tbm", weights, jnp.stack(found))
+    # The gradient of the mean log-likelihood by the scores: by how much the share of a
+    # teacher in explaining the pieces is above its weight.
+    explained = counts / jnp.sum(joint, axis=0)
+    shares = jnp.einsum("tbm,bm->t", joint, explained)
+    shares /= jnp.maximum(count, 1.0)
+    scores += config.weight_rate * (shares - weights)
+    metrics |= {f"weight_{t}": weights[t] for t in range(len(answers))}
+    return grads, scores, metrics | {"tokens": jnp.sum(is_text)}

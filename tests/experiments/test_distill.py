@@ -87,7 +87,7 @@ def as_flags(runs, **more):
 
 
 def reference(runs):
-    """Trains the student in this process; its state."""
+    """Trains the student in this process; its state, and its teachers' scores."""
     settings, place = given(runs)
     vocabulary = runs.vocabulary
     batches, _ = student.text_of(settings, place, vocabulary)
@@ -100,6 +100,7 @@ def reference(runs):
     begun, _ = bert.init(made.model, settings.seed)
     rng = jax.random.wrap_key_data(begun.rng)
     state = nebula.state(begun.params, made.model.transformation())
+    scores = settings.scores(2)
 
     @jax.jit
     def crossed(answered):
@@ -113,9 +114,11 @@ def reference(runs):
             for shape, params in teachers
         ]
         key = jax.random.fold_in(jax.random.key(settings.seed), step)
-        grads, _ = distillation.gradients(made, state.params, rows, answers, key)
+        grads, scores, _ = distillation.gradients(
+            made, state.params, scores, rows, answers, key
+        )
         state = state.apply(grads)
-    return state
+    return state, scores
 
 
 def test_clusters_train_the_student_of_one_process_bit_for_bit(runs):
@@ -139,6 +142,7 @@ def test_clusters_train_the_student_of_one_process_bit_for_bit(runs):
     saved = runs.state("threads", "student", STEPS)
     found = [saved[name] for name in sorted(saved)]
     trees.assert_same(found, jax.tree.leaves(reference(runs)))
+    assert np.ptp(found[-1]) > 0.01  # the weights were learned
 
     summary = json.loads((folder / "student" / "summary.json").read_text())
     assert_nothing_else_crosses(summary, runs.vocabulary.size)
@@ -224,6 +228,17 @@ def test_pieces_of_a_teacher_may_be_in_another_order(runs):
     np.testing.assert_array_equal(found["bias"], wanted["bias"][order])
 
 
+@pytest.mark.parametrize("weights", ["1", "1,0", "1,x", "1,nan"])
+def test_weights_are_positive_numbers_one_for_each_teacher(runs, weights):
+    settings, _ = given(runs, teacher_weights=weights)
+    with pytest.raises(errors.SettingsError, match="expected 2 numbers above 0"):
+        settings.scores(2)
+    settings, _ = given(runs, teacher_weights="1,3")
+    np.testing.assert_allclose(jax.nn.softmax(settings.scores(2)), [0.25, 0.75])
+    settings, _ = given(runs, teacher_weights="1e-60,1e-60")
+    np.testing.assert_allclose(jax.nn.softmax(settings.scores(2)), [0.5, 0.5])
+
+
 @pytest.mark.parametrize(
     ("codec", "words"),
     [("error_feedback(int8(64))", "keeps a state"), ("pack_tokens|fp16", "codec=pack")],
@@ -249,10 +264,10 @@ def test_languages_are_checked(runs):
         student.text_of(settings, place, runs.vocabulary)
 
 
-def test_its_flagfile_is_a_student(runs):
+def test_its_flagfile_is_a_student_that_learns_weights(runs):
     settings, _ = given(
         runs, flagfile=tables_config.FOLDER / "flags" / "distill_tiny.flags"
     )
     made = settings.student(4000)
-    assert made.share == 0.5
+    assert (made.weight_rate, made.share) == (config.WEIGHT_RATE, 0.5)
     assert made.model.encoder.dtype == "bfloat16"

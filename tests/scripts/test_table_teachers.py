@@ -25,7 +25,7 @@ def test_every_student_is_paired_with_that_which_learned_alone(tmp_path, monkeyp
         folder.mkdir(exist_ok=True)
         loss = {each: 9.0 - len(given) for each in LANGUAGES}
         records = [
-            {"step": 20, "loss": 1.0},
+            {"step": 20, "loss": 1.0, "weight_0": 0.75, "weight_1": 0.25},
             {"step": 20, "held_out_mlm_loss": loss, "held_out_mlm_accuracy": loss},
         ]
         log = metrics.MetricsLog(folder, 0, print)
@@ -42,18 +42,16 @@ def test_every_student_is_paired_with_that_which_learned_alone(tmp_path, monkeyp
     runs = table_runs.Runs(table.workdir, table_teachers.figures, execute)
     made = table_teachers.record(runs, table)
     names = ["alone-seed0", "alone-seed1", "teacher0", "teacher1"]
-    names += [f"{count}-seed{seed}" for count in (1, 2) for seed in (0, 1)]
+    kinds = ("1-learned", "2-1,1", "2-learned")
+    names += [f"{kind}-seed{seed}" for kind in kinds for seed in (0, 1)]
     assert list(given) == names
     pieces = {given[name].get("--vocabulary") for name in names[2:]}
     assert pieces == {"table/models/alone-seed0/spiece.model"}
     folders = [f"table/models/teacher{k}" for k in range(2)]
-    assert given["1-seed0"]["--teachers"] == folders[0]
-    assert given["2-seed1"]["--teachers"].split(",") == folders
+    assert given["1-learned-seed0"]["--teachers"] == folders[0]
+    assert given["2-learned-seed1"]["--teachers"].split(",") == folders
     alone, one, *_ = made["rows"]
     assert (alone["differences"], alone["bytes"]) == ([0.0, 0.0], [])
     assert one["differences"] == [-4.0, -4.0]
     assert one["groups"] == [pytest.approx(3.5), pytest.approx(3.5)]
     assert one["bytes"] == [2.0, 4.0]
-    text = table_teachers.markdown(runs.provenance(table.seeds) | made)
-    assert "| two | " in text
-    assert "-4.000 ± 0.000" in text
