@@ -107,11 +107,9 @@ def flags_of_grain():
 
 @pytest.fixture(autouse=True, scope="module")
 def compiled_programs_do_not_pile_up():
-    """Forgets them when a process has very many, before XLA crashes.
-
-    XLA maps each kernel of a program into memory for itself, some 150 times a training
-    step; where the kernel allows no more it dies by SIGSEGV.
-    """
+    """Forgets them when a process has very many: XLA maps each kernel of a program into
+    memory for itself, some 150 times a training step, and dies by SIGSEGV where Linux
+    allows no more."""
     yield
     if len(pathlib.Path("/proc/self/maps").read_bytes().splitlines()) > _MOST_MAPS:
         import jax

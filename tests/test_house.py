@@ -32,8 +32,7 @@ FLAG_RE = re.compile(r"(?<![\w-])--(?:\[?no\]?)?([a-z]\w+)")
 # Of `srun`, of `jupyter execute`, and of `nebula grant`.
 OTHERS_FLAGS = {"ntasks", "output", "rows", "until"}
 OTHERS_FLAGS |= {"unsent"}  # withdrawn; its record's page has it
-READERS = ("configuration",)
-"""Modules of `experiments` that `main` calls to read flags."""
+READERS = ("configuration",)  # modules of experiments that `main` calls to read flags
 PLACEHOLDERS = {"flag", "name"}
 
 

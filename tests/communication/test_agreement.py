@@ -88,11 +88,7 @@ def test_codecs_without_a_name_differ_by_what_they_make():
 
 
 def meet(here, there):
-    """Opens these channels on both halves; returns the errors of front and back.
-
-    Args:
-      here, there: channels of front and back: (end, name, (spec, codec)).
-    """
+    """Opens (end, name, (spec, codec)) on both halves; returns the errors of both."""
 
     def error(link, channels, begin):
         try:

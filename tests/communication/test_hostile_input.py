@@ -1,9 +1,8 @@
 """100,000 mutated streams against a real listener, beside a peer that means well.
 
-A twentieth of them is in every run of the tests, the others are slow. Each stream is a
-connection: a conversation, or a part of one, with a few changes. Some changes break
-checksums, others have them computed anew, so that they reach what is behind them. A
-seed draws them; a failure names it.
+A twentieth of them is in every run of the tests, the others are slow. Each is a
+connection: all or part of a conversation, with changes drawn by a seed that a failure
+names. Some break checksums; others compute them anew, to reach what is behind them.
 """
 
 import contextlib
@@ -38,8 +37,6 @@ HELLO = frames.Hello("discriminator", "1", {"--seed": 0})
 
 
 class Streams:
-    """The streams of a seed."""
-
     def __init__(self, seed: int) -> None:
         self._random = random.Random(seed)
         self._conversations = [self._conversation() for _ in range(CONVERSATIONS)]

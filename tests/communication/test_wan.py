@@ -46,10 +46,7 @@ def test_a_bad_flag_names_its_bad_part(flag, words):
 
 
 def pieces(line, buffers, gap=0.0):
-    """When each piece arrives, and its bytes, on a clock that jumps to each event.
-
-    Buffers are put `gap` seconds apart.
-    """
+    """Arrival and bytes of each piece; buffers are put `gap` seconds apart."""
     shaper, found, now, put = wan.Shaper(line), [], 0.0, 0
     while True:
         while put < len(buffers) and now >= put * gap:

@@ -79,10 +79,8 @@ def test_any_batch_can_be_had_without_those_before():
 
 
 def test_the_order_never_changes_between_versions():
-    """Clusters of different NumPy have to agree: this is the published Philox4x64-10.
-
-    Expected: known answers that its authors publish (Random123's kat_vectors).
-    """
+    """Clusters of different NumPy have to agree: the published Philox4x64-10, with the
+    known answers of its authors (Random123's kat_vectors)."""
     most = 2**64 - 1
     assert philox([0] * 4, [0] * 2) == [
         *(0x16554D9ECA36314C, 0xDB20FE9D672D0FDC),

@@ -13,7 +13,6 @@ SECONDS = 600.0
 
 
 def commands():
-    """The page's commands, in their order."""
     lines = PAGE.read_text().splitlines()
     return [line.strip() for line in lines if line.startswith("    ")]
 

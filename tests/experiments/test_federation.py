@@ -33,11 +33,9 @@ def ip(*arguments):
 
 @contextlib.contextmanager
 def networks():
-    """Yields what runs a command in each lab's own network, and the first's address.
-
-    Two namespaces with nothing but a line between them; where only root may make them,
-    and this is not root, both labs are in this machine's network.
-    """
+    """Yields what runs a command in each lab's own network, and the first's address:
+    two namespaces joined by a line, or this machine's network where this user may make
+    none."""
     names = [f"nebula-{os.getpid()}-{lab}" for lab in "st"]
     with contextlib.ExitStack() as stack:
         try:
@@ -165,12 +163,8 @@ def translations(tmp_path_factory):
 
 
 def start_m3(runs, at, workdir, flags=()):
-    """Starts each cluster of M3 at a lab; the discriminator has no text.
-
-    Args:
-      at: cluster -> Lab.
-      flags: cluster -> what it has besides, or in place of its text.
-    """
+    """Starts each cluster of M3 at its Lab of `at`, with its own of `flags` besides or
+    in place of its text; the discriminator has none."""
     common = RUN | {"vocabulary": runs.flag("plain", "vocabulary")}
     text = {"discriminator": "none", "generator:0": "text0", "generator:1": "text1"}
     return [

@@ -66,11 +66,8 @@ def whole(runs):
 
 
 def assert_equal_params(got, want):
-    """Parameters within 1e-5, except those that nothing depends on.
-
-    A softmax does not change with a number added to all its inputs, so a bias of all
-    keys has no gradient but rounding errors; Adam makes steps of these.
-    """
+    """Parameters within 1e-5, except biases of keys: a softmax does not change with
+    them, so their gradients are rounding errors, of which Adam makes steps."""
     for side, whole in zip(got, want, strict=True):
         ours, theirs = side["state"]["params"], whole["state"]["params"]
         for params in (ours, theirs):
@@ -247,11 +244,8 @@ def test_nothing_crosses_but_hidden_states_gradients_and_lengths(split):
 
 @pytest.mark.slow
 def test_one_process_skips_of_each_side_what_the_clusters_skip(runs):
-    """A loss that is NaN changes the parameters of neither side.
-
-    Such a step comes of a learning rate that is absurd: with the parameters that there
-    are at the end nothing can be evaluated.
-    """
+    """A loss that is NaN changes the parameters of neither side. It comes of an absurd
+    learning rate: with the parameters at the end nothing can be evaluated."""
     settings = ALIKE | {
         **{"steps": 8, "checkpoint_every": 4, "eval_every": 8},
         **{"micro_batches": 2, "max_in_flight": 4},

@@ -47,10 +47,8 @@ def clock(monkeypatch):
 
 @contextlib.contextmanager
 def federation(path):
-    """Yields the folder of lab-s and its switch, those of lab-t and lab-u, and lab-v's.
-
-    The three are connected, and lab-v was revoked after it had joined.
-    """
+    """Yields the folder of lab-s and its switch, those of lab-t and lab-u, all of which
+    are connected, and lab-v's, which was revoked after it had joined."""
     first = two_labs.found(path / "s")
     with contextlib.ExitStack() as stack:
         s = two_labs.Running(first, listens=True)

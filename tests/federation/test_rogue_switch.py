@@ -45,10 +45,8 @@ class Lab:
     """A lab whose switch has a folder without its trainers' and the authority's."""
 
     running: two_labs.Running
-    folder: site_folder.Folder
-    """The trainers'."""
-    stolen: site_folder.Folder
-    """The switch's."""
+    folder: site_folder.Folder  # the trainers'
+    stolen: site_folder.Folder  # the switch's
 
     @property
     def switch(self):
@@ -67,10 +65,8 @@ def part(folder, path, name):
 
 
 def started(folder, path, **options):
-    """A lab whose folder is split, and its switch running.
-
-    That of the authority has trainers of the same host, the others have any.
-    """
+    """A lab whose folder is split, and its switch running; trainers of the authority's
+    lab are of the same host, those of the others of any."""
     users = path.with_suffix(".sock")
     own = part(folder, path, "trainers")
     if options.get("listens"):

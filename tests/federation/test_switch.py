@@ -675,10 +675,8 @@ def test_a_clone_that_runs_beside_its_trainer_is_refused(labs, tmp_path):
 
 @pytest.mark.parametrize("where", ["s", "t"])
 def test_a_line_that_cannot_begin_is_closed_with_the_reason(tmp_path, where):
-    """What was seen of the other lab's log can be read by others: nothing is witnessed.
-
-    The line would be in the table, and move nothing.
-    """
+    """What was seen of the other lab's log can be read by others: nothing is witnessed,
+    so the line would be in the table, and move nothing."""
     with two_labs.two_labs(tmp_path) as labs:
         here = getattr(labs, where)
         other = {"s": "lab-t", "t": "lab-s"}[where]

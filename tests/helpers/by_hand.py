@@ -10,15 +10,9 @@ def normalise(x, params, epsilon=1e-12):
 
 
 def attention(x, memory, mask, params, output):
-    """What tokens read of a memory where its mask is set.
-
-    Args:
-      x: [length, width], the tokens.
-      memory: [tokens, its width].
-      mask: [tokens] bool.
-      params: of query, key and value.
-      output: the parameters of the projection that joins the heads.
-    """
+    """What tokens x [length, width] read of a memory [tokens, its width] where its mask
+    [tokens] is set; params: of query, key and value; output: of the projection that
+    joins the heads."""
     total = output["bias"]
     for head in range(len(output["kernel"])):
         query, key, value = (

@@ -8,13 +8,8 @@ from absl.testing import flagsaver
 
 
 def run(config: ModuleType, *arguments: str, **values: Any) -> Any:
-    """Returns what an experiment's command passes on.
-
-    Args:
-      config: the experiment's, such as `experiments.m3.config`.
-      arguments: of the command line.
-      values: more of them: name -> value.
-    """
+    """Returns what the command of `config`, such as `experiments.m3.config`, passes on,
+    given arguments of its command line and values (name -> value)."""
     with flagsaver.flagsaver():
         parse(config, *arguments, **values)
         return config.from_flags()

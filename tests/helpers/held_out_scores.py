@@ -10,13 +10,8 @@ from nebula_jax.evaluation import bleu, sentence_scores
 def scores(
     right: Sequence[bool], nats: float, tokens: int = 5
 ) -> sentence_scores.Scores:
-    """Sentences of five words, of which those that are not right lack the last one.
-
-    Args:
-      right: of each sentence.
-      nats: loss of each sentence.
-      tokens: of each sentence.
-    """
+    """Sentences of five words, of which those that are not right lack the last one;
+    each has a loss of `nats`, and so many tokens."""
     references = [f"a b c d {number}" for number in range(len(right))]
     hypotheses = [
         reference if is_right else "a b c d x"

@@ -98,10 +98,8 @@ def make(path):
 
 
 def copy(path):
-    """Both labs as `make` has them, but with an authority that all copies share.
-
-    It is faster: what is made is on the disk before it is used.
-    """
+    """Both labs as `make` has them, but with an authority that all copies share. It is
+    faster: what is made is on the disk before it is used."""
     shutil.copytree(_template(), path, symlinks=True, dirs_exist_ok=True)
     s, t = (site_folder.Folder(path / name) for name in ("s", "t"))
     return Labs(authority.LocalAuthority(s), s, t)

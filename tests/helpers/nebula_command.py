@@ -57,11 +57,8 @@ class Lab:
 
 
 def run(*argv, stdin=""):
-    """Runs a command with a text on its standard input.
-
-    The host has users for all accounts, and nothing is flushed to the disk: no test
-    cuts the power, and it takes most of the time.
-    """
+    """Runs a command with a text on its standard input. The host has users for all
+    accounts. Nothing is flushed: it takes most of the time, and no test cuts power."""
     out, err = io.StringIO(), io.StringIO()
     with (
         contextlib.redirect_stdout(out),

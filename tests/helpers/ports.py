@@ -7,12 +7,10 @@ _HELD: list[socket.socket] = []
 
 
 def free_port() -> int:
-    """Returns a port that is free, and that nobody else gets meanwhile.
-
-    It stays bound here: with SO_REUSEADDR, as our listeners have it, Linux lets one
-    that names the port listen there. It gives it to no connection, and to no listener
-    that leaves the choice to it: two tests at once get different ones.
-    """
+    """Returns a port that is free, and that nobody else gets meanwhile: it stays bound
+    here. With SO_REUSEADDR, as our listeners have it, Linux lets one that names the
+    port listen there, but gives it to no connection and to no listener that leaves the
+    choice: two tests at once get different ones."""
     held = socket.socket()
     held.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     held.bind(("127.0.0.1", 0))

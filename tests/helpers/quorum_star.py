@@ -205,10 +205,8 @@ class Star:
         self.proxies[name].cut()
 
     def start_anew(self, number, is_hub_waiting=False):
-        """Starts the process of a leaf again, which has nothing of its former one.
-
-        Returns it when the hub has it, or is to find it at its next look.
-        """
+        """Starts the process of a leaf again, with nothing of its former one; returns
+        the leaf when the hub has it, or is to find it at its next look."""
         name = NAMES[number]
         self.links[name] = self._coming(name).result(LIMIT)
         leaf = self.clusters[name] = Cluster(name, self._leaf(name))

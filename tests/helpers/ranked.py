@@ -1,7 +1,6 @@
 """A small program of several processes: `python ranked.py '{"process_id": 0, ...}'`.
 
-Takes steps in which all processes meet, prints each, and does what "then" says after
-some of them.
+Takes steps in which all processes meet, prints each, and obeys "then" after some.
 """
 
 import json
@@ -87,7 +86,6 @@ def crossed() -> dict[str, str]:
 
 
 def main() -> int:
-    """Runs one process; returns its exit status."""
     given = json.loads(sys.argv[1])
     from nebula_jax.communication import ranks
     from nebula_jax.communication.wire import activity

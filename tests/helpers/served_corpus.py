@@ -73,16 +73,10 @@ class Owner:
 def trained_by_two_grants(runs, owner, start, clusters, rows, steps):
     """Trains on a grant that is spent, then on one for the rest; checks both ends.
 
-    Args:
-      runs: of the command; `plain` is a run of one process on the folder.
-      owner: who grants.
-      start: starts both clusters of the run `handle`; the second one reads.
-      clusters: the folders of both.
-      rows: of the first grant, of held-out text, and of a step.
-      steps: of the run.
-
-    Returns:
-      The step at which the first grant ended it, and what the reader said.
+    `start` starts the `clusters` of the run `handle`, the second of which reads; it has
+    to equal the run `plain`, of one process. `rows` are those of the first grant, of
+    held-out text, and of a step. Returns the step at which the first grant ended the
+    run, and what the reader said.
     """
     granted, held_out, batch = rows
 

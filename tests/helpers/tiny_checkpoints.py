@@ -21,17 +21,9 @@ def write(
     layers: int = 2,
     family: str = "bert",
 ) -> pathlib.Path:
-    """Writes a model and its vocabulary into a new folder; returns it.
-
-    Args:
-      folder: to be made.
-      words: its pieces, besides those of control.
-      parts: of the model, such as "embeddings".
-      width: D; the inner width of a layer is twice it.
-      seed: of the weights.
-      layers: how many.
-      family: whose layout.
-    """
+    """Writes a model with `parts`, such as "embeddings", and its vocabulary, which is
+    `words` and control pieces, into a new folder; returns it. width: D, half the inner
+    width of a layer; family: whose layout."""
     pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words]
     folder.mkdir(parents=True)
     (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece in pieces))

@@ -1,8 +1,7 @@
 """A process of `launcher` that trains nothing: it waits to be told how to end.
 
-python -m tiny_cluster --cluster=NAME --tls=CREDENTIALS --folder=FOLDER
-
-leaves FOLDER/NAME, and ends with the status that stands in FOLDER/NAME.end. Without
+`python -m tiny_cluster --cluster=NAME --tls=CREDENTIALS --folder=FOLDER` leaves
+FOLDER/NAME, and ends with the status that stands in FOLDER/NAME.end. Without
 `--cluster` it is the launcher of `listens` and `dials:0`.
 """
 

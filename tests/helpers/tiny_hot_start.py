@@ -36,16 +36,9 @@ def vocabulary(out: pathlib.Path, **given) -> vocabularies.Vocabulary:
 
 
 def left_of(folder: pathlib.Path, family: str, change) -> tuple[pathlib.Path, ...]:
-    """What an M3 run begins with and leaves, without the run.
-
-    Args:
-      folder: where all files go.
-      family: of the checkpoint.
-      change: what the run does to the discriminator's `embeddings` and `encoder`.
-
-    Returns:
-      The folders of the checkpoint before and after, and the vocabulary's.
-    """
+    """What an M3 run begins with and leaves, without the run: the folders of the
+    checkpoint before and after, and the vocabulary's; `change` is what the run does to
+    the discriminator's `embeddings` and `encoder`."""
     before = write_model(folder / "before", family=family)
     given = {
         "hot_start": str(before),

@@ -78,17 +78,8 @@ def write_model(
     family: str = "bert",
     layers: int = 2,
 ) -> pathlib.Path:
-    """A checkpoint with random weights and BERT's tokenizer.
-
-    Args:
-      folder: to be made.
-      seed: of the weights.
-      unused_words: pieces that no text has.
-      has_pooler: whether it has a pooler.
-      words: its pieces; if empty, those of the pairs.
-      family: whose layout.
-      layers: how many.
-    """
+    """A checkpoint with random weights and BERT's tokenizer, with `words` as pieces (if
+    empty, those of the pairs) and some that no text has; family: whose layout."""
     sentences = [
         " ".join(pair(n, language)[:2]) for n in range(40) for language in FORMS
     ]
@@ -107,12 +98,8 @@ def write_model(
 
 
 def run_in(folder: pathlib.Path, **values) -> config.Run:
-    """A run's configuration.
-
-    Args:
-      folder: with `text` and `models/bert`; gets what is prepared.
-      values: flags that differ from TINY.
-    """
+    """A run's configuration in a folder that has `text` and `models/bert`, and gets
+    what is prepared; values: flags that differ from TINY."""
     given = {
         "data_dir": folder / "text",
         "encoder": folder / "models" / "bert",
@@ -136,5 +123,4 @@ class Finetunings(tiny_runs.Runs):
         return write_text(folder)
 
     def flags(self) -> dict:
-        """What a run is given unless a test says otherwise."""
         return TINY | {"data_dir": "text", "prepared_dir": "prepared"}

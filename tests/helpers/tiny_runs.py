@@ -87,8 +87,7 @@ class Runs:
     """Starts the command in a folder of its own."""
 
     module = "experiments.pretrain_m3"
-    prefix: tuple[str, ...] = ()
-    """What the command is run by, such as `ip netns exec NAME`."""
+    prefix: tuple[str, ...] = ()  # what runs the command, such as `ip netns exec NAME`
 
     def __init__(self, folder: pathlib.Path):
         self.folder = folder
@@ -121,13 +120,8 @@ class Runs:
         return [*(f"--{name}={value}" for name, value in flags.items()), *arguments]
 
     def start(self, *arguments: str, failing="", **flags) -> subprocess.Popen:
-        """Starts a run; its standard error is merged into its output.
-
-        Args:
-          arguments: besides flags.
-          failing: what its disk refuses, see helpers/failing_disk.
-          flags: name -> value.
-        """
+        """Starts a run; its standard error is merged into its output. failing: what its
+        disk refuses, see helpers/failing_disk."""
         given = self.given(*arguments, **flags)
         environment = self.environment()
         if failing:
@@ -155,12 +149,9 @@ class Runs:
         return output
 
     def run_here(self, *arguments: str, **flags) -> tuple[int, str]:
-        """As `run`, in this process, which has imported all.
-
-        For what compiles nothing itself: with --cluster=all this process starts the
-        clusters. It has more devices than they, so that a program of its own is none of
-        theirs in the cache.
-        """
+        """As `run`, in this process, which has imported all: for what compiles nothing
+        itself, as --cluster=all does. This process has more devices than the clusters,
+        so that a program of its own is none of theirs in the cache."""
         command, output = importlib.import_module(self.module), io.StringIO()
         # Its flags of array_record would go with a flagsaver's block.
         importlib.import_module("nebula_jax.data.packed_text")
@@ -181,7 +172,6 @@ class Runs:
         return status, output.getvalue()
 
     def finished_here(self, *arguments: str, **flags) -> str:
-        """As `finished`, in this process."""
         status, output = self.run_here(*arguments, **flags)
         assert status == 0, output
         return output
@@ -202,11 +192,8 @@ class Runs:
     def start_and_wait(
         self, workdir: str, step: int, folders: Iterable[str], **flags
     ) -> tuple[subprocess.Popen, dict[str, psutil.Process]]:
-        """Starts a run, waits until `step` is saved in each cluster's folder.
-
-        Returns:
-          The run, and cluster -> its process.
-        """
+        """Starts a run, waits until `step` is saved in each cluster's folder; returns
+        the run, and cluster -> its process."""
         process = self.start(workdir=workdir, **flags)
         saved = [self.folder / workdir / name / "checkpoints" for name in folders]
         # What an earlier run saved is there before the processes are; one cluster alone

@@ -7,11 +7,7 @@ from scripts.tables import config
 
 
 def table(**values: Any) -> config.Table:
-    """Returns a table's configuration in the working directory.
-
-    Args:
-      values: fields that differ from what stands here.
-    """
+    """Returns a table's configuration in the working directory, with these values."""
     given = {
         "name": "table",
         "scale": "",

@@ -63,13 +63,8 @@ def pair(n: int) -> tuple[str, str]:
 
 
 def write_text(folder: pathlib.Path, is_alike: bool = False) -> pathlib.Path:
-    """A text folder in the project's format.
-
-    Args:
-      folder: to be made.
-      is_alike: only short sentences, all as long as one another: the models are
-        compiled for one shape.
-    """
+    """A text folder in the project's format; if `is_alike`, of short sentences of one
+    length, so that the models are compiled for one shape."""
     (folder / "parallel").mkdir(parents=True)
     first = 0
     for split, count in PAIRS.items():
@@ -91,16 +86,8 @@ def write_model(
     layers: int = 2,
     family: str = "bert",
 ) -> pathlib.Path:
-    """A checkpoint with random weights and BERT's tokenizer, of the text's words.
-
-    Args:
-      folder: to be made.
-      width: D.
-      seed: of the weights.
-      has_head: whether it has an MLM head.
-      layers: how many.
-      family: whose layout.
-    """
+    """A checkpoint with random weights and BERT's tokenizer, of the text's words;
+    width: D; has_head: with an MLM head; family: whose layout."""
     sentences = [" ".join(pair(n)) for n in range(3 * sum(PAIRS.values()))]
     words = sorted({word for sentence in sentences for word in sentence.split()})
     parts = ("embeddings", "encoder", *(["mlm_head"] if has_head else []))
@@ -137,7 +124,6 @@ class Translations(tiny_runs.Runs):
         return write_text(folder)
 
     def flags(self) -> dict:
-        """What a run is given unless a test says otherwise."""
         return TINY | {
             "data_dir": "text",
             "prepared_dir": "prepared",

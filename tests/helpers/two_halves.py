@@ -1,8 +1,6 @@
 """A small model in two halves, and the same uncut: the oracle of what a cut computes.
 
-And two links that have met, for halves in two threads.
-
-B batch, L length, D width.
+And two links that have met, for halves in two threads. B batch, L length, D width.
 """
 
 import concurrent.futures
@@ -59,14 +57,7 @@ def back(params, hidden, batch, rng):
 
 
 def whole_loss(params, micro_batches, keys, front=front):
-    """The composition, uncut: the loss of a whole batch, each of its parts with a key.
-
-    Args:
-      params: of both halves.
-      micro_batches: from `pieces`.
-      keys: from `keys`.
-      front: which one.
-    """
+    """The composition, uncut: the loss of all `pieces`, each with its keys."""
     total = 0.0
     for batch, rngs in zip(micro_batches, keys, strict=True):
         out = front(params[0], batch[0], rngs[0])
@@ -77,7 +68,6 @@ def whole_loss(params, micro_batches, keys, front=front):
 
 @functools.cache
 def init():
-    """Parameters of both halves."""
     front = drawn.params(Front(), jnp.zeros((1, L, INPUTS)))
     return front, drawn.params(Back(), jnp.zeros((1, L, D)), seed=1)
 

@@ -77,7 +77,6 @@ class Running:
         return asyncio.run_coroutine_threadsafe(work, self.loop).result(SECONDS)
 
     def wait_for_line(self, lab):
-        """Waits until there is a line to a lab."""
         wait_until(lambda: lab in self.switch.state.lines)
 
     def restart(self, at):

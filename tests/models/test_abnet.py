@@ -216,10 +216,8 @@ def test_the_gradient_of_frozen_parameters_is_never_made(target_params, hidden):
 
 
 def test_the_papers_adapters_have_the_papers_size():
-    """ABNet: 10.24 M parameters on the encoder side, 37.84 M on the decoder side.
-
-    There the length table has 1024 rows, and the adapters' inner width is 512.
-    """
+    """ABNet: 10.24 M parameters on the encoder side, 37.84 M on the decoder side, with
+    1024 rows in the length table, and adapters whose inner width is 512."""
     bert = functools.partial(transformer.config_of_size, "base", max_length=512)
 
     def count(init, layers):

@@ -66,11 +66,9 @@ def test_disentangled_embeddings_learn_apart_from_the_output_layer():
 
 
 def test_the_papers_models_have_the_papers_sizes():
-    """Counted without memory: the discriminator has the paper's 550 million.
-
-    The generator has 277 million; the paper's "220 million" does not fit its own
-    vocabulary of 250,002 pieces at width 768.
-    """
+    """Counted without memory: the discriminator has the paper's 550 million. The
+    generator has 277 million; the paper's "220 million" does not fit its own vocabulary
+    of 250,002 pieces at width 768."""
     ids = np.zeros((1, 1), np.int32)
 
     def count(module, size, layers):

@@ -33,8 +33,7 @@ class Turns:
 
     def __init__(self, seed):
         self._order, self._running = random.Random(seed), []
-        self.between = []
-        """Functions that may run whenever one pauses."""
+        self.between = []  # functions that may run whenever one pauses
 
     def add(self, work):
         """Adds one; work: (pause) -> None."""
@@ -42,7 +41,6 @@ class Turns:
         self._running.append(greenlet.greenlet(functools.partial(work, pause)))
 
     def run(self, most=20_000):
-        """Runs all to their ends."""
         for _ in range(most):
             self._running = [each for each in self._running if not each.dead]
             if not self._running:
@@ -102,20 +100,12 @@ class LeaderLink:
 
 
 def simulate(window, steps, seed, *, stopper=None, stop_at=0, start=0, is_chain=False):
-    """Runs a leader and two followers, which need each other, in some order.
+    """Runs a leader and two followers, which need each other, in an order that `seed`
+    draws; returns the steps that each took, the leader's first.
 
-    Args:
-      window: steps that a follower may be ahead.
-      steps: of the run.
-      seed: of the order in which they run and messages arrive.
-      stopper: the one of which the end is requested, 0 for the leader; None for no
-        such request.
-      stop_at: steps taken by all together before that.
-      start: the step that the run goes on after.
-      is_chain: True if the second follows the first, and that one the leader.
-
-    Returns:
-      The steps that each took, the leader's first.
+    A follower may be `window` steps ahead; the run goes on after step `start`. The end
+    is requested of `stopper` (0: the leader) once all have taken `stop_at` steps
+    together. In a chain the second follower follows the first.
     """
     turns, taken = Turns(seed), [[], [], []]
     lines = [Line(), Line()]

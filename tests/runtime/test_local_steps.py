@@ -80,7 +80,6 @@ def together(body, count=2, hub="", steps=8):
 
 
 def alone(body, steps=8):
-    """Runs `body` as the only cluster."""
     process = Process("lab0", steps)
     hello = frames.Hello("lab0", "1", {})
     return body(process, all_clusters.Peers(hello, {}, (), ("lab0",)))

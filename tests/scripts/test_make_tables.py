@@ -49,9 +49,7 @@ def test_every_record_has_a_page_and_every_page_is_in_the_index():
 
 def test_no_measured_figure_is_typed_by_hand():
     """A measured figure has a decimal point or a percent sign; settings have neither.
-
-    Sections, equations and exponents are left out.
-    """
+    Sections, equations and exponents are left out."""
     for page in (
         make_tables.RESULTS.parent / "README.md",
         *make_tables.RESULTS.glob("*.md"),

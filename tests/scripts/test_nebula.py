@@ -28,10 +28,8 @@ ALL = list(parsers(nebula.parser()))
 
 
 def test_the_command_loads_no_jax():
-    """A switch has frames to carry and no arrays: it starts at once, in 50 MB.
-
-    So does whoever imports the package.
-    """
+    """A switch has frames to carry and no arrays: it starts at once, in 50 MB. So does
+    whoever imports the package."""
     code = "import sys; import scripts.nebula; print(*sys.modules)"
     done = children.python("-c", code)
     loaded = set(done.stdout.split())

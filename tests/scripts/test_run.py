@@ -68,10 +68,8 @@ def test_an_old_python_is_named(chosen, project, tmp_path):
 
 
 def stand_in(folder, name, status="0"):
-    """A program that starts as a Python, and whose environments say what made them.
-
-    It answers questions about itself with a status, and installs nothing.
-    """
+    """A program that starts as a Python, whose environments say what made them; it
+    answers questions about itself with a status, and installs nothing."""
     made = """for last; do true; done
 case "$*" in
   *"-m venv"*)

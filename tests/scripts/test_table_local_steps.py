@@ -73,7 +73,6 @@ def test_the_heading_counts_every_run_that_was_read(tmp_path, monkeypatch):
 
 @pytest.fixture
 def record():
-    """The record of the repository."""
     return json.loads((config.FOLDER / "results" / "local_steps.json").read_text())
 
 

@@ -3,8 +3,6 @@
 A cluster's state after step t is a hash of its state before, of t and of every byte it
 received for t. So a frame that is lost, doubled, out of order or altered changes all
 that follows, and what should have come out can be computed without any line.
-
-Bars: bytes of a state, 16; of a payload, `Scenario.payload_bytes`.
 """
 
 import dataclasses
@@ -35,7 +33,6 @@ class Fresh(NamedTuple):
     sharding: None = None
 
     def init(self) -> bytes:
-        """Returns the state before the first step."""
         return chain(self.name)
 
 
@@ -43,13 +40,11 @@ class Fresh(NamedTuple):
 class Shape:
     """The run that the clusters have agreed on."""
 
-    is_two_way: bool
-    """True for a front and a back, as in ABNet; else generators and a discriminator."""
+    is_two_way: bool  # front and back, as in ABNet; else generators and discriminator
     followers: int
     window: int
     steps: int
-    every: int
-    """Steps between checkpoints."""
+    every: int  # steps between checkpoints
     micro_batches: int
     ahead: int
     payload_bytes: int
@@ -136,7 +131,6 @@ class Cluster:
         self.is_to_stop = False
 
     def stop_requested(self) -> bool:
-        """Returns True once the run should end."""
         return self.is_to_stop
 
     def saved(self) -> checkpoints.Checkpoints:
@@ -148,18 +142,15 @@ class Cluster:
         )
 
     def restore(self, saved: checkpoints.Checkpoints, step: int) -> bytes:
-        """Returns the state after a step."""
         state, _ = saved.restore(step, Fresh(self.name))
         self.simulation.restored(self, step, state)
         return state
 
     def reached(self, step: int, state: bytes) -> None:
-        """Reports the state after a step."""
         self.simulation.reached(self, step, state)
         self.work.step_done()
 
     def hello(self, saved: checkpoints.Checkpoints) -> frames.Hello:
-        """Returns this cluster's Hello."""
         settings = {"shape": repr(self.shape)}
         return frames.Hello(self.name, "simulated", settings, tuple(saved.steps))
 
@@ -335,7 +326,6 @@ class Back:
 
 
 def put(channel: Any, step: int, array: np.ndarray, number: int = 0) -> None:
-    """Sends an array."""
     channel.send_payload(step, selector.Selected(array, 0), number)
 
 

@@ -12,18 +12,15 @@ OPERATION_SECONDS = 0.002
 
 
 class Disk:
-    """The files of one host, with the functions of `nebula_jax.disk`.
-
-    Every file and folder is a node of its own, to which names lead. A node remembers
-    what it held since it was last flushed: after a power cut it holds one of these.
-    """
+    """The files of one host, with the functions of `nebula_jax.disk`. Names lead to
+    nodes, each a file or folder, which remember what they held since they were flushed:
+    after a power cut they hold one of these."""
 
     def __init__(self, seed: int, wait: Callable[[float], None]) -> None:
         """Makes an empty disk; wait: takes so many seconds of the caller's time."""
         self._random, self._wait = random.Random(seed), wait
         self._root = Node({})
-        self.is_full = self.is_failing = False
-        """True if writing raises ENOSPC; if whatever is done raises EIO."""
+        self.is_full = self.is_failing = False  # writing raises ENOSPC; anything EIO
 
     # As production code calls it; see `nebula_jax.disk`.
 
@@ -169,12 +166,10 @@ class Node:
         return self.now
 
     def put(self, content: "bytes | dict[str, Node]") -> None:
-        """Changes what it holds."""
         self.now = content
         self._since.append(content)
 
     def flush(self) -> None:
-        """Makes durable what it holds now."""
         self._since = [self.now]
 
     def settle(self, dice: random.Random) -> None:

@@ -15,10 +15,8 @@ class Fault:
 
     when: float
     kind: str
-    one: str
-    """A cluster."""
-    other: str = ""
-    """A cluster, of a fault between two."""
+    one: str  # a cluster
+    other: str = ""  # a cluster, of a fault between two
     seconds: float = 0.0
     amount: int = 0
 
@@ -40,20 +38,15 @@ class Scenario:
 
     seed: int
     shape: clusters.Shape
-    latency: float
-    """Seconds, one way."""
-    rate: float
-    """Bytes per second."""
-    compute: tuple[float, ...]
-    """Seconds of a step, or micro-batch, in each cluster, the leader first."""
-    preemption: float
-    """How likely a thread gives way where it need not."""
+    latency: float  # seconds, one way
+    rate: float  # bytes per second
+    compute: tuple[float, ...]  # seconds of a step, or micro-batch, the leader's first
+    preemption: float  # how likely a thread gives way where it need not
     peer_timeout: float
     connect_timeout: float
     reconnect_timeout: float
     stuck_timeout: float
-    is_small: bool
-    """True if bounds of queues are small, so that they are come to."""
+    is_small: bool  # bounds of queues are small, so that they are come to
     tape: tuple[Fault, ...]
 
     @property
@@ -153,7 +146,6 @@ def simpler(scenario: Scenario) -> Iterator[Scenario]:
 
 
 def apply(simulation: Any, fault: Fault) -> None:
-    """Lets a fault happen."""
     simulation.world.note(f"fault: {fault}")
     KINDS[fault.kind](simulation, fault)
 
@@ -194,7 +186,6 @@ def _lose_host(simulation: Any, fault: Fault) -> None:
 
 
 def _pause(simulation: Any, fault: Fault) -> None:
-    """Stops a process for a while."""
     process = simulation.machines[fault.one].process
     process.pause()
 
@@ -207,12 +198,10 @@ def _pause(simulation: Any, fault: Fault) -> None:
 
 
 def _stop(simulation: Any, fault: Fault) -> None:
-    """Requests the end of a run."""
     simulation.machines[fault.one].cluster.is_to_stop = True
 
 
 def _fill_disk(simulation: Any, fault: Fault) -> None:
-    """Leaves no room on a disk for a while."""
     disk = simulation.machines[fault.one].disk
     disk.is_full = True
     simulation.world.at(fault.until, setattr, disk, "is_full", False)
@@ -226,11 +215,9 @@ def _fail_disk(simulation: Any, fault: Fault) -> None:
 
 
 def _damage(simulation: Any, fault: Fault) -> None:
-    """Damages one of the files of a finished checkpoint.
-
-    Not between its verification and reading it, nor while it is written and digested:
-    production code takes each of these for one moment.
-    """
+    """Damages a file of a finished checkpoint, though neither while it is written and
+    digested nor between its verification and reading it: production code takes each of
+    these for one moment."""
     machine = simulation.machines[fault.one]
     if machine.is_opening:
         simulation.world.at(simulation.world.now + 0.1, _damage, simulation, fault)

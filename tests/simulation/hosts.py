@@ -18,28 +18,19 @@ class Machine:
     """The machine of one cluster, with a supervisor who starts its process again."""
 
     def __init__(self, simulation: Any, name: str, host: str = "") -> None:
-        """Makes a machine whose process has not been started.
-
-        Args:
-          simulation: of which it is part.
-          name: of its cluster.
-          host: its own name, if it is a clone; nobody supervises it then.
-        """
+        """Makes the machine of the cluster `name`, its process not started; host: its
+        own name, if it is a clone; nobody supervises it then."""
         self.simulation, self.name, self.host = simulation, name, host or name
         self.is_clone = bool(host)
         self.world = simulation.world
         self.process = world.Process(self.world, self)
         self.process.is_dead = True
-        self.status: int | None = None
-        """The exit status of the last process; None while one runs."""
+        self.status: int | None = None  # of the last process; None while one runs
         self.reached = (0, b"")
         self.disk = disk.Disk(simulation.scenario.seed, self.world.spend)
-        self.is_stuck = False
-        """True if its computing does not come to an end."""
-        self.is_opening = False
-        """True while checkpoints are verified, and none is restored yet."""
-        self.saved: set[int] = set()
-        """Steps whose checkpoint was reported as saved."""
+        self.is_stuck = False  # its computing does not come to an end
+        self.is_opening = False  # checkpoints are verified, and none is restored yet
+        self.saved: set[int] = set()  # steps whose checkpoint was reported as saved
 
     @property
     def folder(self) -> pathlib.Path:
@@ -117,8 +108,7 @@ class Stranger:
         self._network, self._data = simulation.network, data
         self._seconds = DROP_SECONDS if data else SILENT_SECONDS
         self._until = simulation.world.now + self._seconds
-        self.open = count
-        """Connections that have not ended."""
+        self.open = count  # connections that have not ended
         self.process = world.Process(simulation.world, self)
         for _ in range(count):
             self.process.start(self._connect)

@@ -33,8 +33,6 @@ network: Any = None
 
 
 class Time:
-    """The module `time`."""
-
     def monotonic(self) -> float:
         world.process()
         return world.now
@@ -50,8 +48,6 @@ class Time:
 
 
 class Lock:
-    """A `threading.Lock`."""
-
     def __init__(self) -> None:
         self._is_free = True
         self._waiting: network_lib.Place = collections.deque()
@@ -82,8 +78,6 @@ class Lock:
 
 
 class Thread:
-    """A `threading.Thread`."""
-
     def __init__(
         self,
         *,
@@ -106,8 +100,6 @@ class Thread:
 
 
 class Queue:
-    """A `queue.Queue`."""
-
     def __init__(self, maxsize: int = 0) -> None:
         self._most = maxsize
         self._items: collections.deque[Any] = collections.deque()
@@ -136,8 +128,6 @@ class Queue:
 
 
 class Poll:
-    """A `select.poll`."""
-
     def __init__(self) -> None:
         self._process = world.process()
         self._events: dict[int, int] = {}
@@ -182,8 +172,6 @@ class Poll:
 
 
 class Selector(real_selectors._PollLikeSelector):
-    """A `selectors.DefaultSelector`."""
-
     _selector_cls = Poll
     _EVENT_READ, _EVENT_WRITE = real_select.POLLIN, real_select.POLLOUT
 

@@ -19,14 +19,10 @@ class Line:
     def __init__(self, latency: float, rate: float) -> None:
         """Begins whole; latency: seconds; rate: bytes per second."""
         self.latency, self.rate = latency, rate
-        self.down_until = 0.0
-        """Nothing passes before this time; TCP sends it again then."""
-        self.idle_from = 0.0
-        """What was sent so far has left by then, in turn."""
-        self.refused_until = 0.0
-        """New connections are refused before this time."""
-        self.flips = 0
-        """Pieces that are still to be damaged."""
+        self.down_until = 0.0  # nothing passes before this; TCP sends it again then
+        self.idle_from = 0.0  # what was sent so far has left by then, in turn
+        self.refused_until = 0.0  # new connections are refused before this time
+        self.flips = 0  # pieces that are still to be damaged
 
     def arrival(self, now: float) -> float:
         """Returns when that arrives which follows now, and has no bytes."""
@@ -46,12 +42,10 @@ class Network:
         self.world, self._make = world, line
         self._lines: dict[tuple[str, str], Line] = {}
         self.listening: dict[str, Listening] = {}  # by host
-        self.gone: set[str] = set()
-        """Hosts that do not answer at all."""
+        self.gone: set[str] = set()  # hosts that do not answer at all
         self.connections: list[tuple[Socket, Socket]] = []
 
     def line(self, start: str, end: str) -> Line:
-        """Returns the line from one host to another."""
         if (start, end) not in self._lines:
             self._lines[start, end] = self._make()
         return self._lines[start, end]
@@ -282,7 +276,6 @@ class Socket(Descriptor):
     # What comes from the line.
 
     def arrive(self, data: bytes) -> None:
-        """Takes bytes that have crossed."""
         if self._line is not None:
             if self._is_gone and self.host not in self.network.gone:
                 self.peer.is_deaf = False  # there is somebody who answers again

@@ -29,19 +29,9 @@ def first_seed(bug: Sequence[bugs.Patch]) -> int | None:
 def shrink(
     scenario: faults.Scenario, error: world.Violation, bug: Sequence[bugs.Patch] = ()
 ) -> tuple[faults.Scenario, world.Violation]:
-    """Finds a scenario with a shorter tape that breaks a promise as well.
-
-    Faults are taken out in halves, quarters and so on (ddmin); then its steps
-    and other figures are made smaller, one by one.
-
-    Args:
-      scenario: that breaks one.
-      error: what is broken.
-      bug: planted.
-
-    Returns:
-      The shortest scenario found, and what it breaks.
-    """
+    """Finds the scenario with the shortest tape that breaks a promise as well, and what
+    that breaks: faults are taken out in halves, quarters and so on (ddmin), then steps
+    and other figures are made smaller, one by one."""
     runs = 0
 
     def breaks(candidate: faults.Scenario) -> bool:
@@ -77,11 +67,8 @@ def describe(scenario: faults.Scenario) -> str:
 def check(
     scenario: faults.Scenario, bug: Sequence[bugs.Patch] = ()
 ) -> simulate.Simulation:
-    """Runs a scenario; bug: planted.
-
-    Raises:
-      world.Violation: with the seed, and the shortest tape found that shows it.
-    """
+    """Runs a scenario with a bug; raises world.Violation with the seed, and the
+    shortest tape found that shows it."""
     simulation = simulate.Simulation(scenario, bug)
     try:
         simulation.run()

@@ -80,19 +80,13 @@ class Simulation:
         self._floor = 0  # the newest step that all have saved
         self.strangers: list[hosts.Stranger] = []
         self.clones: list[hosts.Machine] = []
-        self.is_refused = False
-        """True if clusters refuse to go on with what is left."""
-        self.is_damaged = False
-        """True once a checkpoint was damaged: the run may be refused."""
+        self.is_refused = False  # clusters refuse to go on with what is left
+        self.is_damaged = False  # a checkpoint was damaged: the run may be refused
         self._led = 0  # the newest step whose token may have left
         self._seconds = dict(zip(self.machines, scenario.compute, strict=False))
 
     def run(self) -> None:
-        """Runs it to its end.
-
-        Raises:
-          world.Violation: if a promise does not hold.
-        """
+        """Runs it to its end; raises world.Violation if a promise does not hold."""
         machine.world, machine.network = self.world, self.network
         with machine.installed(
             (codec_lib, "payload_spec", payload_spec),
@@ -124,7 +118,6 @@ class Simulation:
         return lambda *args: getattr(self.disk(), name)(*args)
 
     def note_end(self) -> None:
-        """Notes that a process has ended."""
         self.world.is_over = all(each.status == 0 for each in self.machines.values())
 
     def _check_end(self) -> None:
@@ -198,7 +191,6 @@ class Simulation:
         self.world.sleep((), FOR_EVER if cluster.machine.is_stuck else seconds)
 
     def reached(self, cluster: clusters.Cluster, step: int, state: bytes) -> None:
-        """Checks the state after a step."""
         if state != self.expected[cluster.name][step]:
             self.fail(f"{cluster.name} has another state after step {step}")
         cluster.machine.reached = (step, state)

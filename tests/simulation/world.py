@@ -67,7 +67,6 @@ class Process:
         self._number = itertools.count(3)
 
     def start(self, body: Callable[[], Any]) -> Task:
-        """Starts a task."""
         task = Task(self, body)
         self.tasks[task] = None
         self.world.at(self.world.now, self.resume, task)
@@ -98,11 +97,8 @@ class Process:
         return number
 
     def end(self, is_gone: bool = False) -> None:
-        """Ends it, as SIGKILL does; to be called from outside of its tasks.
-
-        Args:
-          is_gone: whether its host is gone with it, so that no peer gets a word.
-        """
+        """Ends it, as SIGKILL does; not for its own tasks. is_gone: its host is gone
+        with it, so that no peer gets a word."""
         self.is_dead = True  # what `finally` clauses request from now on raises
         for task in list(self.tasks):
             self.world.running = task
@@ -117,16 +113,10 @@ class World:
     """Everything that happens, in order."""
 
     def __init__(self, seed: int, preemption: float = 0.0) -> None:
-        """Begins at time 0.
-
-        Args:
-          seed: of whatever is drawn while it runs.
-          preemption: how likely a task gives way to others where it need not.
-        """
+        """Begins at 0; preemption: how likely a task gives way where it need not."""
         self.now, self.random = 0.0, random.Random(seed)
         self.hub = greenlet.getcurrent()
-        self.running: Task
-        """The task that runs, or ran last."""
+        self.running: Task  # the one that runs, or ran last
         self.events = 0
         self.is_over = False
         self.log: list[str] = []
@@ -136,16 +126,12 @@ class World:
         self._sequence = itertools.count()
 
     def at(self, when: float, function: Callable[..., Any], *args: Any) -> None:
-        """Calls a function at a time."""
         entry = (max(when, self.now), next(self._sequence), function, args)
         heapq.heappush(self._heap, entry)
 
     def run(self, deadline: float) -> None:
-        """Runs until `is_over`.
-
-        Raises:
-          Violation: the first one; or if nothing is left to happen, or not in time.
-        """
+        """Runs until `is_over`; raises the first Violation, or one if nothing is left
+        to happen, or not in time."""
         since = self.events
         while not self.is_over:
             if not self._heap:
@@ -170,7 +156,6 @@ class World:
         self.violation = self.violation or Violation(f"at {self.now:.3f} s: {what}")
 
     def note(self, text: str) -> None:
-        """Appends a line to the log."""
         self.log.append(f"{self.now:8.3f}  {text}")
 
     # For tasks.
@@ -185,15 +170,8 @@ class World:
     def sleep(
         self, places: Sequence[collections.deque[Wait]], timeout: float | None
     ) -> bool:
-        """Lets the running task wait.
-
-        Args:
-          places: where it can be woken.
-          timeout: seconds; None for no limit.
-
-        Returns:
-          True if it was woken, False after the timeout.
-        """
+        """Lets the running task wait for places or a timeout in seconds (None: no
+        limit); returns True if it was woken, False after the timeout."""
         process = self.process()
         wait = Wait(self.running)
         for place in places:

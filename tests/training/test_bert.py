@@ -190,9 +190,7 @@ def test_an_evaluation_is_a_sum_over_rows_without_dropout():
 
 def test_clusters_with_parts_of_a_batch_have_its_gradient():
     """Gradients of two halves, weighted by their masked tokens: the data parallel step.
-
-    (The loss of each half is a mean over its own tokens.)
-    """
+    (The loss of each half is a mean over its own tokens.)"""
     moved, weights, ids = [], [], text(0)
     for first, rows in ((0, B), (0, 8), (8, 8)):
         step = trainer(PLAIN, 1, rows)

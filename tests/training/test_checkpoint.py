@@ -95,9 +95,7 @@ except checkpoint.CheckpointError as error:
 
 def test_a_full_disk_is_an_error_and_what_was_there_stays(tmp_path):
     """In a process whose files may not grow beyond 100 kB, as if the disk were full.
-
-    Many writes fail at once, and nothing but the error is printed.
-    """
+    Many writes fail at once, and nothing but the error is printed."""
     save(tmp_path, 10)
     done = children.python("-c", ON_A_FULL_DISK, str(tmp_path), timeout=60)
     assert done.returncode == 1

@@ -27,9 +27,7 @@ CHANGES = ("make_folder", "write", "rename", "remove")
 
 class Disk:
     """The real disk, until operation number `fails_at`, which raises `error` half-way.
-
-    It flushes nothing, which would take most of these tests' time.
-    """
+    It flushes nothing, which would take most of these tests' time."""
 
     def __init__(self, fails_at=None, error=None, counted=CHANGES):
         self.count, self.fails_at, self.error = 0, fails_at, error

@@ -30,10 +30,8 @@ def run_of(forward=IDENTITY, backward=IDENTITY, front=two_halves.front, **settin
 
 
 def data(count=1):
-    """The parameters of both halves, a batch in pieces, and a function for keys.
-
-    A key is used once: whoever computes the same again makes the keys again.
-    """
+    """The parameters of both halves, a batch in pieces, and a function for keys: each
+    is used once, so whoever computes the same again makes the keys again."""
     micro_batches = two_halves.pieces(two_halves.batch(), count)
     return two_halves.init(), micro_batches, functools.partial(two_halves.keys, count)
 

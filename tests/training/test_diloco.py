@@ -49,10 +49,8 @@ def test_a_median_norm_bounds_what_one_cluster_does():
 
 
 def test_an_outer_step_rounds_every_operation_by_itself(monkeypatch):
-    """As NumPy does, on any device: a fused multiplication and addition would not.
-
-    As a run compiles it: other tests are compiled without what fuses them.
-    """
+    """As NumPy does, on any device: a fused multiplication and addition would not. As a
+    run compiles it: other tests are compiled without what fuses them."""
     options = {
         "xla_backend_optimization_level": 3,
         "xla_llvm_disable_expensive_passes": False,

@@ -69,10 +69,8 @@ def batch():
 
 def test_learned_weights_are_those_that_make_the_text_most_likely():
     """The likelihood of two teachers' mixture has one maximum, found here by search.
-
     The one who knows the text, but not all of it, gets most of the weight; who is sure
-    of one piece is as easy to imitate, and gets little.
-    """
+    of one piece is as easy to imitate, and gets little."""
     student, (rows, _) = drawn.masked_language_model(SHAPE), batch()
     shape = (*rows.originals.shape, V)
     right = jax.nn.one_hot(rows.originals, V) * 3

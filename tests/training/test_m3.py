@@ -187,10 +187,8 @@ def lost(generator, discriminator, micro_batches):
 
 
 def test_micro_batches_lose_what_the_batch_does(generator, discriminator):
-    """Without dropout, whose bits are a micro-batch's own.
-
-    Their gradients add up as those of any loss: test_accumulate.py.
-    """
+    """Without dropout, whose bits are a micro-batch's own. Their gradients add up as
+    those of any loss: test_accumulate.py."""
     found = [lost(generator, discriminator, count) for count in (1, 2)]
     # A loss of 40 nats has steps of 4e-6 in float32, and the order of the sum differs.
     trees.assert_close(*found, rtol=1e-6, atol=1e-5)

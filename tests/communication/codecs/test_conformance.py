@@ -37,14 +37,11 @@ class Case:
     string: str
     error: float
     """Largest relative error (Frobenius) of h over a stream of Gaussian tensors."""
-    nbytes: Callable[[int], int]
-    """Bytes of a payload of the batch, by option."""
+    nbytes: Callable[[int], int]  # bytes of a payload of the batch, by option
     bad: int | str = 1
     """Reach of NaN and Inf: a group of so many neighbors; 1: carried as it is;
     "refused": the payload is refused on arrival."""
-    eager: bool = False
-    """Also without jit. (A stream of single operations takes long to compile: not
-    where others show the same.)"""
+    eager: bool = False  # also without jit (slow: where no other case shows it)
     shards: float = 0.0
     """Largest difference that sharding over devices may make."""
 
@@ -287,10 +284,8 @@ for number, string in enumerate(strings):
 
 
 def test_another_process_has_the_same_bits_of_differences_and_of_feedback(tmp_path):
-    """Each cluster decodes all payloads in its own program: its anchor must be ours.
-
-    There XLA optimizes fully, and decodes within the step that uses the result.
-    """
+    """Each cluster decodes all payloads in its own program, where XLA optimizes fully,
+    and within the step that uses the result: its anchor must be ours."""
     decoded = ("e3m0", "sparse_loco(16,256)")
     fed_back = ("error_feedback(int4(64))", "error_feedback(e3m0, 0.9)")
     tensors = np.stack([batch(step)["h"] for step in range(STEPS)])

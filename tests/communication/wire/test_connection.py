@@ -55,13 +55,11 @@ class Side:
         self.come(frames.Open(SESSION, self._epoch), 0, acknowledged)
 
     def come(self, message, sequence=0, acknowledged=1):
-        """Has a message of the peer come."""
         for part in frames.encode(message, sequence, acknowledged):
             self.peer.sendall(part)
         self.connection.turn(is_readable=True)
 
     def break_it(self):
-        """Ends the present connection."""
         self.peer.close()
         with pytest.raises((OSError, session.PeerGone)) as error:
             self.connection.turn(is_readable=True)

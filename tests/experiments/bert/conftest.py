@@ -26,12 +26,9 @@ TINY = {
 
 
 class Runs(tiny_runs.Runs):
-    """Runs of pretrain_bert."""
-
     module = "experiments.pretrain_bert"
 
     def flags(self) -> dict:
-        """What a run is given unless a test sets it."""
         return TINY | {"data_dir": self.text, "prepared_dir": "prepared"}
 
 

@@ -35,7 +35,6 @@ def vocabulary(folder):
 
 @pytest.fixture
 def run(folder):
-    """Makes a run on that text."""
 
     def made(**given):
         common = {"data_dir": folder / "text", "prepared_dir": folder / "prepared"}

@@ -27,10 +27,8 @@ def whole(runs):
 
 
 def test_a_run_ends_bit_for_bit_the_same_after_a_kill_and_a_stop(runs, whole):
-    """Two processes over an encrypted line; one is killed, and all start again.
-
-    Then one is asked to stop, and the same command goes on.
-    """
+    """Two processes over an encrypted line: one is killed, and all start again; then
+    one is asked to stop, and the same command goes on."""
     given = {"steps": STEPS, "checkpoint_every": EVERY, "workdir": "split"}
     slow = {"emulate_compute": 100}  # so that it has not ended before it is stopped
     process, family = runs.start_and_wait(

@@ -15,8 +15,6 @@ CLUSTERS = ("discriminator", "generator-0")
 
 
 class Runs(tiny_runs.Runs):
-    """Runs of one generator."""
-
     def flags(self):
         more = {"generators": "en de", "task_mix": "mrtd=1 trtd=1", "steps": STEPS}
         more |= {"checkpoint_every": 100, "eval_every": 5, "window": 2}

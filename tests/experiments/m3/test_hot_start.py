@@ -108,10 +108,8 @@ def test_a_run_begins_with_it_and_leaves_it(runs, checkpoint):
 
 @pytest.mark.parametrize("family", ["ernie_m", "xlm_roberta", "modernbert"])
 def test_the_encoder_that_is_left_is_a_checkpoint_of_all_pieces(tmp_path, family):
-    """Twice what it was: the pieces that the text has, its positions, and all layers.
-
-    XLM-R counts positions from 2; ModernBERT has no table of them.
-    """
+    """Twice what it was: the pieces that the text has, its positions (XLM-R counts them
+    from 2, ModernBERT has no table of them), and all layers."""
     before, after, vocabulary = tiny_hot_start.left_of(
         tmp_path, family, lambda params: jax.tree.map(lambda leaf: 2 * leaf, params)
     )

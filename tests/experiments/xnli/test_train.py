@@ -47,7 +47,6 @@ ACCURACIES = {2: 0.4, 4: 0.6, 6: 0.5, 8: 0.6, 10: 0.7, 12: 0.1}  # 4 and 8 are e
 
 
 def params_of(step):
-    """Parameters after a step."""
     return {"w": jnp.full(3, step, jnp.float32)}
 
 

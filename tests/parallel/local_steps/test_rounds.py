@@ -164,10 +164,8 @@ def process(monkeypatch):
 def test_a_leaf_takes_what_comes_over_its_one_line_in_any_order(
     a_line, process, processes
 ):
-    """Else what it does not wait for would keep the rest from being read.
-
-    Of several processes, the root waits for its line, and all take what it has.
-    """
+    """Else what it does not wait for would keep the rest from being read. Of several
+    processes, the root waits for its line, and all take what it has."""
     other, one = a_line
     worker = worker_link.WorkerLink(one.peer, trace.OFF)
     leaves = [over(link, NAMES[1], NAMES[0]) for link in (one, worker)]

@@ -94,11 +94,8 @@ def folder(tmp_path_factory):
 
 @pytest.fixture
 def over_a_line(monkeypatch, folder, pool):
-    """Lets one cluster dial another over a breakable line, with TLS or "off".
-
-    Returns:
-      The lines of both, and the line. The connector came in.
-    """
+    """Lets one cluster dial another over a breakable line, with TLS or "off"; returns
+    the messages of both, and the line, once the connector came in."""
 
     def over_a_line(kind, disturb, patience=0.5, details=None):
         there, here = (

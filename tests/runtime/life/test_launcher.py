@@ -58,13 +58,8 @@ def start(tmp_path):
 
 
 def clusters(process, folder, before=()):
-    """Waits until all clusters work; cluster -> its process.
-
-    Args:
-      process: the launcher.
-      folder: of the run.
-      before: processes of the time before a restart.
-    """
+    """Waits until a launcher's clusters work, in other processes than those `before` a
+    restart; cluster -> its process."""
     files = [folder / name for name in tiny_cluster.CLUSTERS]
     old = {str(each.pid) for each in before}
     deadline = time.monotonic() + 60

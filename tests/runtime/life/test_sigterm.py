@@ -85,7 +85,6 @@ def test_what_a_command_has_started_ends_with_it(tmp_path, command, processes):
 
 
 def is_running(pid):
-    """Returns True if there is such a process."""
     try:
         os.kill(pid, 0)
     except ProcessLookupError:

@@ -35,7 +35,6 @@ def ends():
 
 
 def received(sock, count):
-    """Returns the next `count` bytes."""
     with sock.makefile("rb") as stream:
         return stream.read(count)
 

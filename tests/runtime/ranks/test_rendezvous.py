@@ -42,11 +42,8 @@ def opened():
 
 @pytest.fixture
 def meet(opened, pool):
-    """Lets the root gather others, each (rank, processes, described).
-
-    Returns:
-      What each of them, the root first, returned or raised.
-    """
+    """Lets the root gather others, each (rank, processes, described); returns what each
+    of them, the root first, returned or raised."""
 
     def run(*others, processes=3, timeout=10.0, host="127.0.0.1"):
         door, address = opened(host)

@@ -20,11 +20,8 @@ SIGNED = FILES[:2]  # an older cosignature is no change of the log
 
 
 def grown(folder, peer):
-    """Makes a log of 60 entries, which a peer cosigns six times.
-
-    Returns:
-      A copy of it at each of the six heads, and its key.
-    """
+    """Makes a log of 60 entries, which a peer cosigns six times; returns a copy of it
+    at each of the six heads, and its key."""
     copies = []
     with opened(folder) as log:
         for begin in range(0, 60, 10):
@@ -102,7 +99,6 @@ def flip(data, draw, parts):
 
 
 def flipped(data, place):
-    """Returns bytes with one bit flipped."""
     changed = bytearray(data)
     changed[place // 8] ^= 1 << place % 8
     return bytes(changed)

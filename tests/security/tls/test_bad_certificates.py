@@ -178,13 +178,8 @@ def certificate(
     subject=None,
     receipt=lab_folders.LOG.sign,
 ):
-    """A certificate with everything at will.
-
-    Args:
-      identifier: whose key is named as its issuer's, NOBODY's if none; by default the
-        signer's.
-      receipt: makes one of the certificate's facts.
-    """
+    """A certificate with everything at will. identifier: whose key is named as the
+    issuer's: by default the signer's; NOBODY: none. receipt: makes one of its facts."""
     now = site_folder.utc_now()
     subject = subject or certificates.name("lab")
     builder = certificates._builder(
@@ -494,11 +489,8 @@ def test_a_live_connection_can_be_checked_again(own_pki):
 
 
 def shows_session(own_pki, make_context):
-    """Visits, and again after the lab was revoked with the session of the first visit.
-
-    Returns:
-      The server's two reasons, and if the session was resumed.
-    """
+    """Visits, and again after the lab was revoked with the session of the first visit;
+    returns the server's two reasons, and if the session was resumed."""
     context = own_pki.client(*_files(own_pki.labs.t))
     sessions, resumed = [], []
     first, _ = meet(make_context, visitor(context, sessions=sessions), own_pki.labs.s)
