@@ -67,10 +67,8 @@ class Task(NamedTuple):
     config: abnet.Config
     source_controls: tokenizers.SpecialTokens
     target_controls: tokenizers.SpecialTokens
-    smoothing: float = 0.1
-    """Smoothing of labels, ABNet's; printed as 1 in section 4.2."""
-    source_corruption: float = 0.0
-    """Share of a source sentence that is masked; ABNet's code has 0.1."""
+    smoothing: float = 0.1  # smoothing of labels, ABNet's; printed as 1 in section 4.2
+    source_corruption: float = 0.0  # masked share of a source; ABNet's code has 0.1
     has_dropout: bool = True
 
 
@@ -86,14 +84,9 @@ def targets_of(
 
     `ar` predicts every token but [CLS] from those before it, `cmlm` the pieces that
     `masking.mask_random_count` chooses, half of all tokens on average. Choices beyond
-    P, the last of the batch, are masked but not predicted (`dropped_targets`).
-
-    Args:
-      objective: one of `abnet.OBJECTIVES`.
-      keys: [B] keys, from `masking.example_keys`; not used with `ar`.
-      target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
-      slots: P.
-      policy: shares of [MASK] and of random pieces.
+    P, the last of the batch, are masked but not predicted (`dropped_targets`). The keys
+    [B] are from `masking.example_keys`, and not used with `ar`; target ids are int32,
+    [CLS] y_1 ... y_n [SEP], padded; `slots` is P.
     """
     if objective == "ar":
         input_ids, labels = target_ids[:, :-1], target_ids[:, 1:]
@@ -119,15 +112,11 @@ def front(
 ) -> tuple[dict[str, jax.Array], jax.Array]:
     """Computes the hidden states of PLM-S (eq. 12) and the length loss.
 
-    Args:
-      given: the batch of cluster S, and the key of the run, not of the step: dropout is
-        drawn per example, so that H^E may be sent as a difference to its value in the
-        epoch before.
-      rng: the half's own key, which has no use here.
-
-    Returns:
-      {"hidden": [B, L, D] float32, "mask": [B, L] bool, "index": [B] int32} and the
-      length loss over the batch's tokens, [] float32.
+    Of the batch of cluster S and the key of the run, not of the step: dropout is drawn
+    per example, so that H^E may be sent as a difference to its value in the epoch
+    before. (The half's own key, `rng`, has no use here.) Returns {"hidden": [B, L, D]
+    float32, "mask": [B, L] bool, "index": [B] int32} and the length loss over the
+    batch's tokens, [] float32.
     """
     batch, key = given
     keys = masking.example_keys(key, batch.example_ids)
@@ -158,15 +147,10 @@ def back(
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Computes the translation loss with PLM-T (eq. 13), its labels smoothed.
 
-    Args:
-      given: the batch of cluster T, and the key of the step: a sentence is masked anew
-        in every epoch.
-      rng: as of `front`.
-
-    Returns:
-      The loss over the batch's tokens, [] float32, and metrics that add up over
-      micro-batches: loss, tokens, predicted, correct, dropped_targets, and
-      mismatched_examples, rows whose hidden states are another example's.
+    Of the batch of cluster T and the key of the step: a sentence is masked anew in
+    every epoch. Returns the loss over the batch's tokens, [] float32, and metrics that
+    add up over micro-batches: loss, tokens, predicted, correct, dropped_targets, and
+    mismatched_examples, rows whose hidden states are another example's.
     """
     batch, key = given
     targets = targets_of(
@@ -214,16 +198,9 @@ def held_out(
 
     With the objective `ar` each token but [CLS] is predicted from those before it. With
     `cmlm` m ~ U{1..n} of a row's n pieces are [MASK], and these are predicted, as in
-    mask-predict; they follow from the example's number alone, so that they are the same
-    in every run.
-
-    Args:
-      hidden: from `front`, or as it is sent to be translated: `index` has the numbers
-        of the examples.
-      target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
-
-    Returns:
-      [B] float32, nats, and [B] int32, predicted tokens.
+    mask-predict; they follow from the example's number alone (`index` of the hidden
+    states that `front` makes), so that they are the same in every run. Targets [B, Q]
+    int32 are padded. Returns [B] float32, nats, and [B] int32, predicted tokens.
     """
     key = jax.random.key(HELD_OUT_SEED)
     targets = targets_of(
@@ -270,17 +247,10 @@ def head_step(
 ) -> tuple[train_state.TrainState, dict[str, jax.Array]]:
     """Takes one optimization step of an MLM head for a model that has none.
 
-    The encoder is frozen, so no gradient passes through it. The head predicts what it
-    will predict in the translator: masked pieces, or the next piece.
-
-    Args:
-      config: of the encoder; its dropout is not used.
-      objective: one of `abnet.OBJECTIVES`.
-      encoder: {"embeddings", "encoder"} parameters, frozen.
-      target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
-
-    Returns:
-      The next state, and scalars: loss (mean of a prediction), is_finite.
+    The encoder ({"embeddings", "encoder"} parameters) is frozen and has no dropout. The
+    head predicts what it will predict in the translator: masked pieces, or the next
+    one. Targets are [B, Q] int32, padded. Returns the next state, and scalars: loss
+    (mean of a prediction), is_finite.
     """
     keys = masking.example_keys(state.key(), jnp.arange(len(target_ids)))
     targets = targets_of(objective, keys, target_ids, special, slots)

@@ -18,12 +18,9 @@ import jax.numpy as jnp
 class Outcome(NamedTuple):
     """An outcome of a loss, of a micro-batch or of all of them."""
 
-    loss: jax.Array
-    """[] float32, what is added to the batch's loss."""
-    sums: Any
-    """A tree of what is added up."""
-    rows: Any
-    """A tree of arrays with the rows of the micro-batch, [B / N, ...]."""
+    loss: jax.Array  # [] float32, what is added to the batch's loss
+    sums: Any  # a tree of what is added up
+    rows: Any  # a tree of arrays with the rows of the micro-batch, [B / N, ...]
 
 
 Loss = Callable[[Any, Any, jax.Array | None], Outcome]

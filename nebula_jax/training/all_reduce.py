@@ -26,24 +26,14 @@ WHEN = ("each", "once")
 def gradients(
     loss: accumulate.Loss, params: Any, batch: Any, micro_batches: int, when: str
 ) -> tuple[Any, accumulate.Outcome]:
-    """Computes the gradient of a batch's loss, on the mesh that is in use.
+    """Computes the gradient and the outcome of a batch's loss, on the mesh in use.
 
     The weight that the loss is divided by is that of the whole batch: compute it before
     (`accumulate`). A micro-batch has rows of all devices; its number, from which keys
-    are derived, is another on each device, if they add up for themselves.
-
-    Args:
-      loss: of a micro-batch; what it closes over is whole on every device.
-      batch: tree of arrays [B, ...], split over the mesh's `data` and `fsdp`.
-      micro_batches: N; together with the devices, divides B.
-      when: one of WHEN.
-
-    Returns:
-      The gradient, like the parameters, and the batch's outcome.
-
-    Raises:
-      errors.SettingsError: if rows do not divide, or if devices that add up for
-        themselves would have to share parameters.
+    are derived, is another on each device, if they add up for themselves. What the loss
+    closes over is whole on every device; batches [B, ...] are split over the mesh's
+    `data` and `fsdp`. Raises errors.SettingsError if N and the devices do not divide B,
+    or if devices that add up for themselves would have to share parameters.
     """
     mesh = activations.mesh()
     check(jax.tree.leaves(batch)[0].shape[0], micro_batches, when, mesh)

@@ -42,32 +42,19 @@ class Config:
     """The settings that determine the arithmetic of BERT's pre-training."""
 
     encoder: transformer.Config
-    steps: int
-    """Optimization steps; the learning rate falls to 0 after them."""
-    mask_rate: float = 0.15
-    """Share of tokens that are masked."""
-    mask_policy: str = "bert"
-    """A name in masking.POLICIES."""
-    micro_batches: int = 1
-    """Parts of a device's rows whose gradients are added up, one after the other."""
-    all_reduce: str = "once"
-    """A name in all_reduce.WHEN."""
-    trains: str = "all"
-    """A name in TRAINS."""
-    adapter_dim: int = 64
-    """Inner width of the adapters after each layer (eq. 12), if any train."""
-    optimizer: str = "adamw"
-    """A name in optimizers.BY_NAME."""
-    learning_rate: float = 1e-4
-    """Peak."""
-    warmup: float = 0.06
-    """Share of the run in which the learning rate rises (24hBERT: 6 %)."""
-    weight_decay: float = 0.01
-    """Decoupled; none for biases and layer norms."""
-    clip_norm: float = 1.0
-    """Largest global norm of the gradient; 0 for no clipping."""
-    start: warm_start.Config = warm_start.NONE
-    """The protection of a pretrained encoder."""
+    steps: int  # optimization steps; the learning rate falls to 0 after them
+    mask_rate: float = 0.15  # share of tokens that are masked
+    mask_policy: str = "bert"  # a name in masking.POLICIES
+    micro_batches: int = 1  # parts of a device's rows whose gradients are added up
+    all_reduce: str = "once"  # a name in all_reduce.WHEN
+    trains: str = "all"  # a name in TRAINS
+    adapter_dim: int = 64  # inner width of each layer's adapter (eq. 12), if any train
+    optimizer: str = "adamw"  # a name in optimizers.BY_NAME
+    learning_rate: float = 1e-4  # peak
+    warmup: float = 0.06  # share of the run in which the rate rises (24hBERT: 6 %)
+    weight_decay: float = 0.01  # decoupled; none for biases and layer norms
+    clip_norm: float = 1.0  # largest global norm of the gradient; 0 for no clipping
+    start: warm_start.Config = warm_start.NONE  # the protection of a pretrained encoder
 
     def transformation(self) -> optax.GradientTransformation:
         """Makes the optimizer."""
@@ -116,12 +103,9 @@ def init(
 ) -> tuple[train_state.TrainState, Any]:
     """Initializes a run, the same in all clusters.
 
-    Args:
-      encoder: parameters to begin with: `embeddings`, `encoder`, and perhaps
-        `mlm_head` and adapters; what is not in it is drawn. None to draw all.
-
-    Returns:
-      The state of the trained parameters, and the frozen ones (`partition.split`).
+    `encoder` has parameters to begin with: `embeddings`, `encoder`, and perhaps
+    `mlm_head` and adapters. What is not in it is drawn, all if it is None. Returns the
+    state of the trained parameters, and the frozen ones (`partition.split`).
     """
     init_rng, step_rng = jax.random.split(jax.random.key(seed))
     model = config.module()
@@ -156,10 +140,7 @@ def loss_of(
     """Returns the loss of a micro-batch: its share of the mean over masked tokens.
 
     With it, how many tokens were predicted: of several equally likely, each counts.
-
-    Args:
-      rng: key for dropout; None for none.
-      weight: [] float32, masked tokens of the whole batch.
+    `rng` is for dropout; `weight` [] float32 are masked tokens of the whole batch.
     """
     model = config.module()
 
@@ -197,19 +178,12 @@ def step(
     input_ids: jax.Array,
     first_row: jax.Array,
 ) -> tuple[train_state.TrainState, dict[str, jax.Array]]:
-    """Takes one optimization step.
+    """Takes one optimization step on text [B, L] int32, padded.
 
-    Args:
-      input_ids: [B, L] int32, padded text.
-      first_row: [] int32, number of the first of these rows in the batch of all
-        clusters.
-
-    Returns:
-      The next state, and scalars: loss (mean over masked tokens), accuracy (share of
-      them that was predicted), tokens, masked, is_finite.
-
-    Raises:
-      errors.SettingsError: see `all_reduce.gradients`.
+    Its first row has number `first_row`, [] int32, in the batch of all clusters.
+    Returns the next state, and scalars: loss (mean over masked tokens), accuracy (share
+    of them that was predicted), tokens, masked, is_finite. Raises errors.SettingsError
+    as `all_reduce.gradients`.
     """
     mask_rng, dropout_rng = jax.random.split(state.key())
     rows = mask(config, mask_rng, input_ids, first_row)

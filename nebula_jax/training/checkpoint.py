@@ -17,8 +17,7 @@ from absl import logging
 from nebula_jax.training import checkpoint_files, partition
 
 CheckpointError = checkpoint_files.CheckpointError
-STATE = "state"
-"""Orbax's folder in a checkpoint."""
+STATE = "state"  # orbax's folder in a checkpoint
 
 
 def save(
@@ -44,10 +43,8 @@ def save(
 
 
 def _check_room(folder: pathlib.Path, state: Any) -> None:
-    """Raises OSError if the disk cannot hold the state.
-
-    Of a write that fails half-way tensorstore's threads would print tracebacks.
-    """
+    """Raises OSError if the disk cannot hold the state."""
+    # Of a write that fails half-way tensorstore's threads would print tracebacks.
     needed = sum(leaf.nbytes for leaf in jax.tree.leaves(state))
     free = shutil.disk_usage(folder).free
     if free < needed:
@@ -58,17 +55,10 @@ def _check_room(folder: pathlib.Path, state: Any) -> None:
 
 
 def restore(folder: pathlib.Path, step: int, like: Any) -> tuple[Any, dict[str, Any]]:
-    """Reads a verified checkpoint.
+    """Reads the state and metadata of a step of `checkpoint_files.verified_steps`.
 
-    Args:
-      step: one of `checkpoint_files.verified_steps`.
-      like: pytree of ShapeDtypeStructs with shardings, see `abstract`.
-
-    Returns:
-      The state and its metadata.
-
-    Raises:
-      CheckpointError: if the checkpoint has another structure.
+    `like` is a pytree of ShapeDtypeStructs with shardings, see `abstract`. Raises
+    CheckpointError if the checkpoint has another structure.
     """
     return read(folder, step, like), checkpoint_files.about(folder, step)
 
@@ -118,18 +108,14 @@ def on_host(state: Any) -> Any:
 
 
 class _QuietLoop(asyncio.SelectorEventLoop):
-    """An event loop that prints nothing when many writes fail at once.
-
-    Orbax raises the first error and closes its loops, to which tensorstore's threads
-    still bring the results of other writes.
-    """
+    """An event loop that prints nothing when many writes fail at once."""
 
     def call_exception_handler(self, context: dict[str, Any]) -> None:
         """Drops an error that nobody waits for: the first one was raised."""
 
     def call_soon_threadsafe(self, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
         """Calls back, unless nobody waits any more."""
-        if self.is_closed():
+        if self.is_closed():  # by orbax; tensorstore's threads still bring results
             return None
         return super().call_soon_threadsafe(*args, **kwargs)
 

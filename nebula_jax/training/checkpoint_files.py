@@ -32,11 +32,9 @@ PARTIAL, LATER, DAMAGED = ".partial", ".later", ".damaged"
 _STEP = re.compile(r"\d{8}|[1-9]\d{8,9}")
 _TORN = re.compile(rf"({_STEP.pattern})\.partial")
 
-MANIFEST = "manifest.json"
-"""File of a checkpoint: JSON, in its own folder so that the two cannot be parted."""
-
+MANIFEST = "manifest.json"  # in a checkpoint's own folder: the two cannot be parted
+# Metadata of a checkpoint -> what is another run's, in words; empty if nothing is.
 Differs = Callable[[dict[str, Any]], str]
-"""Metadata of a checkpoint -> what is another run's, in words; empty if nothing is."""
 
 
 class CheckpointError(errors.NebulaError):
@@ -46,10 +44,8 @@ class CheckpointError(errors.NebulaError):
 class Manifest(NamedTuple):
     """The metadata of a checkpoint and the digests of its files."""
 
-    about: dict[str, Any]
-    """Metadata: JSON values."""
-    files: dict[str, str]
-    """Path of a file, relative to the checkpoint -> SHA-256 in hexadecimal."""
+    about: dict[str, Any]  # metadata: JSON values
+    files: dict[str, str]  # relative path of a file -> SHA-256 in hexadecimal
 
 
 def encode_manifest(
@@ -140,15 +136,9 @@ class Folder:
     ) -> None:
         """Writes the checkpoint of a step, then removes what it supersedes.
 
-        Args:
-          step: optimization steps taken.
-          about: metadata, JSON values: data position, settings.
-          write_arrays: writes files into a folder, which is there.
-          keep: how many checkpoints to keep, this one included.
-
-        Raises:
-          CheckpointError: if it cannot be written, such as on a full disk. Earlier
-            checkpoints stay.
+        `about` are JSON values: data position, settings; `write_arrays` writes files
+        into a folder, which is there. The newest `keep` stay, this one included. Raises
+        CheckpointError if it cannot be written, such as on a full disk: then all stay.
         """
         partial = self.path / f"{step:08d}{PARTIAL}"
         try:

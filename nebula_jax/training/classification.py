@@ -28,15 +28,10 @@ def step(
     input_ids: jax.Array,
     labels: jax.Array,
 ) -> tuple[train_state.TrainState, dict[str, jax.Array]]:
-    """Takes one optimization step.
+    """Takes one optimization step on padded text [B, L] int32 with labels [B] int32.
 
-    Args:
-      micro_batches: parts of the batch, whose gradients are added up.
-      input_ids: [B, L] int32, padded.
-      labels: [B] int32.
-
-    Returns:
-      The next state; scalars: loss (mean of the batch), accuracy, tokens, is_finite.
+    Gradients of the micro-batches are added up. Returns the next state; scalars: loss
+    (mean of the batch), accuracy, tokens, is_finite.
     """
     rng, weight = state.key(), jnp.asarray(len(labels), jnp.float32)
 

@@ -32,10 +32,8 @@ import optax
 from nebula_jax import errors
 from nebula_jax.training import finite, partition
 
-ENOUGH_STEPS = 24
-"""Inner steps of a round from which on Nesterov's momentum does no harm."""
-MOMENTUM = 0.9
-"""Streaming DiLoCo's."""
+ENOUGH_STEPS = 24  # inner steps of a round from which Nesterov's momentum does no harm
+MOMENTUM = 0.9  # Streaming DiLoCo's
 TINY = 2.0**-126  # least normal float32: some devices have no smaller ones
 
 Fragment = dict[str, jax.Array]
@@ -157,11 +155,8 @@ class Config(OuterSettings):
         """Returns True if a checkpoint is due after a step.
 
         None is saved while a fragment is in flight: its message would have to be saved
-        too. So one that is due then comes as soon as the fragment is applied.
-
-        Args:
-          step: counted from 1.
-          every: steps between checkpoints.
+        too. So one that is due then comes as soon as the fragment is applied. Steps
+        count from 1; `every` so many of them a checkpoint is due.
         """
         if self.is_in_flight(step):
             return False
@@ -175,14 +170,10 @@ class Config(OuterSettings):
 
 
 class Outer(NamedTuple):
-    """The part of a fragment's state that all clusters have alike.
+    """The part of a fragment's state that all clusters have alike."""
 
-    anchor: A_p, float32.
-    optimizer: state of `Config.optimizer`.
-    """
-
-    anchor: Fragment
-    optimizer: optax.OptState
+    anchor: Fragment  # A_p, float32
+    optimizer: optax.OptState  # of `Config.optimizer`
 
 
 def begin(config: Config, params: Fragment) -> Outer:
@@ -209,18 +200,12 @@ def places(
 ) -> Places:
     """Gives each parameter that trains a fragment; all others never cross.
 
-    Integers, booleans and keys do not train: each cluster keeps its own.
-
-    Args:
-      params: any pytree of arrays or of their specs.
-      fragments: P, for parts of about the same size, of leaves that follow each other
-        in the pytree. Or a function of a path: its numbers count from 0, its names are
-        fragments in the order in which they come.
-      is_trained: True for the path of a parameter that trains.
-
-    Raises:
-      errors.SettingsError: if a leaf is no array, two have one path, none trains, or a
-        fragment would have none.
+    Integers, booleans and keys do not train: each cluster keeps its own. `params` is
+    any pytree of arrays or of their specs. `fragments` is P, for parts of about the
+    same size, of leaves that follow each other in the pytree. Or it is a function of a
+    path: its numbers count from 0, its names are fragments in the order in which they
+    come. Raises errors.SettingsError if a leaf is no array, two have one path, none
+    trains, or a fragment would have none.
     """
     sizes: dict[str, int] = {}
     for path, leaf in partition.named(params):
@@ -286,12 +271,7 @@ def _evenly(sizes: Mapping[str, int], fragments: int) -> Places:
 
 
 def split(params: Any, where: Places) -> list[Fragment]:
-    """Parts parameters into P fragments.
-
-    Args:
-      params: tree of arrays, of their specs, or of their shardings.
-      where: of `places`; what is not in it is in no fragment.
-    """
+    """Parts a tree of arrays, specs or shardings into P fragments, by `places`."""
     parts: list[Fragment] = [{} for _ in range(1 + max(where.values()))]
     for path, leaf in partition.named(params):
         if path in where:
@@ -346,12 +326,9 @@ def outer_step(
     """Takes DiLoCo's outer step; every cluster comes to the same bits.
 
     Not for another function's `jit`, whose compiler would fuse what is kept apart here.
-
-    Args:
-      deltas: R, what every cluster has sent, decoded, in the order of the clusters.
-      weights: R, of the clusters; their sum is 1, or less if they are robust.
-      is_first: True in the first round of the fragment. Nesterov's first step would be
-        1 + momentum times a plain one; this one is plain.
+    Of R deltas, what every cluster has sent, decoded, and R weights in the same order;
+    their sum is 1, or less if they are robust. Nesterov's first step would be
+    1 + momentum times a plain one; in the first round of a fragment this one is plain.
     """
     first = 1 / (1 + config.outer_momentum) if is_first else 1.0
     shares = tuple(np.float32(weight) for weight in weights)
@@ -367,13 +344,7 @@ def _outer_step(
     first: jax.Array,
     zero: jax.Array,
 ) -> Outer:
-    """Takes the step in one pass over each array.
-
-    Args:
-      shares: R, [] float32, the weights.
-      first: [] float32, a factor of the update.
-      zero: [] uint32, 0, which the compiler must not know.
-    """
+    """Takes the step in one pass; `zero` is one that the compiler must not know."""
 
     def product(one: Any, other: Any) -> jax.Array:
         """Multiplies and rounds: through a change of its bits no sum is fused to it."""

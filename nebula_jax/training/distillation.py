@@ -30,20 +30,16 @@ import jax.numpy as jnp
 from nebula_jax.models import mask_slots, masked_lm, transformer
 from nebula_jax.training import bert, losses, masking
 
-_TINY = 1e-6
-"""The least probability that is told apart from 0."""
+_TINY = 1e-6  # the least probability that is told apart from 0
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The settings that determine the arithmetic of a student."""
 
-    model: bert.Config
-    """The student, and how it would learn alone."""
-    share: float = 0.5
-    """Share of the teachers in the loss, s."""
-    weight_rate: float = 0.0
-    """Step size of the scores; 0 for weights that are given."""
+    model: bert.Config  # the student, and how it would learn alone
+    share: float = 0.5  # share of the teachers in the loss, s
+    weight_rate: float = 0.0  # step size of the scores; 0 for weights that are given
 
 
 class Question(NamedTuple):
@@ -112,13 +108,9 @@ def imitation(logits: jax.Array, answered: Answer) -> jax.Array:
 
 
 def likelihood(answered: Answer, originals: jax.Array, vocab_size: int) -> jax.Array:
-    """Returns q(x), where what a teacher did not name is spread evenly.
+    """Returns q(x) of masked pieces [B, M] int32: [B, M] float32, above 0.
 
-    Args:
-      originals: [B, M] int32, the masked pieces.
-
-    Returns:
-      [B, M] float32, above 0.
+    What a teacher did not name is spread evenly.
     """
     likely, rest = probabilities(answered)
     is_original = answered.pieces == originals[..., None]
@@ -139,15 +131,9 @@ def gradients(
 ) -> tuple[Any, jax.Array, dict[str, jax.Array]]:
     """Computes the student's gradient, and the next scores of its teachers.
 
-    Args:
-      params: of the student, a `masked_lm.MaskedLM`.
-      scores: [T] float32.
-      answers: T, in the order of the teachers.
-      rng: key for dropout.
-
-    Returns:
-      The gradient; [T] float32; and scalars: loss, mlm_loss (its first part, in nats a
-      masked piece), imitation (its second), weight_0 ... of the teachers, tokens.
+    `params` are a `masked_lm.MaskedLM`'s, scores [T] float32, and the T answers in the
+    teachers' order. Scalars come too: loss, mlm_loss (its first part, in nats a masked
+    piece), imitation (its second), weight_0 ... of the teachers, tokens.
     """
     model = masked_lm.MaskedLM(config.model.encoder)
     is_text = rows.input_ids != bert.PAD

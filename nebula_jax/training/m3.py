@@ -27,31 +27,19 @@ class Config:
 
     generator: transformer.Config
     discriminator: transformer.Config
-    steps: int
-    """Optimization steps; the learning rate falls to 0 after the last."""
-    mask_rate: float = 0.15
-    """Share of tokens that are masked."""
-    mask_policy: str = "electra"
-    """A name in masking.POLICIES."""
-    temperature: float = 1.0
-    """Temperature of the generators' samples; above 1, fakes are less convincing."""
-    rtd_weight: float = 50.0
-    """λ of eq. 9 and 11."""
-    clm_weight: float = 1.0
-    """γ of eq. 11."""
-    learning_rate: float = 1e-4
-    """Peak, section 4.1."""
-    warmup_steps: int = 10_000
-    """Section 4.1."""
+    steps: int  # optimization steps; the learning rate falls to 0 after the last
+    mask_rate: float = 0.15  # share of tokens that are masked
+    mask_policy: str = "electra"  # a name in masking.POLICIES
+    temperature: float = 1.0  # of generators' samples; above 1, fakes convince less
+    rtd_weight: float = 50.0  # λ of eq. 9 and 11
+    clm_weight: float = 1.0  # γ of eq. 11
+    learning_rate: float = 1e-4  # peak, section 4.1
+    warmup_steps: int = 10_000  # section 4.1
     weight_decay: float = 0.0  # decoupled; the paper names none
-    micro_batches: int = 1
-    """Parts of a batch whose gradients are added up, one after the other."""
-    fan_out: int = 1
-    """Micro-batches that a generator sends in a step, each as soon as it is made; n."""
-    clip_norm: float = 1.0
-    """Largest norm of each model's gradient; the paper names none, ELECTRA has 1."""
-    start: warm_start.Config = warm_start.NONE
-    """The protection of pretrained encoders; by default there is none."""
+    micro_batches: int = 1  # parts of a batch whose gradients are added up
+    fan_out: int = 1  # n, micro-batches of a generator, each sent as soon as it is made
+    clip_norm: float = 1.0  # of each model's gradient, ELECTRA's; the paper names none
+    start: warm_start.Config = warm_start.NONE  # the protection of pretrained encoders
 
     @property
     def capacity(self) -> int:
@@ -109,8 +97,7 @@ def init_generator(
 ) -> train_state.TrainState:
     """Initializes generator `index` (0 to K-1); each draws another head.
 
-    `encoder` has `embeddings` and `encoder` of a pretrained model to begin with
-    (section 4.1); None for random ones.
+    `encoder` has a pretrained model's `embeddings` and `encoder` (section 4.1), if any.
     """
     rng = jax.random.fold_in(jax.random.key(seed), 1 + index)
     module = masked_lm.MaskedLM(config.generator)
@@ -179,10 +166,8 @@ def generator_loss_of(
     """Returns eq. 6 of a micro-batch, and the samples of eq. 7 from the same logits.
 
     With the loss of rows that `mask` made, how many samples are wrong, and the Tokens.
-
-    Args:
-      weight: [] float32, masked tokens of the whole batch.
-      training: with dropout. ELECTRA too samples from the training-mode logits.
+    `weight` [] float32 are masked tokens of the whole batch; `training` has dropout:
+    ELECTRA too samples from the training-mode logits.
     """
 
     def part(params: Any, rows: Any, number: jax.Array | None) -> accumulate.Outcome:
@@ -218,11 +203,8 @@ def categorical(rng: jax.Array, logits: jax.Array) -> jax.Array:
     `jax.random.categorical` draws a number for every piece and takes two logarithms of
     it: on a CPU a sixth of a generator's step. Here one number selects a block of about
     sqrt(V) pieces by their cumulative distribution, and another one a piece of it.
-    Probabilities are exact to 2^-23 of the whole and of the block.
-
-    Args:
-      logits: [..., V] floating point, finite or -inf, which is never drawn; not all of
-        a row -inf.
+    Probabilities are exact to 2^-23 of the whole and of the block. Logits [..., V] are
+    finite or -inf, which is never drawn; not all of a row -inf.
     """
     logits = logits.astype(jnp.float32)
     size = logits.shape[-1]

@@ -68,13 +68,9 @@ def mask_tokens(
     At most `capacity` are masked, of full rows of few tokens one less: 9 of 64 at 15 %.
     Positions are uniform over the row, hence over both sides of a pair (TRTD), and
     drawn without replacement. (ELECTRA's code draws with replacement and so masks
-    somewhat less than its rate; the paper leaves it open.)
-
-    Args:
-      input_ids: [B, L] int32, of a vocabulary whose special tokens come first.
-      rate: share of tokens to mask; 0.15 in ELECTRA; the paper states none.
-      policy: shares of [MASK] and of random pieces.
-      vocab_size: V, for random pieces.
+    somewhat less than its rate; the paper leaves it open.) Text [B, L] int32 is of a
+    vocabulary whose special tokens come first; the rate is 0.15 in ELECTRA, the paper
+    states none.
     """
     length = input_ids.shape[-1]
     slots = capacity(rate, length)
@@ -134,15 +130,8 @@ def mask_random_count(
 
     The m pieces are drawn uniformly and without replacement. Unlike in ABNet's code
     [SEP] is never chosen: its place follows from the length, which decoding is given.
-
-    Args:
-      keys: [B] keys, one for each example.
-      target_ids: [B, Q] int32, [CLS] y_1 ... y_n [SEP], padded.
-      policy: shares of [MASK] and of random pieces.
-
-    Returns:
-      input_ids: [B, Q] int32, corrupted.
-      chosen: [B, Q] bool, true where a piece was chosen.
+    Of a key for each example, [B], and targets [B, Q] int32, [CLS] y_1 ... y_n [SEP],
+    padded; returns them corrupted, and [B, Q] bool, true where a piece was chosen.
     """
 
     def corrupt(key: jax.Array, row: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -170,15 +159,7 @@ def corrupt_span(
 
     (Its paper and this one do not mention it.) The span has max(1, round(rate n)) + 1
     of the n pieces: with probability 0.2 the first, with 0.2 the last, else anywhere.
-
-    Args:
-      keys: [B] keys, one for each example.
-      source_ids: [B, L] int32, padded.
-      rate: share of the pieces that the span has, less one piece.
-      policy: shares of [MASK] and of random pieces in the span.
-
-    Returns:
-      [B, L] int32.
+    Of a key for each example, [B], and padded text [B, L] int32, as is the result.
     """
 
     def corrupt(key: jax.Array, row: jax.Array) -> jax.Array:

@@ -15,10 +15,8 @@ from tensorboardX.proto import event_pb2
 from nebula_jax import errors, files, strict_json
 
 FILE = "metrics.jsonl"
-ASIDE = "metrics.aside.jsonl"
-"""Lines that a run which went on took out of FILE: damaged, or of later steps."""
-NEWEST_BYTES = 1 << 17
-"""Bytes at the end of FILE in which the newest record of steps is looked for."""
+ASIDE = "metrics.aside.jsonl"  # FILE's lines that a resumed run found damaged or later
+NEWEST_BYTES = 1 << 17  # at the end of FILE, where the newest record is looked for
 
 
 class MetricsLog:

@@ -54,8 +54,6 @@ def inverse_square_root(
 ) -> optax.Schedule:
     """Rises from `initial` to `peak` over the warm-up, then falls as 1 / sqrt(step).
 
-    After the warm-up the rate is peak sqrt(warmup_steps / step).
-
     Section 4.2 names Adam with β 0.9 and 0.98, ε 1e-8 and 4000 warm-up steps, and so
     means fairseq's schedule; the rates are those of ABNet's code.
     """
@@ -79,10 +77,8 @@ def adam(
 ) -> optax.GradientTransformation:
     """Makes Adam after clipping by global norm, with decoupled weight decay.
 
-    Args:
-      beta2, epsilon: Adam's; the defaults are ELECTRA's.
-      weight_decay: of every parameter but those called `bias` or `scale`; 0 for none.
-      clip_norm: largest global gradient norm; 0 for no clipping.
+    β2 and ε are ELECTRA's by default. Parameters called `bias` or `scale` do not decay.
+    A `clip_norm` of 0 clips nothing.
     """
     return optax.chain(
         clip(clip_norm),
@@ -103,12 +99,8 @@ def muon(
 
     The others are embeddings, heads, biases and layer norms. Kernels of attention are
     orthogonalized as the matrices they stand for: [D, H, K] as D x HK, [H, K, D] as
-    HK x D. Updates of both kinds are of a size, so the rates of Adam fit.
-
-    Args:
-      beta2: of Adam; Muon's momentum is 0.95.
-      weight_decay: of the hidden matrices.
-      clip_norm: largest global gradient norm; 0 for no clipping.
+    HK x D. Updates of both kinds are of a size, so the rates of Adam fit. Muon's
+    momentum is 0.95; hidden matrices alone decay; norms are clipped as by `adam`.
     """
     return optax.chain(
         clip(clip_norm),
@@ -147,10 +139,8 @@ def _matrices(params: Any) -> Any:
 
 
 def _has_decay(params: Any) -> Any:
-    """Returns a tree of bool: False for biases and layer norms, by name.
-
-    Not by rank: the biases of queries, keys and values are [H, K].
-    """
+    """Returns a tree of bool: False for biases and layer norms, by name."""
+    # Not by rank: the biases of queries, keys and values are [H, K].
     return partition.map_named(lambda path, _: not _NO_DECAY.search(path), params)
 
 

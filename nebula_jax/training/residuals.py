@@ -11,16 +11,14 @@ from flax import struct
 class Residuals:
     """The arrays that the front's backward pass needs of its forward pass.
 
-    kept: arrays of the forward pass. A weight is among them only if what the model
-      multiplies by is not the weight itself, but a cast of it, such as to bfloat16.
-    given: places of residuals that are arguments of the forward pass as they are (most
-      of them weights): they are given again instead of being copied. Static.
-    structure: of the pullback that all of them make up. Static.
+    `kept` has a weight only if the model multiplies by a cast of it, such as to
+    bfloat16. `given` are places of residuals that are arguments of the forward pass as
+    they are (most of them weights): they are given again instead of being copied.
     """
 
     kept: list[jax.Array]
     given: tuple[tuple[int, int], ...] = struct.field(pytree_node=False)
-    structure: Any = struct.field(pytree_node=False)
+    structure: Any = struct.field(pytree_node=False)  # of the pullback of all of them
 
 
 def of(pullback: Any, arguments: Any) -> Residuals:

@@ -65,16 +65,10 @@ class TrainState:
 
         Such a step leaves parameters and optimizer as they are, as if it had not been;
         only the step number goes on. A rate with which parameters overflow spoils them:
-        what is updated in place cannot be taken back.
-
-        Args:
-          metrics: of the step, with its `loss`, [] float32, if it has one.
-          seen: what an optimizer needs besides, such as that of `warm_start`; others do
-            without.
-
-        Returns:
-          The next state, and the metrics with `is_finite`, [] bool: False if the loss,
-          the gradient, or a next parameter was not, or has a square that is not.
+        what is updated in place cannot be taken back. `seen` is what an optimizer needs
+        besides, such as that of `warm_start`. Returns the next state, and the metrics
+        with `is_finite`, [] bool: False if their `loss`, [] float32, the gradient, or a
+        next parameter was not, or has a square that is not.
         """
         # A part of a cut model may have no loss.
         is_finite = jnp.isfinite(metrics.get("loss", 0.0))
@@ -105,16 +99,9 @@ def update_if_finite(
 
     On CPUs by a condition: of a choice between two results XLA keeps both there, which
     takes several times as long. Elsewhere by a choice, since for a condition the host
-    of a GPU waits.
-
-    Args:
-      grads: like the parameters; if they are not finite, nothing is updated.
-      update: (params, opt_state) -> the next ones.
-      is_finite: [] bool, False to update nothing in any case.
-
-    Returns:
-      The next parameters and opt_state; and [] bool, False if nothing was updated, or
-      the next parameters are not finite.
+    of a GPU waits. Nothing is updated if the gradients are not finite or `is_finite`,
+    [] bool, is False. Returns what `update` makes of (params, opt_state); and [] bool,
+    False if nothing was updated, or the next parameters are not finite.
     """
     before = params, opt_state
     is_finite &= finite.all_finite(grads, squares=True)

@@ -30,16 +30,11 @@ _REPLACED = "rtd_head/output/bias"
 class Config:
     """The settings of a warm start; the defaults train all parameters alike."""
 
-    head_warmup_steps: int = 0
-    """Steps in which heads train alone."""
-    head_learning_rate: float = 0.0
-    """Peak of the heads' learning rate; 0 for that of the encoder."""
-    layer_decay: float = 1.0
-    """d of `optimizers.layer_factor`."""
-    freeze_embeddings: bool = False
-    """True if no embedding trains."""
-    head_priors: bool = False
-    """True if the heads' biases follow the frequencies seen while heads train alone."""
+    head_warmup_steps: int = 0  # steps in which heads train alone
+    head_learning_rate: float = 0.0  # peak of the heads'; 0 for that of the encoder
+    layer_decay: float = 1.0  # d of `optimizers.layer_factor`
+    freeze_embeddings: bool = False  # True if no embedding trains
+    head_priors: bool = False  # True: biases follow frequencies while heads train alone
 
     def __post_init__(self) -> None:
         """Raises ValueError, which begins with a field's name, at what cannot be."""
@@ -50,8 +45,7 @@ class Config:
             )
 
 
-NONE = Config()
-"""The settings with which all parameters train alike."""
+NONE = Config()  # the settings with which all parameters train alike
 
 
 class Seen(NamedTuple):
@@ -122,13 +116,10 @@ def optimizer(
 ) -> optax.GradientTransformationExtraArgs:
     """Makes an optimizer under which heads begin, and the encoder follows.
 
-    Its `update` has `step`, [] int32, and `seen`, the batch's `Seen`.
-
-    Args:
-      inner: makes the updates at a learning rate of 1, without clipping.
-      peak: of the encoder's learning rate.
-      warmup_steps: in which a rate rises, from when its parameters begin to train.
-      clip_norm: largest norm of the gradient of all that trains; 0 for no clipping.
+    Its `update` has `step`, [] int32, and `seen`, the batch's `Seen`. `inner` makes the
+    updates at a learning rate of 1, without clipping; a rate rises from when its
+    parameters begin to train, to `peak` for the encoder's. The gradient of all that
+    trains is clipped to `clip_norm`; 0 for no clipping.
     """
 
     clip = optimizers.clip(clip_norm)
