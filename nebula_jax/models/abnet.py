@@ -22,32 +22,23 @@ from nebula_jax.models import adapters, mask_slots, masked_lm, transformer
 OBJECTIVES = ("cmlm", "ar")
 
 Params = dict[str, Any]
-Memory = tuple[transformer.KeyValues, ...]
-"""The source's keys and values [B, L, H, K] for every decoder adapter."""
+Memory = tuple[transformer.KeyValues, ...]  # of S, [B, L, H, K] for each adapter of T
 
 
 @dataclasses.dataclass(frozen=True)
 class Config:
     """The shape of a translator, the same on both sides."""
 
-    source: transformer.Config
-    """PLM-S; its dropout is that of the frozen layers while training."""
-    target: transformer.Config
-    """PLM-T; its dropout is that of the frozen layers while training."""
+    source: transformer.Config  # PLM-S; dropout: of its frozen layers while training
+    target: transformer.Config  # PLM-T; likewise
     objective: str = "cmlm"
     """`cmlm`: masked target, bidirectional, length predicted by S. `ar`: causal."""
-    encoder_inner: int = 512
-    """Inner width of an encoder adapter, section 4.2."""
-    decoder_inner: int = 512
-    """Inner width of a decoder adapter's feed-forward part, ABNet's code for IWSLT."""
-    heads: int = 4
-    """Heads of the cross attention, ABNet's code for IWSLT."""
-    dropout: float = 0.1
-    """Dropout of decoder adapters, ABNet's code; encoder adapters have none."""
-    max_target_length: int = 64
-    """Longest target row, [CLS] and [SEP] included, section 4.2."""
-    bottleneck: int = 0
-    """Columns that S sends, R; 0: H^E itself. Ours, not the paper's."""
+    encoder_inner: int = 512  # inner width of an encoder adapter, section 4.2
+    decoder_inner: int = 512  # of a decoder adapter's FFN, ABNet's code for IWSLT
+    heads: int = 4  # heads of the cross attention, ABNet's code for IWSLT
+    dropout: float = 0.1  # of decoder adapters, ABNet's code; encoder adapters: none
+    max_target_length: int = 64  # of a row, [CLS] and [SEP] included, section 4.2
+    bottleneck: int = 0  # columns that S sends, R; 0: H^E itself. Ours, not the paper's
 
     @property
     def sent_width(self) -> int:
@@ -56,12 +47,11 @@ class Config:
 
 
 class Encoded(NamedTuple):
-    """The output of S for a batch of sentences.
+    """The output of S for a batch of sentences, float32.
 
-    hidden: [B, L, D of PLM-S] float32, H^E of eq. 12 and 13; with a bottleneck
-      [B, L, R], what it makes of H^E.
-    length_logits: [B, T] float32, T = max_target_length + 1, for the number of tokens
-      in the target row; -inf for 0. None with the objective `ar`.
+    hidden: [B, L, D of PLM-S], H^E of eq. 12, 13; or [B, L, R], a bottleneck's of it.
+    length_logits: [B, T], T = max_target_length + 1, for the number of tokens in the
+      target row; -inf for 0. None with the objective `ar`.
     """
 
     hidden: jax.Array
@@ -156,7 +146,7 @@ class Target(nn.Module):
         positions: jax.Array | None = None,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Computes logits, at `positions` or everywhere.
+        """Computes logits [P, V] float32 at `positions`, or everywhere [B, Q, V].
 
         Args:
           input_ids: [B, Q] int32.
@@ -165,9 +155,6 @@ class Target(nn.Module):
           source_mask: [B, L] bool, false at padding.
           positions: [P] int32, places b Q + q in the batch laid out in one row; B Q in
             empty slots, whose logits are arbitrary. None: everywhere.
-
-        Returns:
-          [P, V] float32, or [B, Q, V] without `positions`.
         """
         hidden = self.hidden(
             input_ids,
@@ -192,13 +179,10 @@ class Target(nn.Module):
         source_mask: jax.Array,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Computes H^D of the last layer; returns [B N, Q, D] float32.
+        """Computes H^D of the last layer, [B N, Q, D] float32, of ids [B N, Q] int32.
 
-        Args:
-          input_ids: [B N, Q] int32; hypotheses of a sentence follow each other.
-          attention_mask: [B N, Q] bool, false at padding.
-          memory: what `read` returned.
-          source_mask: [B, L] bool, false at padding.
+        Hypotheses of a sentence follow each other. Both masks, [B N, Q] and [B, L]
+        bool, are false at padding; `memory` is what `read` returned.
         """
         if self.config.objective == "ar":
             causal = transformer.causal_mask(input_ids.shape[-1])
@@ -224,14 +208,9 @@ class Target(nn.Module):
     ) -> tuple[jax.Array, tuple[transformer.KeyValues, ...]]:
         """Decodes one more token of every hypothesis, as `__call__` on all so far.
 
-        Args:
-          input_ids: [B N] int32, the tokens at `position`.
-          position: [] int32.
-          cache: transformer.empty_cache(target, B N, longest), then what this returned.
-          source_mask: [B, L] bool.
-
-        Returns:
-          Logits [B N, V] float32 of the token after it, and the next cache.
+        Of the tokens [B N] int32 at `position`, [] int32, returns the logits [B N, V]
+        float32 of the token after it, and the next cache; the first one is
+        transformer.empty_cache(target, B N, longest). `source_mask` is [B, L] bool.
         """
         so_far = jnp.arange(cache[0].key.shape[1])[None, :] <= position
         hidden, cache = self.encoder(

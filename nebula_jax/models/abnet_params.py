@@ -31,15 +31,10 @@ def with_pretrained(
 ) -> abnet.Params:
     """Puts a pretrained model into the parameters of a Source or Target.
 
-    Decoder adapters' layer norms are matched to the model's activations on random
-    pieces (`adapters.match_layer_norms`): no text is needed, and text would give nearly
-    the same.
-
-    Args:
-      params: from `init_source` or `init_target`.
-      pretrained: `embeddings`, `encoder` and perhaps `mlm_head`, parameters of the
-        modules of these names. An `mlm_head` that only one of `params` and `pretrained`
-        has is left as in `params`.
+    The model has `embeddings`, `encoder` and perhaps `mlm_head`; an `mlm_head` that
+    only one of `params` and `pretrained` has is left as in `params`. Decoder adapters'
+    layer norms are matched to the model's activations on random pieces
+    (`adapters.match_layer_norms`): text is not needed, and would give nearly the same.
     """
     parts = [
         part

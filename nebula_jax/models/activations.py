@@ -14,10 +14,8 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-DATA, FSDP, MODEL = AXES = ("data", "fsdp", "model")
-"""The axes of a cluster's mesh; see `parallel.rules`."""
-ROWS = (DATA, FSDP)
-"""The axes among which the examples of a batch are split."""
+DATA, FSDP, MODEL = AXES = ("data", "fsdp", "model")  # see `parallel.rules`
+ROWS = (DATA, FSDP)  # the axes among which the examples of a batch are split
 
 _mesh: contextvars.ContextVar[Mesh | None] = contextvars.ContextVar(
     "mesh", default=None
@@ -44,12 +42,10 @@ def mesh() -> Mesh | None:
 
 
 def place(array: jax.Array, *axes: str | tuple[str, ...] | None) -> jax.Array:
-    """Splits an array over axes of the mesh that is in use, if any.
+    """Splits an activation, or a whole parameter, over axes of the mesh in use, if any.
 
-    Args:
-      array: an activation, or a parameter that is used as a whole.
-      axes: a mesh axis, several, or None, for each axis of the array; those not given
-        are whole, and so are those that do not divide.
+    For each axis of the array: a mesh axis, several, or None. Those not given are
+    whole, and so are those that do not divide.
     """
     mesh = _mesh.get()
     if mesh is None:

@@ -24,8 +24,7 @@ from flax import linen as nn
 from nebula_jax.models import transformer
 
 XAVIER = nn.initializers.xavier_uniform()
-OUTPUT_SCALE = 0.1
-"""Scale of the adapters' initial output."""
+OUTPUT_SCALE = 0.1  # scale of the adapters' initial output
 
 
 def scaled_xavier(scale: float) -> nn.initializers.Initializer:
@@ -38,10 +37,8 @@ def scaled_xavier(scale: float) -> nn.initializers.Initializer:
 class EncoderAdapter(nn.Module):
     """The adapter A_ENC of eq. 12: y = x + W_up ReLU(W_down LN(x)), without biases."""
 
-    config: transformer.Config
-    """PLM-S."""
-    inner: int
-    """R; 512 in section 4.2."""
+    config: transformer.Config  # PLM-S
+    inner: int  # R; 512 in section 4.2
     output_scale: float = OUTPUT_SCALE
 
     @nn.compact
@@ -66,14 +63,10 @@ class DecoderAdapter(nn.Module):
     and FFN at zero the output of a frozen layer is changed: see `match_layer_norms`.
     """
 
-    config: transformer.Config
-    """PLM-T. H^E may have another width."""
-    inner: int
-    """R of the FFN; ABNet's code has 512 for IWSLT."""
-    heads: int
-    """H of the cross attention; ABNet's code has 4 for IWSLT."""
-    dropout: float
-    """On both sublayers' outputs; not on attention probabilities (ABNet's code)."""
+    config: transformer.Config  # PLM-T. H^E may have another width
+    inner: int  # R of the FFN; ABNet's code has 512 for IWSLT
+    heads: int  # H of the cross attention; ABNet's code has 4 for IWSLT
+    dropout: float  # of both sublayers' outputs, not of attention (ABNet's code)
 
     def setup(self) -> None:
         config = self.config
@@ -101,12 +94,10 @@ class DecoderAdapter(nn.Module):
         source_mask: jax.Array,
         deterministic: bool,
     ) -> jax.Array:
-        """Attends to the source, then applies the FFN (eq. 13) -> [B N, Q, D] float32.
+        """Attends to the source, then applies the FFN (eq. 13) to [B N, Q, D] float32.
 
-        Args:
-          hidden: [B N, Q, D] float32; N hypotheses of a sentence follow each other.
-          source: [B, L, H, K], what `read` returned.
-          source_mask: [B, L] bool, false at padding.
+        N hypotheses of a sentence follow each other. `source` [B, L, H, K] is what
+        `read` returned; its mask [B, L] bool is false at padding.
         """
         drop = functools.partial(self.drop, deterministic=deterministic)
         # All hypotheses attend to one copy of the source, as one long target.

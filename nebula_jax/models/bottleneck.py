@@ -94,10 +94,7 @@ def narrowing(beginning: Start) -> dict[str, np.ndarray]:
 def read_through(
     reader: dict[str, jax.Array], beginning: Start
 ) -> dict[str, jax.Array]:
-    """Returns a linear reader of h as a reader of z.
-
-    `kernel` [D, ...] becomes [R, ...]; `bias` keeps its shape, [...].
-    """
+    """Returns a linear reader of h as one of z: `kernel` [D, ...] becomes [R, ...]."""
     kernel = reader["kernel"]
     highest = jax.lax.Precision.HIGHEST
     return {
@@ -107,8 +104,7 @@ def read_through(
     }
 
 
-Params = dict[str, jax.Array]
-"""`kernel` and `bias` of one end."""
+Params = dict[str, jax.Array]  # `kernel` and `bias` of one end
 
 
 class Pair(NamedTuple):

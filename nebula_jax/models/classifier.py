@@ -23,18 +23,12 @@ POOLINGS = ("cls", "mean")
 class Config:
     """The shape of a classifier."""
 
-    encoder: transformer.Config
-    """With the encoder's dropout."""
-    special: tokenizers.SpecialTokens
-    """Special tokens of the vocabulary: the first separator ends the first sentence."""
-    classes: int = 3
-    """C."""
-    pooling: str = "cls"
-    """`cls`: the first position; `mean`: all but padding, as e5 was trained."""
-    has_segments: bool = False
-    """True if the second sentence has token type 1 (BERT, ELECTRA)."""
-    dropout: float = 0.1
-    """Rate before the last layer."""
+    encoder: transformer.Config  # with the encoder's dropout
+    special: tokenizers.SpecialTokens  # the first separator ends the first sentence
+    classes: int = 3  # C
+    pooling: str = "cls"  # first position; `mean`: all but padding, as e5 was trained
+    has_segments: bool = False  # True if the second sentence has type 1 (BERT, ELECTRA)
+    dropout: float = 0.1  # rate before the last layer
 
 
 def config(
@@ -106,10 +100,7 @@ def logits(
 
 
 def pool(how: str, hidden: jax.Array, attention_mask: jax.Array) -> jax.Array:
-    """Pools positions [B, L, D] float32, as one of POOLINGS, to [B, D] float32.
-
-    The mask [B, L] bool is false at padding.
-    """
+    """Pools [B, L, D] float32 to [B, D]; the mask [B, L] bool is false at padding."""
     if how == "cls":
         return hidden[:, 0]
     weights = attention_mask.astype(jnp.float32)

@@ -11,8 +11,7 @@ from flax import linen as nn
 
 from nebula_jax.models import activations, adapters, mask_slots, transformer
 
-ADAPTER_SCALE = 0.0
-"""Scale of the adapters' first outputs: the model begins as the pretrained one."""
+ADAPTER_SCALE = 0.0  # of adapters' first outputs: the model begins as the pretrained
 
 
 class MLMHead(nn.Module):
@@ -74,8 +73,7 @@ class MaskedLM(nn.Module):
     """
 
     config: transformer.Config
-    adapter_dim: int = 0
-    """Inner width of an adapter (R of `adapters`); 0 for none."""
+    adapter_dim: int = 0  # inner width of an adapter (R of `adapters`); 0 for none
 
     def setup(self) -> None:
         config = self.config
@@ -94,12 +92,10 @@ class MaskedLM(nn.Module):
         masked: jax.Array,
         deterministic: bool = True,
     ) -> jax.Array:
-        """Computes logits of masked tokens; returns [B, M, V] float32.
+        """Computes logits [B, M, V] float32 of masked tokens in text [B, L] int32.
 
-        Args:
-          input_ids: [B, L] int32, with [MASK]s.
-          attention_mask: [B, L] bool, false at padding.
-          masked: [B, M] int32, their places; L in empty slots, of arbitrary logits.
+        The attention mask [B, L] bool is false at padding. `masked` [B, M] int32 are
+        places of tokens; L in empty slots, whose logits are arbitrary.
         """
         hidden = self.embeddings(input_ids, deterministic)
         after_layer = self._adapted if self.adapter_dim else None
@@ -128,16 +124,11 @@ class Discriminator(nn.Module):
         positions: jax.Array,
         deterministic: bool = True,
     ) -> tuple[jax.Array, jax.Array]:
-        """Computes logits of which tokens are original, and of the original tokens.
+        """Computes the log-odds that tokens are original, and logits of the originals.
 
-        Args:
-          input_ids: [B, L] int32, corrupted.
-          attention_mask: [B, L] bool, false at padding.
-          positions: [B, M] int32; L in empty slots, whose logits mean nothing.
-
-        Returns:
-          rtd_logits: [B, L] float32, log-odds that the token is original.
-          clm_logits: [B, M, V] float32, for the original token.
+        Of corrupted text [B, L] int32 the former are [B, L] float32; at positions
+        [B, M] int32 (L in empty slots, whose logits mean nothing) the latter are
+        [B, M, V] float32. The attention mask [B, L] bool is false at padding.
         """
         hidden = self.embeddings(input_ids, deterministic)
         hidden = self.encoder(hidden, attention_mask, deterministic)

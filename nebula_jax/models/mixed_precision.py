@@ -25,15 +25,9 @@ def einsum(
 ) -> jax.Array:
     """Computes an einsum with operands of `dtype` and a float32 result.
 
-    Args:
-      subscripts: two operands, an explicit output; every letter of an operand is in
-        the other one or in the output.
-      a, b: arrays of the subscripts' shapes, float32; or of `dtype` already, if they
-        are not differentiated.
-      dtype: of the operands. With float32 it is jnp.einsum.
-
-    Returns:
-      float32, of the output's shape.
+    `subscripts` have two operands and an explicit output; every letter of an operand is
+    in the other one or in the output. `a` and `b` are float32; or of `dtype` already,
+    if they are not differentiated. With `dtype` float32 it is jnp.einsum.
     """
     both, out = subscripts.split("->")
     left, right = both.split(",")
@@ -54,8 +48,7 @@ def _forward(
 ) -> tuple[jax.Array, Residuals]:
     """Computes the product; keeps an operand if the other one is differentiated.
 
-    A frozen matrix is not, and then its input need not be kept. `a` and `b` have a
-    value, and whether it is differentiated (`symbolic_zeros`).
+    A frozen matrix is not, and its input need not be kept (`symbolic_zeros`).
     """
     left, right = a.value.astype(dtype), b.value.astype(dtype)
     kept = left if b.perturbed else None, right if a.perturbed else None
@@ -109,10 +102,9 @@ def dot_general(
 
 
 def cast_kernels(params: Any, dtype: jax.typing.DTypeLike) -> Any:
-    """Casts the matrices of linear layers.
+    """Casts matrices of linear layers: frozen ones are rounded once, not in every pass.
 
-    Frozen ones are then rounded once, not in every pass, and a backward pass keeps no
-    rounded copy. Results are the same to the bit.
+    A backward pass keeps no rounded copy. Results are the same to the bit.
     """
     flat = traverse_util.flatten_dict(params)
     return traverse_util.unflatten_dict(

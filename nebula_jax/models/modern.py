@@ -18,26 +18,22 @@ import numpy as np
 
 GLOBAL_THETA, LOCAL_THETA = 160_000.0, 10_000.0
 """Bases of the wave lengths by which positions turn, in layers of either reach."""
-INNER_MULTIPLE = 32
-"""Inner units of a gated feed-forward divide by it, so that devices can share them."""
+INNER_MULTIPLE = 32  # divides a gated feed-forward's units, so that devices share them
 
 
 class Reach(NamedTuple):
     """The positions that a layer attends to, and the base by which they turn."""
 
     theta: float
-    window: int | None
-    """Width of the window around a position; None for all positions."""
+    window: int | None  # width of the window around a position; None for all positions
 
 
 @dataclasses.dataclass(frozen=True)
 class Body:
     """The numbers of the body; the defaults are ModernBERT's."""
 
-    global_every: int = 3
-    """Every so many layers, from the first on, one attends to all positions."""
-    window: int = 128
-    """Width of the window of the other layers: half of it on each side."""
+    global_every: int = 3  # the first of every so many layers attends to all positions
+    window: int = 128  # width of the others' window: half of it on each side
 
     def reach(self, layer: int) -> Reach:
         """Returns the reach of a layer, counted from 0.
@@ -76,9 +72,9 @@ def turn(vectors: jax.Array, theta: float) -> jax.Array:
 
 
 def near(attention_mask: jax.Array, length: int, window: int | None) -> jax.Array:
-    """Narrows an attention mask to a window around each position.
+    """Narrows an attention mask, [B, M] or [B, Q, M] bool, Q = M, to a window, if any.
 
-    A mask [B, M] or [B, Q, M] bool, Q = M, as it is without a window, else [B, Q, M].
+    It then is [B, Q, M], true in the window around each position.
     """
     if window is None:
         return attention_mask

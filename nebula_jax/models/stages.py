@@ -20,8 +20,8 @@ from nebula_jax import errors
 from nebula_jax.models import activations
 from nebula_jax.models.activations import DATA, FSDP, MODEL, ROWS
 
+# (parameters, hidden [b, Q, D], attention mask, key or None) -> hidden.
 Layer = Callable[[Any, jax.Array, jax.Array, jax.Array | None], jax.Array]
-"""(parameters, hidden [b, Q, D], attention mask, key or None) -> hidden."""
 
 
 def apply(
@@ -35,7 +35,9 @@ def apply(
     remat: bool,
     mesh: Mesh,
 ) -> jax.Array:
-    """Applies layers as a pipeline over the mesh's axis `fsdp`.
+    """Applies layers as a pipeline over the mesh's axis `fsdp`: [rows, Q, D] float32.
+
+    Raises errors.SettingsError if layers or rows do not divide, or there is no group.
 
     Args:
       block: applies a layer, as `nn.Module.apply` does; the same for all.
@@ -46,12 +48,6 @@ def apply(
         from a key of its own.
       micro_batches: M, of a group's rows.
       remat: whether a layer's activations are computed again for its gradient.
-
-    Returns:
-      [rows, Q, D] float32, as the layers one after the other give it.
-
-    Raises:
-      errors.SettingsError: if layers or rows do not divide, or there is no group.
     """
     count = mesh.shape[FSDP]
     _check(len(params), hidden.shape[0] // mesh.shape[DATA], micro_batches, mesh)
@@ -141,10 +137,8 @@ def _stages(
 
 
 def _whole(rows: jax.Array, me: jax.Array, count: int) -> jax.Array:
-    """Brings the rows of all devices of a group to each, [S, B / S, ...].
-
-    By a sum, whose gradient is one too: reduce-scatter is not safe on CPUs.
-    """
+    """Brings the rows of all devices of a group to each, [S, B / S, ...]."""
+    # By a sum, whose gradient is one too: reduce-scatter is not safe on CPUs.
     mine = jnp.arange(count).reshape(-1, *[1] * rows.ndim) == me
     return jax.lax.psum(jnp.where(mine, rows, 0), FSDP)
 

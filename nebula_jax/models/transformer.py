@@ -35,36 +35,21 @@ BODIES = {"bert": None, "modern": modern.Body()}
 class Config:
     """The shape of an encoder."""
 
-    vocab_size: int
-    """V, pieces of the vocabulary."""
-    layers: int
-    """Transformer blocks."""
-    width: int
-    """D, hidden units."""
-    heads: int
-    """H; divides D."""
-    feed_forward: int
-    """F, inner units of the feed-forward part."""
-    max_length: int
-    """L, positions that have an embedding; with a `body`, those it is made for."""
-    dropout: float = 0.0
-    """Rate on embeddings, attention probabilities and sublayer outputs."""
-    dtype: str = "float32"
-    """Operands of matrix products: `float32` or `bfloat16`."""
-    token_types: int = 0
-    """Token types that have an embedding (BERT: 2). 0: none, as in ERNIE-M."""
-    layer_norm_epsilon: float = 1e-12
-    """Added to the variance in every layer norm (BERT: 1e-12; XLM-R, ERNIE-M: 1e-5)."""
-    position_offset: int = 0
-    """Rows of the position table before the first position (XLM-R, ERNIE-M: 2)."""
-    remat: bool = False
-    """True to compute a block's activations again for its gradient, not keep them."""
-    pipeline: int = 0
-    """Micro-batches that go through the layers as a pipeline (`stages`); 0: none."""
-    embedding_width: int | None = None
-    """E, where embeddings are narrower and then projected (ELECTRA). None: D."""
-    body: modern.Body | None = None
-    """The layers' form, if it is not BERT's: see `PreNormBlock`."""
+    vocab_size: int  # V, pieces of the vocabulary
+    layers: int  # transformer blocks
+    width: int  # D, hidden units
+    heads: int  # H; divides D
+    feed_forward: int  # F, inner units of the feed-forward part
+    max_length: int  # L, positions with an embedding; of a `body`, what it is made for
+    dropout: float = 0.0  # of embeddings, attention probabilities, sublayer outputs
+    dtype: str = "float32"  # operands of matrix products: `float32` or `bfloat16`
+    token_types: int = 0  # those with an embedding (BERT: 2; ERNIE-M has none)
+    layer_norm_epsilon: float = 1e-12  # BERT's, on the variance (XLM-R, ERNIE-M: 1e-5)
+    position_offset: int = 0  # rows before the first position's (XLM-R, ERNIE-M: 2)
+    remat: bool = False  # True to compute activations again for gradients, keeping none
+    pipeline: int = 0  # micro-batches that go through `stages`; 0 for no pipeline
+    embedding_width: int | None = None  # E, then projected to D (ELECTRA); None: D
+    body: modern.Body | None = None  # the layers' form if not BERT's: `PreNormBlock`
     disentangled: bool = False
     """True to embed by a constant copy of the table plus a table of deltas (GDES)."""
 
@@ -202,13 +187,10 @@ class Embeddings(nn.Module):
         token_type_ids: jax.Array | None = None,
         first_position: jax.Array | int = 0,
     ) -> jax.Array:
-        """Embeds tokens; returns [B, L, D] float32.
+        """Embeds tokens [B, L] int32; returns [B, L, D] float32.
 
-        Args:
-          input_ids: [B, L] int32.
-          token_type_ids: [B, L] int32; type 0 everywhere if None.
-          first_position: [] int32, position of the first token; for decoding token by
-            token.
+        Types are [B, L] int32, type 0 everywhere if None. The first token's position,
+        [] int32, is for decoding token by token.
         """
         embedded = jnp.take(self.table, input_ids, axis=0)
         if self.config.disentangled:
@@ -271,13 +253,10 @@ def attend(
     config: Config,
     drop: Callable[[jax.Array], jax.Array],
 ) -> jax.Array:
-    """Computes scaled dot-product attention; returns [B, Q, H, K] float32.
+    """Computes scaled dot-product attention of queries; both [B, Q, H, K] float32.
 
-    Args:
-      query: [B, Q, H, K] float32.
-      attention_mask: bool; [B, M], true where all queries may attend, or [B, Q, M],
-        where each may. B may be 1.
-      drop: dropout of the probabilities [B, H, Q, M].
+    The mask is bool: [B, M], true where all queries may attend, or [B, Q, M], where
+    each may; B may be 1. `drop` is the dropout of the probabilities [B, H, Q, M].
     """
     if attention_mask.ndim == 2:
         attention_mask = attention_mask[:, None, :]
@@ -293,8 +272,7 @@ class SelfAttention(nn.Module):
     """A multi-head self-attention without the residual."""
 
     config: Config
-    reach: modern.Reach | None = None
-    """Of a layer of a `body`; None for BERT's."""
+    reach: modern.Reach | None = None  # of a layer of a `body`; None for BERT's
 
     @nn.compact
     def __call__(
@@ -307,14 +285,9 @@ class SelfAttention(nn.Module):
     ) -> jax.Array | tuple[jax.Array, KeyValues]:
         """Attends from every position of `hidden` to them all, or to a cache.
 
-        Args:
-          hidden: [B, Q, D] float32.
-          attention_mask: bool, [B, M] or [B, Q, M] (see `attend`).
-          cache: keys and values of M positions, the Q new ones not yet among them.
-          position: [] int32, place in the cache of the first of the Q new ones.
-
-        Returns:
-          [B, Q, D] float32; with a cache, also the cache with the new ones in it.
+        Hidden states are [B, Q, D] float32, the mask [B, M] or [B, Q, M] bool (see
+        `attend`). A cache has keys and values of M positions; the Q new ones come to
+        its place `position`, [] int32, and it is returned too, with them in it.
         """
         config = self.config
         linear = functools.partial(dense, config=config, use_bias=config.has_biases)
@@ -376,8 +349,7 @@ class PreNormBlock(nn.Module):
     """A layer of a `body`: attention and GeGLU, each of normalized hidden states."""
 
     config: Config
-    layer: int
-    """Its number, from 0."""
+    layer: int  # its number, from 0
 
     @nn.compact
     def __call__(
@@ -434,17 +406,10 @@ class Encoder(nn.Module):
         cache: Sequence[KeyValues] | None = None,
         position: jax.Array | None = None,
     ) -> jax.Array | tuple[jax.Array, tuple[KeyValues, ...]]:
-        """Applies the blocks.
+        """Applies the blocks; arguments and results are those of SelfAttention.
 
-        Args:
-          hidden: [B, Q, D] float32.
-          attention_mask: bool, [B, M] or [B, Q, M] (see `attend`).
-          after_layer: (layer, its output) -> the next layer's input; for adapters.
-          cache: one for each layer, for decoding token by token.
-          position: [] int32, place in the cache of the first of the Q new positions.
-
-        Returns:
-          [B, Q, D] float32; with a cache, also its successor.
+        A cache has a part for each layer, for decoding token by token. For adapters,
+        `after_layer` is (layer, its output) -> the next layer's input.
         """
         config, mesh = self.config, activations.mesh()
         if config.body is not None and cache is not None:
@@ -499,12 +464,10 @@ def hidden_states(
     attention_mask: jax.Array,
     after_layer: Callable[[int, jax.Array], jax.Array] | None = None,
 ) -> jax.Array:
-    """Applies Embeddings and Encoder without dropout; returns [B, L, D] float32.
+    """Applies Embeddings and Encoder to text [B, L] int32; returns [B, L, D] float32.
 
-    Args:
-      params: `embeddings` and `encoder`, parameters of these, perhaps among others.
-      input_ids: [B, L] int32.
-      attention_mask: bool, [B, L] or [B, L, L] (see `attend`).
+    Without dropout. The mask is [B, L] or [B, L, L] bool (see `attend`); `params` has
+    `embeddings` and `encoder`, perhaps among others.
     """
     embeddings, encoder = ({"params": params[n]} for n in ("embeddings", "encoder"))
     hidden = Embeddings(config).apply(embeddings, input_ids, True)

@@ -30,8 +30,7 @@ from nebula_jax.models.pretrained import names as state_names
 PretrainedError = checkpoint_folder.PretrainedError
 
 HEADS = ("rtd_head", "mlm_head", "classifier_head")
-OPTIONAL = ("pooler", *HEADS)
-"""Parts that a model may have beside its embeddings and encoder."""
+OPTIONAL = ("pooler", *HEADS)  # parts that a model may have beside the encoder
 PADDING = {
     "XLMRoberta": "<pad>",
     **dict.fromkeys(("Bert", "Electra", "ErnieM"), "[PAD]"),
@@ -65,22 +64,19 @@ text that this model was trained on, and the model that it began with, allow its
 SENTENCE = '"A man sleeps."'
 PAIR = f'{{"text": {SENTENCE}, "text_pair": "Somebody is awake."}}'
 
-MOST_SPARE_ROWS = 127
-"""Rows of the table beyond the tokenizer's pieces: tables are rounded up to 128s."""
+MOST_SPARE_ROWS = 127  # beyond the tokenizer's pieces: tables are rounded up to 128s
 
 
 class Pretrained(NamedTuple):
     """A model in our parameter tree."""
 
-    family: str
-    """A key of `names.FAMILIES`: the names it has in a checkpoint."""
+    family: str  # a key of `names.FAMILIES`: the names it has in a checkpoint
     config: transformer.Config
     params: dict[str, Any]
     """`embeddings`, `encoder`, and those of `mlm_head`, `rtd_head`, `pooler` that the
     model has; float32 numpy arrays, as the Flax modules of these names have them. One
     to be written may have a `classifier_head` (`classifier.Head`) in place of them."""
-    metadata: dict[str, Any]
-    """config.json as it was read; {} for a model that was made here."""
+    metadata: dict[str, Any]  # config.json as it was read; {} of a model made here
 
 
 def load(
@@ -90,18 +86,14 @@ def load(
     log: Callable[[str], None] = lambda line: None,
     **fields: Any,
 ) -> Pretrained:
-    """Reads a checkpoint folder (config.json, model.safetensors).
+    """Reads a checkpoint folder in Hugging Face's layout; parameters are float32.
 
-    Args:
-      folder: in Hugging Face's layout; ERNIE-M's state names may be Paddle's.
-      max_length: positions to keep, all if None.
-      log: receives a line about a fine-tuned model's head, which is not read.
-      fields: of the config, such as dropout and dtype; parameters are float32.
-
-    Raises:
-      PretrainedError: for a folder that is no checkpoint, a damaged file, another
-        architecture than our encoder's, fewer positions; or naming every tensor that
-        is missing, unexpected or of another shape than config.json gives.
+    ERNIE-M's state names may be Paddle's. Of the positions, `max_length` are kept, all
+    if None; `fields` are of the config, such as dropout and dtype; `log` gets a line
+    about a fine-tuned model's head, which is not read. Raises PretrainedError for a
+    folder that is no checkpoint, a damaged file, another architecture than our
+    encoder's, fewer positions; or naming every tensor that is missing, unexpected or of
+    another shape than config.json gives.
     """
     folder = pathlib.Path(folder)
     metadata = checkpoint_folder.read_config(folder)
@@ -147,13 +139,9 @@ def load_with_tokenizer(
 ) -> tuple[Pretrained, tokenizers.Tokenizer]:
     """Reads a checkpoint folder and the tokenizer in it, and checks that they fit.
 
-    Args:
-      min_length: positions that the model must have: tokens of the longest row.
-
-    Raises:
-      PretrainedError: as from `load`; if the model has fewer positions; if the
-        tokenizer is clearly another model's.
-      TokenizerError: if there is no tokenizer, or it cannot be read.
+    Raises PretrainedError as `load`, if the model has fewer positions than
+    `min_length`, the tokens of the longest row, or if the tokenizer is clearly another
+    model's; TokenizerError if there is no tokenizer, or it cannot be read.
     """
     model = load(folder, log=log, **fields)
     tokenizer = tokenizers.load(folder)
@@ -175,11 +163,8 @@ def save(folder: pathlib.Path, model: Pretrained) -> None:
         save(folder, Pretrained("electra", config, params, {}))
 
     The folder is made if missing (`tokenizers.save` writes the tokenizer); parameters
-    may be device arrays.
-
-    Raises:
-      PretrainedError: if the family has no such part, or counts positions otherwise, or
-        a parameter is not finite.
+    may be device arrays. Raises PretrainedError if the family has no such part, or
+    counts positions otherwise, or a parameter is not finite.
     """
     family = state_names.FAMILIES[model.family]
     config = model.config

@@ -74,12 +74,10 @@ def read(
 
 
 def _body(metadata: dict[str, Any], path: pathlib.Path) -> modern.Body:
-    """Reads the numbers of ModernBERT's layers.
-
-    transformers 5 writes the kind of each layer, and ignores the number beside it.
-    """
+    """Reads the numbers of ModernBERT's layers."""
     usual = modern.Body()
     window = _number(metadata, path, "local_attention", usual.window)
+    # transformers 5 writes the kind of each layer, and ignores the number beside it.
     kinds = metadata.get("layer_types")
     if kinds is None:
         key = "global_attn_every_n_layers"
@@ -157,10 +155,8 @@ def write(
 ) -> dict[str, Any]:
     """Makes the config.json of a model of `head`, "" if none, from one that was read.
 
-    Keys that have no meaning here stay.
-
-    Raises:
-      PretrainedError: if transformers would count its positions otherwise.
+    Keys that have no meaning here stay. Raises PretrainedError if transformers would
+    count its positions otherwise.
     """
     family = names.FAMILIES[name]
     metadata = metadata | {

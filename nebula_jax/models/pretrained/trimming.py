@@ -73,10 +73,7 @@ def trim(
 def select_rows(
     model: pretrained.Pretrained, rows: np.ndarray
 ) -> pretrained.Pretrained:
-    """Selects rows [N] of the embedding table, in any order, and of an MLM head's bias.
-
-    Row `rows[i]` becomes id i.
-    """
+    """Selects rows [N] of the table and an MLM head's bias: rows[i] becomes id i."""
     flat = traverse_util.flatten_dict(model.params, sep="/")
     for path in OF_PIECES:
         if path in flat:
@@ -91,16 +88,9 @@ def with_rows(
 ) -> pretrained.Pretrained:
     """Puts embeddings that were trained with fewer rows back into the whole model.
 
-    Pieces and positions that were not trained keep the rows that they have.
-
-    Args:
-      embeddings: parameters of `transformer.Embeddings`, trained; their N rows of
-        `word_embeddings` are some of the model's, their rows of `position_embeddings`
-        are the model's first.
-      rows: [N] integers, the row of the model's table that each of the N is.
-
-    Raises:
-      PretrainedError: if the tables are not of this model.
+    Of parameters of `transformer.Embeddings`, the N rows of `word_embeddings` go to
+    `rows` [N] of the model's table, those of `position_embeddings` to its first ones.
+    What was not trained stays. Raises PretrainedError if a table is another model's.
     """
     trained = jax.tree.map(np.asarray, dict(embeddings))
     places_of = {"word_embeddings": np.asarray(rows)}
