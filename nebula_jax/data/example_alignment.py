@@ -1,13 +1,11 @@
 """Compares the examples of two clusters without showing ids or text.
 
-Only ids that one side lacks are named, in the error that ends both.
-
 Each side sends, for each of 1024 groups, the number of its ids and the XOR of their
 digests; a digest is 64 bits of HMAC-SHA256(key, split and id), and its last 10 bits are
 the group. If one side has an example more, the XOR of both sides' XORs of the group is
-the digest of that example, so the side that has it finds its id; the other side finds
-that it lacks one. (The idea is that of invertible Bloom lookup tables; a few
-differences in 1024 groups hardly ever meet in one.)
+the digest of that example, so the side that has it finds its id and names it in the
+error that ends both; the other side finds that it lacks one. (The idea is that of
+invertible Bloom lookup tables; a few differences in 1024 groups hardly ever meet.)
 
 The key keeps ids from a listener on the line. It keeps nothing from the peer, who has
 it too and can try ids that it can guess: an id must not contain anything of its text.
@@ -24,17 +22,14 @@ import numpy as np
 
 from nebula_jax import errors, printable
 
-GROUPS = 1024
-"""24 KiB of hexadecimal digits in a Hello, which may have 64 KiB."""
-SHOWN = 3
-"""So many ids are named; the others are counted."""
+GROUPS = 1024  # 24 KiB of hexadecimal digits in a Hello, which may have 64 KiB
+SHOWN = 3  # so many ids are named; the others are counted
 
 _COUNT = np.dtype(">u4")
 _DIGEST = np.dtype(">u8")
 _KEY_CHECK = b"the same key?"
 
-Ids = Mapping[str, Sequence[str]]
-"""Split -> the ids of its examples, each once, in any order."""
+Ids = Mapping[str, Sequence[str]]  # split -> ids of its examples, each once, any order
 
 
 class AlignmentError(errors.NebulaError):
@@ -56,10 +51,9 @@ def default_key(*values: str) -> bytes:
 def fingerprint(ids: Ids, key: bytes) -> dict[str, Any]:
     """Computes what a side sends of its examples, of all splits that both sides hold.
 
-    Returns:
-      JSON values: `key`, by which different keys differ from different examples;
-      `splits`, the number of examples of each; `counts` and `xors` of the groups, [G]
-      big-endian 32-bit and 64-bit numbers in hexadecimal.
+    These are JSON values: `key`, by which different keys differ from different
+    examples; `splits`, the number of examples of each; `counts` and `xors` of the
+    groups, [G] big-endian 32-bit and 64-bit numbers in hexadecimal.
     """
     groups = _grouped(_digests(ids, key))
     return {
@@ -73,15 +67,9 @@ def fingerprint(ids: Ids, key: bytes) -> dict[str, Any]:
 def differences(ids: Ids, key: bytes, peer: Any) -> list[str]:
     """Lists how this side's examples differ from the peer's; empty if they agree.
 
-    Args:
-      peer: the peer's fingerprint, unchecked.
-
-    Returns:
-      Sentences for a person. An example that only this side has is named by split and
-      id, up to `SHOWN` of them; groups in which several differ are counted.
-
-    Raises:
-      AlignmentError: if `peer` is no fingerprint.
+    In sentences for a person. An example that only this side has is named by split and
+    id, up to `SHOWN` of them; groups in which several differ are counted. `peer` may be
+    anything: raises AlignmentError if it is no fingerprint.
     """
     local = fingerprint(ids, key)
     if peer == local:

@@ -23,8 +23,7 @@ from nebula_jax.data import packed_sequences, resumable_batches, text_folder, ts
 from nebula_jax.data.tokenizers import vocabulary as vocabularies
 
 TASKS = ("mrtd", "trtd")
-TaskWeights = Mapping[str, float]
-"""Task -> its share of the batches; of a generator they sum to 1."""
+TaskWeights = Mapping[str, float]  # task -> share of a generator's batches; sum 1
 
 SAMPLE = 200  # sequences of a language in which unknown pieces are counted
 UNUSUAL, MOST_UNKNOWN = 0.03, 0.5  # shares of unknown pieces: a warning, an error
@@ -39,21 +38,15 @@ class MixtureError(errors.SettingsError):
 class SamplingExponents(NamedTuple):
     """The sampling exponents of the two kinds of text."""
 
-    mono: float = 0.3
-    """XLM-R's; the paper states none."""
-    parallel: float = 0.7
-    """XLM-E's; the paper states none."""
+    mono: float = 0.3  # XLM-R's; the paper states none
+    parallel: float = 0.7  # XLM-E's; the paper states none
 
 
 class GeneratorData(NamedTuple):
-    """The text of one generator.
+    """The text of one generator: to train on, and of each language held-out lines."""
 
-    sources: to train on, with weights that sum to 1.
-    held_out: language -> its packed held-out lines.
-    """
-
-    sources: list[resumable_batches.Source]
-    held_out: dict[str, Sequence[dict[str, np.ndarray]]]
+    sources: list[resumable_batches.Source]  # with weights that sum to 1
+    held_out: dict[str, Sequence[dict[str, np.ndarray]]]  # by language, packed
 
 
 Open = Callable[[str, str, Sequence[str]], packed_sequences.Prepared]
@@ -193,7 +186,7 @@ def mixture(
     opened: Open,
     pairs: Sequence[str] = (),
 ) -> GeneratorData:
-    """Mixes the text of one generator, wherever that is."""
+    """Mixes the text of one generator, wherever it is."""
     held_out = {}
     mono, parallel = [], []
     for language in languages:
@@ -260,7 +253,7 @@ def check_text(
     mixes: Sequence[TaskWeights],
     pairs: Sequence[str] = (),
 ) -> None:
-    """Raises CorpusError where a file that these groups need is missing."""
+    """Raises CorpusError if a file that these groups need is missing."""
     text_folder.check_folder(data_dir)
     for _ in _texts(data_dir, groups, mixes, pairs):
         pass

@@ -27,13 +27,11 @@ class ScheduleError(errors.NebulaError):
 class Batch(NamedTuple):
     """The examples of a training step, or of a batch in evaluation.
 
-    bucket: the longest bucket of any of them.
-    indices: [B] int32. A batch that is not full repeats its last example.
-    count: number of examples, from the first, that are no repetition.
+    A batch that is not full repeats its last example, after `count` that it has.
     """
 
-    bucket: int
-    indices: np.ndarray
+    bucket: int  # the longest of any of them
+    indices: np.ndarray  # [B] int32
     count: int  # type: ignore[assignment]  # hides a method of tuples
 
 
@@ -112,13 +110,8 @@ def shuffled(count: int, seed: int, epoch: int = 0, bucket: int = 0) -> np.ndarr
     bucket is the highest word of its counter, so that no two buckets share a number.
     Clusters may have different versions of NumPy: the docstring of `np.random.Philox`
     has a Compatibility Guarantee ("will always produce the same random integer
-    stream"), which NumPy gives for no shuffle.
-
-    Args:
-      seed, epoch, bucket: 0 or more and less than 2^64.
-
-    Returns:
-      [N] int64.
+    stream"), which NumPy gives for no shuffle. Seed, epoch and bucket are 0 or more and
+    less than 2^64. Returns [N] int64.
     """
     generator = np.random.Philox(
         key=np.asarray([seed, epoch], np.uint64),

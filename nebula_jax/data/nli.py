@@ -2,10 +2,8 @@
 
     nli/{train,dev,test}.LANG.tsv[.gz]   header `id genre premise hypothesis label`
 
-UTF-8, LF, five fields a line with tabs between them. A quotation mark is text wherever
-it stands: XNLI has hundreds of them without a partner.
-
-N examples.
+UTF-8, LF, tabs between fields. A quotation mark is text wherever it stands: XNLI has
+hundreds of them without a partner. N examples.
 """
 
 import pathlib
@@ -16,9 +14,7 @@ import numpy as np
 
 from nebula_jax.data import tsv
 
-LABELS = ("entailment", "neutral", "contradiction")
-"""In the order of their numbers, which is that of TFDS."""
-
+LABELS = ("entailment", "neutral", "contradiction")  # their numbers are TFDS's
 COLUMNS = ("id", "genre", "premise", "hypothesis", "label")
 
 
@@ -28,8 +24,7 @@ class Examples(NamedTuple):
     ids: list[str]
     premises: list[str]
     hypotheses: list[str]
-    labels: np.ndarray
-    """[N] int32, places in LABELS."""
+    labels: np.ndarray  # [N] int32, places in LABELS
 
 
 def paths(

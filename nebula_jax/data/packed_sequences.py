@@ -4,8 +4,6 @@ Whole sentences are joined while they fit, so that few positions are padding:
 
     monolingual   [CLS] s1 [SEP] s2 [SEP] ... (as InfoXLM's blocks)
     parallel      [CLS] a1 a2 ... [SEP] [SEP] b1 b2 ... [SEP] (ERNIE-M's pair format)
-
-L max_length.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -77,5 +75,5 @@ class Prepared(NamedTuple):
     """A packed corpus, open."""
 
     key: str  # digest of all that it was made from
+    # Split name -> random-access source of `{"input_ids": [<=L] int32}`.
     splits: dict[str, Sequence[dict[str, np.ndarray]]]
-    """Split name -> random-access source of `{"input_ids": [<=L] int32}`."""

@@ -28,23 +28,17 @@ NO_DOWNLOAD = tfds.download.DownloadConfig(try_download_gcs=False)
 class PackedTextConfig(tfds.core.BuilderConfig):
     """The files of the splits, and the way they are packed."""
 
-    kind: str = "mono"
-    """`mono` or `parallel`."""
-    splits: dict[str, str] = dataclasses.field(default_factory=dict)
-    """Split name -> path of its text file."""
+    kind: str = "mono"  # `mono` or `parallel`
+    splits: dict[str, str] = dataclasses.field(default_factory=dict)  # name -> path
     vocabulary: str = ""
-    max_length: int = 0
-    """L, tokens of a sequence."""
+    max_length: int = 0  # L, tokens of a sequence
 
 
 class _LocalInfo(tfds.core.DatasetInfo):
-    """A dataset's description that TFDS does not look for in its own storage.
-
-    That search uses the network, and leaves an empty temporary folder each time.
-    """
+    """A dataset's description that TFDS does not look for in its own storage."""
 
     def initialize_from_bucket(self) -> None:
-        """Finds nothing."""
+        """Finds nothing: TFDS's search uses the network, and leaves an empty folder."""
 
 
 class PackedText(tfds.core.GeneratorBasedBuilder):
@@ -102,14 +96,9 @@ def prepare(
 
     The folder in `prepared_dir` is named by a digest of the texts, the vocabulary, L
     and the way they are packed: an edited corpus is prepared anew, never mixed up.
-
-    Args:
-      kind: `mono` or `parallel`.
-      language: of the text; of parallel text the pair, such as `en-sw`.
-
-    Raises:
-      CorpusError: where a text file is missing or malformed, the disk is full, or an
-        earlier folder is damaged.
+    `kind` is `mono`, or `parallel`, for which `language` is a pair such as `en-sw`.
+    Raises CorpusError if a text file is missing or malformed, the disk is full, or an
+    earlier folder is damaged.
     """
     find = text_folder.mono_path if kind == "mono" else text_folder.parallel_path
     paths = {split: find(data_dir, language, split) for split in splits}

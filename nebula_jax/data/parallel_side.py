@@ -18,8 +18,7 @@ from typing import NamedTuple
 
 from nebula_jax.data import tsv
 
-SPLITS = ("train", "dev", "test")
-"""Splits that every side has."""
+SPLITS = ("train", "dev", "test")  # that every side has
 HEADER = ("id", "text")
 
 _ID = re.compile(r"[!-~]{1,100}")  # it stands in messages, as a cluster's name does
@@ -55,10 +54,9 @@ def splits(folder: pathlib.Path) -> tuple[str, ...]:
 def read(file: pathlib.Path) -> Side:
     """Reads and checks one split.
 
-    Raises:
-      CorpusError: with file and line, at another header (a side must not hold the
-        other's text), another number of fields, an empty text, a control character,
-        bad UTF-8, an id that is no id or comes twice; and when the file has no example.
+    Raises CorpusError, with file and line, at another header (a side must not hold the
+    other's text), another number of fields, an empty text, a control character, bad
+    UTF-8, an id that is no id or comes twice; and when the file has no example.
     """
     examples = []
     for number, (name, text) in tsv.rows(

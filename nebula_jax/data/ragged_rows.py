@@ -20,8 +20,7 @@ import numpy as np
 from nebula_jax import errors, files
 from nebula_jax.data import parallel_side, tokenizers
 
-SHOWN = 3
-"""So many ids are named in a message; the others are counted."""
+SHOWN = 3  # so many ids are named in a message; the others are counted
 
 FORMAT = 1  # of the .npz; part of its name's digest
 _CHUNK = 10_000  # texts tokenized at once: their lists of ints take far more memory
@@ -38,16 +37,11 @@ class TokenRows:
     Example n is `tokens[offsets[n]:offsets[n + 1]]`.
     """
 
-    ids: list[str]
-    """[N], of the examples."""
-    tokens: np.ndarray
-    """[T] int32."""
-    offsets: np.ndarray
-    """[N + 1] int64, from 0 to T."""
-    cut: np.ndarray
-    """[any] int32, examples that were cut to fit."""
-    unknown: np.ndarray
-    """[any] int32, examples in which no character is in the vocabulary."""
+    ids: list[str]  # [N], of the examples
+    tokens: np.ndarray  # [T] int32
+    offsets: np.ndarray  # [N + 1] int64, from 0 to T
+    cut: np.ndarray  # [any] int32, examples that were cut to fit
+    unknown: np.ndarray  # [any] int32, examples without a character in the vocabulary
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -98,12 +92,8 @@ def tokenize(
 ) -> TokenRows:
     """Tokenizes the texts of a side.
 
-    Args:
-      max_length: tokens that a sentence may have, [CLS] and [SEP] included; from 3.
-      truncate: cut a longer sentence instead of refusing it.
-
-    Raises:
-      TokenError: at a sentence of more than `max_length` tokens.
+    A sentence may have `max_length` tokens, at least 3, [CLS] and [SEP] included. A
+    longer one is cut with `truncate`; otherwise it raises TokenError.
     """
     special, room = tokenizer.special, max_length - 2
     rows, cut, unknown = [], {}, []  # cut: index -> tokens
@@ -142,13 +132,10 @@ def tokenize_pairs(
     *,
     separators: int,
 ) -> TokenRows:
-    """Tokenizes pairs; of a pair that is too long, the longer sentence is cut.
+    """Tokenizes N pairs of sentences, with 1 or 2 separators between them.
 
-    Args:
-      ids: [N], of the pairs.
-      first, second: [N], their sentences.
-      max_length: tokens that a pair may have, all included; from 6.
-      separators: between the sentences, 1 or 2.
+    A pair may have `max_length` tokens, at least 6, all included. Of one that is too
+    long, the longer sentence is cut.
     """
     special, room = tokenizer.special, max_length - 2 - separators
     rows, cut, unknown = [], [], []
@@ -215,9 +202,7 @@ def prepare(
 ) -> TokenRows:
     """Tokenizes the file of a split of a side, unless `prepared_dir` has it by digest.
 
-    Raises:
-      CorpusError: where the file is malformed.
-      TokenError: at a sentence of more than `max_length` tokens.
+    Raises CorpusError if the file is malformed, and TokenError as `tokenize`.
     """
     special = tokenizer.special
     made_from = [FORMAT, files.digest(file), tokenizer.digest, max_length]

@@ -23,8 +23,7 @@ class Source(NamedTuple):
     name: str
     sequences: Sequence[dict[str, np.ndarray]]
     weight: float
-    key: str = ""
-    """Digest of the content."""
+    key: str = ""  # digest of the content
 
 
 def language_weights(sizes: Sequence[int], alpha: float) -> np.ndarray:
@@ -38,9 +37,7 @@ def language_weights(sizes: Sequence[int], alpha: float) -> np.ndarray:
     return weights / weights.sum()
 
 
-Place = tuple[Sequence[dict[str, np.ndarray]], int]
-"""The sequences of a source, and the number of one of them."""
-
+Place = tuple[Sequence[dict[str, np.ndarray]], int]  # sequences of a source, and which
 Fetch = Callable[[Sequence[Place]], Sequence[np.ndarray]]
 """Reads the ids of many sequences at once, each [<=L] int32."""
 
@@ -72,18 +69,14 @@ def numbered(
     fetch: Fetch = fetch_each,
     most: int | None = None,
 ) -> "grain.MapDataset":
-    """Returns the batches of a stream by their numbers, from 0.
+    """Returns the batches of a stream, [rows, L] int32 with [PAD], by number from 0.
 
     Args:
       sources: the corpora, each with some sequence.
       seed: of the shuffles, counted modulo 2^32; the same gives the same stream.
-      rows: of every batch, those that are wanted; others are not read. The position
-        does not depend on it.
+      rows: those wanted of every batch; others are not read. No position depends on it.
       fetch: reads the rows of a batch; called by several threads.
       most: batches of the stream, from its beginning; none beyond them is read ahead.
-
-    Returns:
-      Number -> [rows, L] int32 array, padded with [PAD].
     """
     with installed.extra("experiments"):
         import grain
@@ -142,7 +135,8 @@ class ReadAhead:
     on. So whoever reads from a source that may end, as a grant does, reads ahead.
 
     `end` is the error with which they ended, from the moment when fewer than `count`
-    are left. Before that moment, one more than are still needed are in hand.
+    are left, None before it and at the stream's end. Before that moment, one more than
+    are still needed are in hand.
     """
 
     def __init__(self, batches: "grain.DatasetIterator", count: int) -> None:
@@ -150,8 +144,7 @@ class ReadAhead:
         self._batches, self._count = batches, count
         self._ready: collections.deque[tuple[np.ndarray, Any]] = collections.deque()
         self._state = batches.get_state()
-        self.end: errors.NebulaError | None = None
-        """The reason why no more come; None while they do, and at the stream's end."""
+        self.end: errors.NebulaError | None = None  # the reason why no more come
         self._is_whole = False
 
     def begin(self) -> None:

@@ -19,12 +19,9 @@ from typing import Any, NamedTuple
 from nebula_jax import files
 from nebula_jax.data import django_messages, parallel_side, text_folder, tsv
 
-FLORES = "flores"
-"""The split that is made of a text folder's FLORES file."""
-HELD_OUT = "held_out"
-"""The split of training pairs that are not trained on."""
-DJANGO = "package:django"
-"""Names Django's messages in the place of a text folder."""
+FLORES = "flores"  # the split that is made of a text folder's FLORES file
+HELD_OUT = "held_out"  # the split of training pairs that are not trained on
+DJANGO = "package:django"  # names Django's messages in the place of a text folder
 
 _MANIFEST = "split.json"
 _FORMAT = 1  # of what `split` writes; part of the manifest
@@ -50,7 +47,9 @@ def split(
     The id of a pair is its split and its number in the file it comes from:
     `train-000001` is the first pair of the training file, whatever is left out. Where
     the text folder has no test file, every other pair of dev is for the test. Its
-    FLORES file, if it has one, becomes the split `flores`.
+    FLORES file, if it has one, becomes the split `flores`. Raises CorpusError at
+    missing or malformed text, at values of `sources` that no pair has, at fewer pairs
+    than `held_out` and `max_pairs` need, and if `out` holds anything else.
 
     Args:
       data_dir: a text folder (see `text_folder`), or `package:django`.
@@ -61,19 +60,13 @@ def split(
         dev and test, which are in-domain, are always taken whole.
       max_pairs: at most so many training pairs, chosen by a hash of their ids: a larger
         number chooses these and others.
-      max_words: at most so many words, between spaces, on both sides; of dev and test
-        too. FLORES, whose sentences are long, is left out then. A text in a language
-        that has no spaces, such as Chinese, is one word, so that the English side
-        alone counts.
+      max_words: at most so many words, between spaces, on both sides, of dev and test
+        too; then FLORES, whose sentences are long, is left out. A text without spaces,
+        such as Chinese, is one word, so that the English side alone counts.
       held_out: so many training pairs that may be taken become the split `held_out`
-        instead: the last by the same hash, so that the first are trained on. No other
-        training pair has the same text on either side, letters' case and punctuation
-        aside. They are the same whatever `max_pairs` is.
-
-    Raises:
-      CorpusError: at missing or malformed text, at values of `sources` that no pair
-        has, at fewer pairs than `held_out` and `max_pairs` need, and if `out` holds
-        anything else.
+        instead, the same ones whatever `max_pairs` is: the last by the same hash, so
+        that the first are trained on. No other training pair has the same text on
+        either side, letters' case and punctuation aside.
     """
     manifest = {
         "format": _FORMAT,
@@ -102,13 +95,9 @@ def pairs_to_test(
 ) -> dict[str, list[tuple[str, str]]]:
     """Reads the pairs that a model is tested on, as `split` would give them.
 
-    Of a text folder, which may lack training text, or of `package:django`.
-
-    Returns:
-      dev, test, flores, as far as there are any: pairs of sentences.
-
-    Raises:
-      CorpusError: at malformed text, or if there are none.
+    Of a text folder, which may lack training text, or of `package:django`. Returns the
+    pairs of dev, test and flores, as far as there are any; raises CorpusError at
+    malformed text, or if there are none.
     """
     with _text_folder(data_dir) as folder:
         paths = _paths(folder, languages, needed=())
@@ -280,10 +269,7 @@ def _short(
 
 
 def _is_made(out: pathlib.Path, manifest: Mapping[str, Any]) -> bool:
-    """Returns whether `out` was made with this manifest; False if it is not there.
-
-    The two folders' contents may differ: a person may have edited them.
-    """
+    """Returns whether `out` was made with this manifest, and perhaps edited since."""
     if not out.exists() or (out.is_dir() and not any(out.iterdir())):
         return False
     try:

@@ -47,8 +47,7 @@ class Limits(NamedTuple):
     """The limits of a row that is kept."""
 
     characters: int = 2000
-    ratio: float = 9.0
-    """Largest ratio of the lengths of a pair, in characters (Moses' is in words)."""
+    ratio: float = 9.0  # largest of a pair's lengths in characters (Moses': in words)
 
 
 LIMITS = Limits()
@@ -57,10 +56,8 @@ LIMITS = Limits()
 class Chosen(NamedTuple):
     """A row that is held out."""
 
-    number: int
-    """Its hash, and LAST if another file trains on one of its texts."""
-    keys: tuple[int, ...]
-    """Those of its texts."""
+    number: int  # its hash, and LAST if another file trains on one of its texts
+    keys: tuple[int, ...]  # those of its texts
 
 
 @dataclasses.dataclass
@@ -68,15 +65,11 @@ class Report:
     """The rows of one import: how many there were, where they are, what was dropped."""
 
     read: int = 0
-    kept: dict[str, int] = dataclasses.field(default_factory=dict)
-    """File -> its rows."""
-    dropped: dict[str, int] = dataclasses.field(default_factory=dict)
-    """Reason -> number of rows."""
+    kept: dict[str, int] = dataclasses.field(default_factory=dict)  # file -> its rows
+    dropped: dict[str, int] = dataclasses.field(default_factory=dict)  # rows by reason
+    # Reason -> the first rows' places.
     places: dict[str, list[str]] = dataclasses.field(default_factory=dict)
-    """Reason -> the first rows' places."""
-    overlap: int = 0
-    """Rows that were held out, though a file of another language or pair trains on one
-    of their texts."""
+    overlap: int = 0  # rows held out, though another file trains on one of their texts
 
     def drop(self, reason: str, place: str) -> None:
         """Counts a row that is dropped."""
@@ -144,7 +137,8 @@ def write(
 ) -> Report:
     """Writes rows as one language's, or one pair's, part of a text folder.
 
-    Each row that is kept, or is there already, takes a hundred bytes of memory.
+    Each row that is kept, or is there already, takes a hundred bytes of memory. Raises
+    CorpusError if the split is there already, or too few rows are left.
 
     Args:
       rows: from `text_import.read`.
@@ -152,9 +146,6 @@ def write(
       languages: one, or the two of a pair, in the order of the rows' values.
       split: of SPLITS. With `train`, splits that `out` lacks are taken out of the rows.
       held_out: rows of each of those, but at most a tenth; 0 for none.
-
-    Raises:
-      CorpusError: if the split is there already, or too few rows are left.
     """
     if languages[-1] == "en" != languages[0]:  # as in the names of most text folders
         rows = ((place, values and values[::-1]) for place, values in rows)

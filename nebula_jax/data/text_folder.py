@@ -50,9 +50,9 @@ def mono_path(data_dir: pathlib.Path, language: str, split: str) -> pathlib.Path
 
 
 def parallel_path(data_dir: pathlib.Path, pair: str, split: str) -> pathlib.Path:
-    """Finds the file of a pair such as `en-sw`, whichever of them its name begins with.
+    """Finds a file of a pair, `en-sw` or `sw-en`; CorpusError if there is none.
 
-    `split` is train, dev or test; CorpusError if there is none.
+    `split` is train, dev or test.
     """
     first, _, second = pair.partition("-")
     names = (pair, f"{second}-{first}")

@@ -46,6 +46,10 @@ def read(
 ) -> Iterator[Row]:
     """Reads the rows of inputs, one input after the other.
 
+    Raises CorpusError if an input is not there or of no format above, lacks a column,
+    or cannot be read to its end, and if the files of a pair differ in their lines;
+    MissingExtra without the library of a format.
+
     Args:
       inputs: files, folders, or tfds:NAME. Plain text of a pair comes in twos: a file
         of the first language, then one of the second.
@@ -54,11 +58,6 @@ def read(
         column with columns of its own, as in `translation.en`. If empty they are the
         languages' codes, these within `translation`, or of one language `text`.
       split: of datasets that have several.
-
-    Raises:
-      CorpusError: if an input is not there or of no format above, lacks a column, or
-        cannot be read to its end; if the files of a pair differ in their lines.
-      MissingExtra: without the library of a format.
     """
     if columns and len(columns) != len(languages):
         raise tsv.NoCorpusError(

@@ -49,9 +49,7 @@ def lines(
 
     A CR alone is text, unless it ends the first line: then every one ends a line.
     With `given`, a stream is read in the file's place; errors name it by `path`.
-
-    Raises:
-      CorpusError: at bad UTF-8, or if the file cannot be read to its end.
+    Raises CorpusError at bad UTF-8, or if the file cannot be read to its end.
     """
     opener = gzip.open if path.suffix == ".gz" else open
     number = 0
@@ -96,16 +94,15 @@ def rows(
 ) -> Iterator[tuple[int, list[str]]]:
     """Yields (line number, the fields of `columns`) of a table.
 
+    Raises CorpusError at another header, another number of fields, an empty field, a
+    forbidden character, a repeated value, bad UTF-8; and if there is no row.
+
     Args:
       columns: names, in the order wanted.
       exact: the header must have these columns in this order, and no others.
       unique: a column in which no value may come twice.
       may_be_empty: columns whose fields may be empty or blank.
       forbidden: characters that may not be in a field of `columns`.
-
-    Raises:
-      CorpusError: at another header, another number of fields, an empty field, a
-        forbidden character, a repeated value, bad UTF-8; and if there is no row.
     """
     numbered = lines(path)
     _, line = next(numbered, (1, ""))

@@ -4,10 +4,8 @@
     tokenizer.decode(tokenizer.encode("It doesn't rain."))  # it doesn't rain.
 
 A folder holds the files of one kind of tokenizer (see `readers`). A trimmed tokenizer
-is the whole one with another numbering. Its folder holds the whole one's files and
-`kept_pieces.json`.
-
-V pieces of the whole tokenizer, N pieces of the trimmed one.
+is the whole one with another numbering, and its folder holds the whole one's files and
+`kept_pieces.json`. V pieces of the whole tokenizer, N pieces of the trimmed one.
 """
 
 import functools
@@ -24,11 +22,8 @@ import numpy as np
 
 from nebula_jax.data.tokenizers import detokenize, readers
 
-KEPT = "kept_pieces.json"
-"""The ids that a trimmed tokenizer keeps of the whole one."""
-WHOLE = "whole_tokenizer"
-"""The folder of the whole tokenizer's files, inside a trimmed one's."""
-
+KEPT = "kept_pieces.json"  # the ids that a trimmed tokenizer keeps of the whole one
+WHOLE = "whole_tokenizer"  # folder of the whole tokenizer's files, in a trimmed one's
 COUNT_BATCH = 4096  # texts tokenized at once: enough for all cores, little memory
 
 # Names of the special pieces, in the order pad, unk, cls, sep, mask.
@@ -49,8 +44,7 @@ class SpecialTokens(NamedTuple):
     cls: int
     sep: int
     mask: int
-    size: int
-    """Pieces of the vocabulary, these five included."""
+    size: int  # pieces of the vocabulary, these five included
 
     @property
     def ids(self) -> tuple[int, int, int, int, int]:
@@ -69,10 +63,8 @@ class Tokenizer(NamedTuple):
     library: readers.Library
     new_ids: np.ndarray
     """[V] int32: id of each of the library's; unk's for special and dropped pieces."""
-    old_ids: np.ndarray
-    """[N] int32: the inverse, and what `trimming.trim` keeps."""
-    digest: str
-    """SHA-256 of the files and of what is kept. Clusters compare it when they meet."""
+    old_ids: np.ndarray  # [N] int32: the inverse, and what `trimming.trim` keeps
+    digest: str  # SHA-256 of the files and of what is kept, which clusters compare
     special: SpecialTokens
 
     @property
@@ -150,11 +142,8 @@ def count_pieces(tokenizer: Tokenizer, texts: Iterable[str]) -> np.ndarray:
 def kept_ids(tokenizer: Tokenizer, keep_ids: Iterable[int]) -> np.ndarray:
     """Adds the special tokens to ids to keep: [N] int64, ascending, each once.
 
-    Give the result to `trim` and to `trimming.trim`, so that tokenizer and model
-    agree (`trimming.trim_to` does both).
-
-    Raises:
-      TokenizerError: if an id is out of range.
+    Give the result to `trim` and to `trimming.trim`, so that tokenizer and model agree
+    (`trimming.trim_to` does both). TokenizerError if an id is out of range.
     """
     keep = np.unique([*map(int, keep_ids), *tokenizer.special.ids])
     if keep[0] < 0 or keep[-1] >= tokenizer.size:
@@ -192,15 +181,10 @@ def save(
 
     A sentencepiece model gets files beside it that transformers reads. The files of a
     trimmed one go into a folder inside: transformers, which would take them for the
-    model's, finds no tokenizer instead of wrong ids.
-
-    Args:
-      folder: made if missing; `load` reads the same tokenizer from it, but for the
-        digest of one that was trimmed twice.
-      max_length: positions of the model, to which transformers cuts texts.
-
-    Raises:
-      TokenizerError: if the disk does not take it.
+    model's, finds no tokenizer instead of wrong ids. The folder is made if missing;
+    `load` reads the same tokenizer from it, but for the digest of one that was trimmed
+    twice. transformers cuts texts to `max_length`, the positions of the model.
+    TokenizerError if the disk does not take it.
     """
     try:
         is_trimmed = tokenizer.size < len(tokenizer.library.pieces)

@@ -41,8 +41,7 @@ class Library(NamedTuple):
     encode_batch: Callable[[Sequence[str]], list[list[int]]]
     decode: Callable[[list[int]], str]
     pieces: list[str]
-    has_spaces: bool = True
-    """False if pieces have no spaces, and `decode` puts one after each word."""
+    has_spaces: bool = True  # False if pieces have none: `decode` puts them after words
 
 
 def read(folder: pathlib.Path) -> tuple[Library, tuple[str, ...]]:
@@ -237,11 +236,8 @@ def describe_spiece(
     AutoTokenizer reads this description. A pair has one token type and two separators,
     as an encoder without token types is trained here
     (`ragged_rows.has_double_separator`). A BPE model gets none: it would lack merges.
-
-    Args:
-      folder: with spiece.model.
-      special: its pieces for pad, unk, cls, sep and mask.
-      max_length: positions of the encoder; None leaves long texts uncut.
+    `special` are the pieces for pad, unk, cls, sep and mask; `max_length` the positions
+    of the encoder, None to leave long texts uncut.
     """
     with installed.extra("experiments"):
         import tokenizers

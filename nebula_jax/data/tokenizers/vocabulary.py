@@ -1,9 +1,7 @@
 """The vocabulary that all clusters of an M3 run share: special tokens, then text.
 
 It is a sentencepiece model trained here, or a pretrained model's tokenizer with its
-pieces in another order.
-
-V pieces.
+pieces in another order. V pieces.
 """
 
 import hashlib
@@ -19,10 +17,8 @@ import numpy as np
 from nebula_jax import errors, files, installed
 from nebula_jax.data import tokenizers
 
-PIECES = tokenizers.SPECIAL_PIECES[0]
-"""Special pieces, in the order of their ids."""
-NUM_SPECIAL = len(PIECES)
-"""Ids from here on are text; those below are never masked."""
+PIECES = tokenizers.SPECIAL_PIECES[0]  # special pieces, in the order of their ids
+NUM_SPECIAL = len(PIECES)  # ids from here on are text; those below are never masked
 SPECIAL = tokenizers.SpecialTokens._make([*range(NUM_SPECIAL), NUM_SPECIAL])
 """Their ids, in every vocabulary of this kind; `size` counts them alone."""
 
@@ -37,29 +33,21 @@ class Vocabulary(NamedTuple):
     """A loaded vocabulary."""
 
     path: pathlib.Path
-    encode: Callable[[str], list[int]]
-    """Converts a text to piece ids, without special tokens (but [UNK])."""
-    size: int
-    """V."""
-    digest: str
-    """SHA-256 of the content. Clusters compare it when they meet."""
+    encode: Callable[[str], list[int]]  # text -> piece ids, none special but [UNK]
+    size: int  # V
+    digest: str  # SHA-256 of the content. Clusters compare it when they meet
     rows: np.ndarray | None = None
     """[V] int32, each piece's id in the pretrained model's own, untrimmed tokenizer (of
     an untrimmed table: its row); None for a vocabulary that was trained here."""
-    piece: Callable[[int], str] = str
-    """Returns a piece as it is written, with `▁` for a space before it."""
+    piece: Callable[[int], str] = str  # as it is written, `▁` for a space before it
 
 
 def train(lines: Iterable[str], size: int, path: pathlib.Path) -> int:
     """Trains a unigram vocabulary, as XLM-R's is; returns how many pieces it has.
 
-    Args:
-      lines: sentences; the caller balances the languages. Long ones are cut up.
-      size: pieces wanted, special ones included. A small text may yield fewer.
-      path: of the model file; written whole or not at all.
-
-    Raises:
-      VocabularyError: if the text is too little for any vocabulary.
+    Of sentences, whose languages the caller balances; long ones are cut up. A small
+    text may yield fewer than `size` pieces, special ones included. The model file is
+    written whole or not at all. VocabularyError if there is too little text.
     """
     with installed.extra("experiments"):
         import sentencepiece
