@@ -25,11 +25,8 @@ def by_mask_predict(
 ) -> decoding.Translations:
     """Translates by mask-predict. Jit it with all but the arrays static.
 
-    Args:
-      encoded: hidden states and length logits that S sent, which it does with `cmlm`.
-      source_mask: [B, L] bool, false at padding.
-      candidates: N, lengths that are tried.
-      iterations: I, passes after pass 0.
+    `encoded` is what S sent, with length logits, as it does with `cmlm`; `source_mask`
+    [B, L] bool is false at padding. N lengths are tried, in `iterations` + 1 passes.
     """
     assert encoded.length_logits is not None
     target = abnet.Target(config)
@@ -68,10 +65,8 @@ def best_pieces(
 ) -> tuple[jax.Array, jax.Array]:
     """Finds the likeliest piece at each wanted place [R] bool; only these get logits.
 
-    Special tokens are never predicted. `hidden` is [R, D] float32, of all rows.
-
-    Returns:
-      Pieces [R] int32 and their log-probabilities [R] float32; 0 where not wanted.
+    Special tokens are never predicted. `hidden` is [R, D] float32, of all rows. Returns
+    pieces [R] int32 and their log-probabilities [R] float32; 0 where not wanted.
     """
     places = len(wanted)
     chunk = min(CHUNK, places)

@@ -44,10 +44,8 @@ tokenizer, where `13a` would take a clause for a word."""
 class Bleu(NamedTuple):
     """A score, and how it was computed."""
 
-    score: float
-    """0 to 100."""
-    signature: str
-    """sacrebleu's description of the settings; scores compare only if it is equal."""
+    score: float  # 0 to 100
+    signature: str  # sacrebleu's, of the settings; scores compare only if it is equal
 
     def __str__(self) -> str:
         return f"BLEU {self.score:.2f} ({self.signature})"
@@ -56,10 +54,8 @@ class Bleu(NamedTuple):
 class Apart(NamedTuple):
     """A difference of two systems' BLEU on the same sentences."""
 
-    difference: float
-    """BLEU of the second less that of the first."""
-    low: float
-    """The lower end of the interval that holds it with 95 % confidence."""
+    difference: float  # BLEU of the second less that of the first
+    low: float  # the lower end of the interval that holds it with 95 % confidence
     high: float
 
 
@@ -82,10 +78,7 @@ def corpus_bleu(
     >>> print(corpus_bleu(["The cat sat there."], ["the cat sat there ."]))
     BLEU 100.00 (nrefs:1|case:lc|eff:no|tok:13a|smooth:exp|version:...)
 
-    Args:
-      hypotheses: a translation of each sentence; it may be empty.
-      references: in the same order, none empty.
-      tokenize: `13a`, or another of sacrebleu's, such as `zh`.
+    A translation may be empty, a reference not. `tokenize` is one of sacrebleu's.
     """
     metric = sacrebleu.BLEU(lowercase=True, tokenize=tokenize, smooth_method="exp")
     result = metric.corpus_score(list(hypotheses), [list(references)])

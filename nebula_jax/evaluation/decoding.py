@@ -27,8 +27,7 @@ Predict = Callable[[jax.Array, jax.Array], tuple[jax.Array, jax.Array]]
 """(input_ids [B, N, Q], wanted [B, N, Q] bool) -> best pieces [B, N, Q] int32 and their
 log-probabilities [B, N, Q] float32; arbitrary where not wanted."""
 
-SHORTEST = 3
-"""Length of a target row: [CLS], a piece and [SEP]. (ABNet's, without [CLS], is 2.)"""
+SHORTEST = 3  # length of a row: [CLS], a piece, [SEP]. (ABNet's, without [CLS], is 2.)
 
 
 class Translations(NamedTuple):
@@ -88,11 +87,8 @@ def beam_search(
     better score than an ended one has. The search stops when all sentences are done.
     The length that divides a score counts [SEP] and not [CLS].
 
-    Args:
-      step: see `Step`.
-      state: at [CLS]; leaves begin with an axis [B N], N copies of a sentence.
-      max_length: Q, [CLS] and [SEP] included.
-      beams: N; 4 in section 4.2.
+    `state` is at [CLS]; leaves begin with an axis [B N], N copies of a sentence. N is 4
+    in section 4.2; Q, `max_length`, counts [CLS] and [SEP].
     """
     rules = _Rules(special, max_length, beams)
     empty = jnp.full((batch_size, beams, max_length), special.pad, jnp.int32)
@@ -215,12 +211,8 @@ def mask_predict(
     After pass 0, in which all n pieces are masked, pass i = 1 ... I masks the
     max(1, floor(n (1 - i / I))) of lowest probability and predicts these; the others
     stay. So there are I + 1 passes (ABNet's code). Returned is the best of the N
-    hypotheses of each sentence, by Σ log p over length penalty.
-
-    Args:
-      predict: see `Predict`.
-      lengths: [B, N] int32, of target rows, special tokens included.
-      max_length: Q; longer lengths are cut to it.
+    hypotheses of each sentence, by Σ log p over length penalty. `lengths` [B, N] int32
+    are of target rows, special tokens included, and are cut to Q, `max_length`.
     """
     lengths = jnp.minimum(lengths, max_length)
     place = jnp.arange(max_length)[None, None]

@@ -16,8 +16,7 @@ import optax
 
 # Our choice, for two cores: four times as many steps recover up to 5 points more.
 STEPS, BATCH, RATE = 200, 256, 2e-3
-PENALTY = 1e-3
-"""The ridge's λ over the mean square of a feature."""
+PENALTY = 1e-3  # the ridge's λ over the mean square of a feature
 SHARPNESS = 10.0  # the logit of a piece whose embedding is met exactly
 TINY = 1e-12
 
@@ -27,15 +26,12 @@ def nearest(vectors: jax.Array, table: jax.Array) -> jax.Array:
     """Names the piece whose embedding has the largest cosine with each vector.
 
     It takes no training: weights of a pretrained model are public, and a Transformer's
-    residuals carry a token's own embedding through its layers.
+    residuals carry a token's own embedding through its layers. Returns [N] int32.
 
     Args:
       vectors: [N, D] float32, hidden states as they were received.
       table: [V, D] float32, the model's output before its first layer for each piece,
         at the position of these vectors.
-
-    Returns:
-      [N] int32.
     """
     return jnp.argmax(_unit(vectors) @ _unit(table).T, axis=-1)
 
@@ -54,7 +50,7 @@ def inverted(
     With x the standardized hidden state, the log-odds of a piece are
     (x A + relu(x B) C) e + b, for the direction e of its embedding. Training begins
     with the ridge regression of directions on hidden states, and goes on with Adam on
-    the cross-entropy.
+    the cross-entropy, whose rate falls from RATE as a cosine. Returns [N] int32.
 
     Args:
       attacked: [N, D] float32, hidden states as they were received.
@@ -62,10 +58,7 @@ def inverted(
       labels: [M] int32, the pieces of `own`.
       table: [V, E] float32, public embeddings of all pieces.
       key: of the initialization and of the order.
-      steps: of Adam, each of BATCH tokens; its rate falls from RATE as a cosine.
-
-    Returns:
-      [N] int32.
+      steps: of Adam, each of BATCH tokens.
     """
     draw, order = jax.random.split(key)
     mean = jnp.mean(own, axis=0, keepdims=True)
@@ -109,15 +102,9 @@ def _unit(vectors: jax.Array) -> jax.Array:
 
 
 def ridge(features: jax.Array, targets: jax.Array, penalty: float) -> jax.Array:
-    """Solves min |X W - Y|² + λ |W|².
+    """Solves min |X W - Y|² + λ |W|² for W [F, T] float32.
 
-    Args:
-      features: [M, F] float32, X.
-      targets: [M, T] float32, Y.
-      penalty: λ over M times the mean square of X.
-
-    Returns:
-      W [F, T] float32.
+    Of X [M, F] and Y [M, T] float32; `penalty` is λ over M times the mean square of X.
     """
     gram = features.T @ features
     shift = penalty * len(features) * jnp.mean(features**2) + TINY

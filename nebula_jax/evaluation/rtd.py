@@ -59,20 +59,15 @@ def sample(
 
 
 def report(predictions: Sequence[m3_predictions.Predictions]) -> dict[str, float]:
-    """Computes the figures of one language.
+    """Computes the figures of one language, of its held-out batches as numpy arrays.
 
-    Args:
-      predictions: on its held-out batches, as numpy arrays.
-
-    Returns:
-      rtd_auc: see above.
-      fake_token_rate: share of text tokens that were replaced by another. (A training
-        step's metric of that name counts [CLS] and [SEP] among the tokens.)
-      sampled_mlm_accuracy: share of masked tokens that the generator sampled right.
-      clm_accuracy: share of masked tokens that the discriminator predicted right.
-      unigram_accuracy: the same of a guess that is the most frequent of them, always:
-        the most that frequencies alone can reach.
-      tokens: number of text tokens.
+    rtd_auc: see above; tokens: number of text tokens.
+    fake_token_rate: share of text tokens that were replaced by another. (A training
+      step's metric of that name counts [CLS] and [SEP] among the tokens.)
+    sampled_mlm_accuracy: share of masked tokens that the generator sampled right.
+    clm_accuracy: share of masked tokens that the discriminator predicted right.
+    unigram_accuracy: the same of a guess that is the most frequent of them, always:
+      the most that frequencies alone can reach.
     """
     text = np.concatenate([np.asarray(p.text).ravel() for p in predictions])
     scores = np.concatenate([np.asarray(p.replaced_score).ravel() for p in predictions])

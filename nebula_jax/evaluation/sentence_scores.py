@@ -19,23 +19,17 @@ HEADER = ("id", "nats", "tokens", *bleu.STATISTICS)
 class Scores(NamedTuple):
     """The scores of N sentences."""
 
-    ids: list[str]
-    """[N], of the examples."""
-    nats: np.ndarray
-    """[N] float64, loss of each sentence."""
-    tokens: np.ndarray
-    """[N] int64, tokens that the loss is of."""
-    counts: np.ndarray
-    """[N, 10] int64, `bleu.statistics` of the translations."""
+    ids: list[str]  # [N], of the examples
+    nats: np.ndarray  # [N] float64, loss of each sentence
+    tokens: np.ndarray  # [N] int64, tokens that the loss is of
+    counts: np.ndarray  # [N, 10] int64, `bleu.statistics` of the translations
 
 
 class Loss(NamedTuple):
     """A loss of many sentences together."""
 
-    mean: float
-    """Nats a token."""
-    standard_error: float
-    """Nats a token, over sentences; 0 of a single one."""
+    mean: float  # nats a token
+    standard_error: float  # nats a token, over sentences; 0 of a single one
 
 
 def loss(scores: Scores) -> Loss:
@@ -51,10 +45,7 @@ def loss(scores: Scores) -> Loss:
 
 
 def are_paired(first: Scores, second: Scores) -> bool:
-    """Returns True if both are of the same sentences, each of as many tokens.
-
-    Otherwise the two losses are no losses of the same predictions.
-    """
+    """Returns True if both are of the same sentences, each of as many tokens."""
     return first.ids == second.ids and np.array_equal(first.tokens, second.tokens)
 
 

@@ -37,8 +37,7 @@ def read(
     """Reads the first P dev pairs of each language that has any, not English.
 
     Sentences longer than L lose their ends. With pairs that are `named` (see
-    `language_mixture.pairs_of`), their names are the keys. CorpusError if the text is
-    malformed.
+    `language_mixture.pairs_of`), their names are the keys. CorpusError at bad text.
     """
     found = {}
     wanted = [
@@ -74,10 +73,9 @@ def _batch(
 def figures(first: np.ndarray, second: np.ndarray) -> dict[str, float]:
     """Compares vectors [P, D] of sentences with those of their translations.
 
-    Returns:
-      translation_gap: mean cosine of translations, less that of all other pairs.
-      retrieval: share of sentences, of both sides, whose nearest on the other side is
-        their translation; of equally near ones, none is the nearest.
+    translation_gap: mean cosine of translations, less that of all other pairs.
+    retrieval: share of sentences, of both sides, whose nearest on the other side is
+      their translation; of equally near ones, none is the nearest.
     """
     cosines = _normalized(first) @ _normalized(second).T
     count = len(cosines)

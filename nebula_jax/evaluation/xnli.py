@@ -20,10 +20,8 @@ class Score(NamedTuple):
 
     correct: int
     total: int
-    labels: tuple[int, ...]
-    """[C] number of examples with each label."""
-    predicted: tuple[int, ...]
-    """[C] number of predictions of each label."""
+    labels: tuple[int, ...]  # [C] number of examples with each label
+    predicted: tuple[int, ...]  # [C] number of predictions of each label
 
     @property
     def accuracy(self) -> float:
