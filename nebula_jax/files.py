@@ -31,13 +31,9 @@ def writing(path: pathlib.Path) -> Iterator[pathlib.Path]:
             partial.write_text(text, "utf-8")
 
     If the block raises, nothing is left and `path` is as it was. A file replaces
-    another at once. A folder, made by the block, replaces an empty one at most.
-
-    The path has the same name, on the same disk. Missing parents are made.
-
-    Raises:
-      OSError: if the disk does not take it, or a folder with anything in it is at
-        `path`.
+    another at once. A folder, made by the block, replaces an empty one at most. The
+    path yielded has the same name, on the same disk. Missing parents are made. Raises
+    OSError if the disk does not take it, or at `path` is a folder with anything in it.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(

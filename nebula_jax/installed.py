@@ -32,11 +32,7 @@ def extra(name: str) -> Iterator[None]:
     nebula_jax.installed.MissingExtra: no_such_library is missing: \
 pip install "nebula_jax[plots]"
 
-    Args:
-      name: of the extra, as in pyproject.toml.
-
-    Raises:
-      MissingExtra: if a library is not installed.
+    Extras are in pyproject.toml. Raises MissingExtra if a library is not installed.
     """
     try:
         yield

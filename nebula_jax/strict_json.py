@@ -31,10 +31,9 @@ def _without_nonfinite(value: Any) -> Any:
 def loads(data: bytes | bytearray | str) -> Any:
     """Reads JSON in UTF-8; a byte-order mark before it does not count.
 
-    Raises:
-      ValueError: if it is none; or has a number that is not finite (a bound that is NaN
-        bounds nothing), a name twice in an object (the last would count), or more depth
-        than can be read. In words.
+    Raises ValueError, in words, if it is none; or has a number that is not finite (a
+    bound that is NaN bounds nothing), a name twice in an object (the last would count),
+    or more depth than can be read.
     """
     text = data if isinstance(data, str) else data.decode()
     try:

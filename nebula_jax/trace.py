@@ -22,10 +22,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from nebula_jax import files
 
-MOST_SPANS = 500_000
-"""Spans that are kept, some 100 MB of JSON; the ledger counts the others too."""
-MAIN = "loop"
-"""The lane of the process's own loop."""
+MOST_SPANS = 500_000  # that are kept, some 100 MB of JSON; the ledger counts all
+MAIN = "loop"  # the lane of the process's own loop
 
 Item = TypeVar("Item")
 
@@ -35,22 +33,17 @@ class Span(NamedTuple):
 
     lane: str
     name: str
-    begin: float
-    """Seconds of the clock."""
+    begin: float  # seconds of the clock
     end: float
-    about: dict[str, Any]
-    """JSON values."""
+    about: dict[str, Any]  # JSON values
 
 
 class Ledger(NamedTuple):
     """The time of a process, by what it did."""
 
-    seconds: float
-    """From `begin` on."""
-    cpu_seconds: float
-    """Those of all cores, from `begin` or `lump` on."""
-    parts: dict[str, float]
-    """Name of a span -> seconds in it, without those of spans within."""
+    seconds: float  # from `begin` on
+    cpu_seconds: float  # those of all cores, from `begin` or `lump` on
+    parts: dict[str, float]  # name of a span -> seconds in it, and in none within it
 
     @property
     def other(self) -> float:
@@ -87,10 +80,7 @@ class Trace:
 
     @contextlib.contextmanager
     def span(self, name: str, **about: Any) -> Iterator[None]:
-        """Records what is done meanwhile: `name` is a part of the ledger.
-
-        The JSON values `about` are shown with it.
-        """
+        """Records what is done meanwhile as a part of the ledger; `about` is JSON."""
         if not self.is_on:
             yield
             return
@@ -160,8 +150,7 @@ class Trace:
         write_events(path, events, self._dropped)
 
 
-OFF = Trace()
-"""A trace that records nothing."""
+OFF = Trace()  # a trace that records nothing
 
 
 def write_events(

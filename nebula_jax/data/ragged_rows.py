@@ -132,7 +132,7 @@ def tokenize_pairs(
     *,
     separators: int,
 ) -> TokenRows:
-    """Tokenizes N pairs of sentences, with 1 or 2 separators between them.
+    """Tokenizes pairs of sentences, [N] each, with 1 or 2 separators between them.
 
     A pair may have `max_length` tokens, at least 6, all included. Of one that is too
     long, the longer sentence is cut.
