@@ -48,13 +48,9 @@ Records = dict[str, dict[str, list[dict[str, float]]]]  # name -> measure -> rou
 
 
 def run(name: str, folder: pathlib.Path) -> dict[str, dict[str, Any]]:
-    """Measures with one transport, by two processes.
+    """Measures a transport by two processes, whose credentials are in `folder`.
 
-    Args:
-      folder: with credentials of both ends.
-
-    Returns:
-      Side -> measurement -> what the worker found; `connect` sends.
+    Returns side -> measurement -> what the worker found; `connect` sends.
     """
     transport, commands = TRANSPORTS[name], []
     common = {
@@ -101,7 +97,6 @@ def run_rounds(rounds: int) -> Records:
 def _throughput(
     size: int, sent: Mapping[str, float], received: Mapping[str, float]
 ) -> dict[str, float]:
-    """Returns rates, and CPU seconds per GB of both ends."""
     gigabytes = size * _count(size) / 1e9
     rate = gigabytes / sent["seconds"]
     return {

@@ -26,8 +26,7 @@ from nebula_jax.runtime.records import report
 from scripts.bench import harness
 from scripts.bench import report as bench_report
 
-DEFAULTS = {"rounds": 11}
-"""Shared flags that have another default in this benchmark."""
+DEFAULTS = {"rounds": 11}  # of shared flags, in this benchmark
 SHAPE = (128, 64, 768)  # [B, L, D] of the tensor
 
 CODECS = (
@@ -55,11 +54,9 @@ def gaussian(shape: tuple[int, ...], seed: int) -> jax.Array:
 
 
 def decaying(shape: tuple[int, ...], seed: int) -> jax.Array:
-    """Makes a matrix [B L, D] with singular values i^-0.6.
+    """Makes [B, L, D] of variance 1, whose singular values as [B L, D] are i^-0.6.
 
-    Returns:
-      [B, L, D] of variance 1. Low rank loses about as much of it as of a trained
-      model's hidden states.
+    Low rank loses about as much of it as of a trained model's hidden states.
     """
     rows, width = shape[0] * shape[1], shape[2]
     left, right = (

@@ -29,30 +29,23 @@ flags.DEFINE_bool("tiny", False, "A tiny model and few rounds: to try the parts.
 flags.DEFINE_float("seconds", 540.0, "For all parts together.", lower_bound=10)
 flags.DEFINE_string("commit", "", "Commit to record, for a copy of the files alone.")
 
-PEAK = {"H100": 989.4, "H200": 989.4}
-"""Tera operations a second of bfloat16 products, dense, as NVIDIA's data sheets say."""
+PEAK = {"H100": 989.4, "H200": 989.4}  # dense bfloat16 TFLOP/s, by NVIDIA's data sheet
 MFU = 0.35  # asked of the best rung
 STEP = "scripts.bench.device_step"
-XLA = "--xla_gpu_enable_triton_gemm=false"
-"""Triton's kernels for matrix products take minutes to be tried out."""
-
-RUNGS = {
+XLA = "--xla_gpu_enable_triton_gemm=false"  # trying out Triton's kernels takes minutes
+RUNGS = {  # process -> the rung that it measures, in order; the last two are compared
     **{name: name for name in ("float32", "bfloat16", "fused", "double")},
     "PyTorch": "torch",
     "first": "short",
     "second": "short",
 }
-"""Process -> the rung that it measures, in this order; two are there to be compared."""
 TINY = ("fused", "PyTorch", "first", "second")  # of --tiny
 
 
 def steps(
     rungs: Mapping[str, str], options: Sequence[str], is_gpu: bool, seconds: float
 ) -> dict[str, dict[str, Any]]:
-    """Measures rungs (as RUNGS) one by one, in so many seconds together.
-
-    Returns name -> figures, or what `failed`.
-    """
+    """Measures rungs in so many seconds; returns name -> figures, or what `failed`."""
     end, found = time.monotonic() + seconds, {}
     xla = {"XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} {XLA}"} if is_gpu else {}
     for name, rung in rungs.items():
@@ -142,7 +135,6 @@ def markdown(result: Mapping[str, Any]) -> str:
 def _row(
     step: Mapping[str, Any], device: str, pytorch: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """Returns the cells of a step."""
     mfu, memory = _mfu(step["teraflops"], device), step.get("peak_gib")
     rate = step["tokens_per_second"]
     return {

@@ -61,7 +61,6 @@ class Run:
     """A tiny M3 run that goes on until it is stopped."""
 
     def __init__(self, workdir: pathlib.Path, seed: int) -> None:
-        """Starts it in a new folder."""
         self._arguments = [
             f"--flagfile={FLAGFILE}",
             f"--workdir={workdir.absolute()}",
@@ -88,8 +87,7 @@ class Run:
     def steps_since(self, moment: float) -> float:
         """Waits until every cluster has taken a step since `moment`; returns when.
 
-        Raises:
-          errors.NebulaError: if the run ended, or none was taken for long.
+        Raises errors.NebulaError if the run ended, or none was taken for long.
         """
         launcher = self._launchers[-1]
         while time.time() < moment + LONGEST_SECONDS:
@@ -165,14 +163,8 @@ def disturbed(run: Run, draw: random.Random) -> dict[str, Any]:
 def goodput(samples: Sequence[Sample], faults: Sequence[Fault]) -> dict[str, Any]:
     """Compares the steps of a time with those that it had had without faults.
 
-    Args:
-      samples: of that time, in its order.
-
-    Returns:
-      steps that remained, rate (steps a second between faults), goodput, kills.
-
-    Raises:
-      errors.NebulaError: if there are too few samples.
+    Returns the steps that remained, the rate (steps a second between faults), goodput
+    and kills; raises errors.NebulaError if there are too few samples.
     """
     edges = [float("-inf"), *itertools.chain(*faults), float("inf")]
     steps = seconds = 0.0

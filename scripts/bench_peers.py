@@ -59,7 +59,7 @@ LEAST_BYTES = 3e5  # of a round; fewer are heartbeats
 KILLED = ("1 M", "60 Mbit/s")  # where a worker is killed, after a row's run
 
 Arm = trials.Arm
-LOCAL_STEPS = {
+LOCAL_STEPS = {  # name -> arm; each table's first is what the others are compared with
     "Nebula mesh float32": Arm("with_nebula", variant="mesh float32"),
     "Nebula hub float32": Arm("with_nebula", variant="hub float32"),
     "Nebula hub quorum": Arm("with_nebula", variant="hub quorum", is_for_kills=True),
@@ -79,7 +79,6 @@ CUT = {
     },
     "torch pipelining float32": Arm("cut_with_torch", "torch", "torch"),
 }
-"""Name -> arm. The first of each table is what the others are compared with."""
 SIZES = {
     "1 M": task_lib.Size(width=600, rounds=5, inner_steps=50, batch=64),
     "22 M": task_lib.Size(width=4150, rounds=3, inner_steps=10, batch=32),
@@ -96,11 +95,7 @@ def arms_of(size: str) -> dict[str, Arm]:
 
 
 def python_of(arm: Arm) -> pathlib.Path:
-    """Returns the interpreter of an arm's environment.
-
-    Raises:
-      errors.NebulaError: if there is no such environment.
-    """
+    """Returns the interpreter of an arm's environment; NebulaError if there is none."""
     if not arm.environment:
         return pathlib.Path(sys.executable)
     folder = pathlib.Path(flags.FLAGS["environments"].value).absolute()
@@ -163,11 +158,7 @@ def run_of(size: str, line: str, arm: str) -> table_runs.Run:
 
 
 def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
-    """Measures a row, and leaves it in the run's folder.
-
-    Raises:
-      errors.NebulaError: if the framework is not there, or fails.
-    """
+    """Measures a row in `workdir`; NebulaError if its framework is absent or fails."""
     size, line, name = (each.partition("=")[2] for each in run.arguments[:3])
     begin, arm = time.monotonic(), arms_of(size)[name]
     start = functools.partial(trials.running, arm, python_of(arm))
@@ -221,7 +212,7 @@ def _chosen() -> Iterator[tuple[str, str, str]]:
                 yield size, line, arm
 
 
-FIGURES = {
+FIGURES = {  # figure of a row -> its column and form; less of it is better
     "round": ("a round", "{:.2f} s"),
     "computing": ("computing", "{:.2f} s"),
     "bytes": ("bytes", "{:,.0f}"),
@@ -229,7 +220,6 @@ FIGURES = {
     "memory": ("memory", "{:,.0f} MB"),
     "recovery": ("after a kill", "{:.1f} s"),
 }
-"""Figure of a row -> its column and form. Less of it is better."""
 
 
 def markdown(record: Mapping[str, Any]) -> str:

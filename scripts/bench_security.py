@@ -41,20 +41,14 @@ flags.DEFINE_string(
     "bench_end", "", "Set for the processes of the benchmark itself, as JSON."
 )
 
-LINES = {"60": "60mbit,15ms", "170": "170mbit,15ms"}
-"""Mbit/s -> line."""
-ROUNDS, STEPS, WARM_UP = 3, 150, 5
-"""So many steps that the CPU time of the handshakes is a small part."""
-KILOBYTES = {"60": 256, "170": 724}
-"""The size of a tensor: some 35 ms on its line."""
+LINES = {"60": "60mbit,15ms", "170": "170mbit,15ms"}  # Mbit/s -> line
+ROUNDS, STEPS, WARM_UP = 3, 150, 5  # so many steps that handshakes take little CPU time
+KILOBYTES = {"60": 256, "170": 724}  # the size of a tensor: some 35 ms on its line
 COMPUTE_SECONDS = 0.08
 
 
-# One end of the exchange, a process of its own.
-
-
 def end(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Exchanges tensors with the other end; returns the seconds of each step."""
+    """Exchanges tensors with the other process; returns the seconds of each step."""
     reach = connect.Settings(**settings["reach"])
     size = settings["kilobytes"] * 1000
     spec = jax.ShapeDtypeStruct((size,), np.uint8)

@@ -25,18 +25,12 @@ class Read(NamedTuple):
     """A run, as its folder has it."""
 
     name: str
-    summary: Mapping[str, Any]
-    """Empty while the run is under way."""
-    records: Mapping[str, Sequence[Mapping[str, Any]]]
-    """Cluster -> its metrics."""
+    summary: Mapping[str, Any]  # empty while the run is under way
+    records: Mapping[str, Sequence[Mapping[str, Any]]]  # cluster -> its metrics
 
 
 def read(folder: pathlib.Path) -> Read:
-    """Reads a run's folder.
-
-    Raises:
-      errors.SettingsError: if it is none.
-    """
+    """Reads a run's folder; raises errors.SettingsError if it is none."""
     found = run_folder.clusters(folder)
     if not found:
         raise errors.SettingsError(f"{folder}: no cluster of a run has metrics there")

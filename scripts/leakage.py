@@ -60,19 +60,13 @@ NO_PIECE = -1
 
 
 class Text(NamedTuple):
-    """The source sentences, and the pieces that an attacker looks for.
+    """The source sentences, and the pieces that an attacker looks for."""
 
-    ids: [N, L] int32, padded.
-    mask: [N, L] bool, false at padding. It crosses too.
-    pieces: [N, L] int32, the number of each token among `candidates`; NO_PIECE at
-      padding and special tokens, which are not counted.
-    candidates: [V] int32, ids of all pieces of these sentences, ascending.
-    """
-
-    ids: np.ndarray
-    mask: np.ndarray
+    ids: np.ndarray  # [N, L] int32, padded
+    mask: np.ndarray  # [N, L] bool, false at padding; it crosses too
+    # [N, L] int32 of `candidates`; NO_PIECE, not counted, at padding, special tokens.
     pieces: np.ndarray
-    candidates: np.ndarray
+    candidates: np.ndarray  # [V] int32, ids of all pieces of these sentences, ascending
 
     def of(self, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Returns where chosen sentences have text, [n, L] bool, and its pieces."""
@@ -81,12 +75,7 @@ class Text(NamedTuple):
 
 
 def text_of(ids: np.ndarray, special: Any) -> Text:
-    """Numbers the pieces of padded sentences.
-
-    Args:
-      ids: [N, L] int32.
-      special: `tokenizers.SpecialTokens` of their tokenizer.
-    """
+    """Numbers the pieces of padded ids [N, L] int32; `special` is a `SpecialTokens`."""
     is_text = ~special.contains(ids)
     candidates, places = np.unique(ids[is_text], return_inverse=True)
     pieces = np.full(ids.shape, NO_PIECE, np.int32)
@@ -95,10 +84,7 @@ def text_of(ids: np.ndarray, special: Any) -> Text:
 
 
 def train(table: config.Table, flagfile: pathlib.Path) -> pathlib.Path:
-    """Trains what is attacked, unless that was done before; returns its folder.
-
-    The codecs have no part in it, which are compared on one and the same model.
-    """
+    """Trains what is attacked, once for all codecs, without any; returns its folder."""
     arguments = [*table.arguments(flagfile), "--cluster=whole", "--seed=0"]
     arguments += ["--bleu_sentences=1", "--held_out_pairs=0"]  # Table 5 has the BLEU
     # What was trained with other flags is another model.
@@ -114,8 +100,7 @@ def train(table: config.Table, flagfile: pathlib.Path) -> pathlib.Path:
 def load(workdir: pathlib.Path) -> tuple[whole.Both, Any]:
     """Reads what `train` left: both sides, and all parameters of the source.
 
-    Raises:
-      errors.NebulaError: if it has no checkpoint.
+    Raises errors.NebulaError if it has no checkpoint.
     """
     configuration.parse_run(str(workdir), "train_abnet")
     run = abnet_config.from_flags()
@@ -125,14 +110,10 @@ def load(workdir: pathlib.Path) -> tuple[whole.Both, Any]:
 
 
 class Sides(NamedTuple):
-    """The sentences that one attacker attacks, and those that are its own.
+    """The sentences that one attacker attacks, and those that are its own."""
 
-    attacked: [A] int64, numbers of sentences.
-    own: [M] int64, likewise; none equals one that is attacked.
-    """
-
-    attacked: np.ndarray
-    own: np.ndarray
+    attacked: np.ndarray  # [A] int64, numbers of sentences
+    own: np.ndarray  # [M] int64, likewise; none equals one that is attacked
 
 
 def sides(ids: np.ndarray, seed: int, attacked: int) -> Sides:
@@ -161,11 +142,9 @@ def encoded(both: whole.Both, params: Any, text: Text, layers: int) -> np.ndarra
 
 
 def public_embeddings(both: whole.Both, text: Text) -> tuple[jax.Array, jax.Array]:
-    """Looks up the candidates in PLM-S.
+    """Looks up the candidates in PLM-S: the rows of its table, [V, E] float32.
 
-    Returns:
-      [V, E] float32, rows of its table; [L, V, D] float32, what its first layer would
-      get at each position.
+    And what its first layer would get of them at each position, [L, V, D] float32.
     """
     model, length = both.plms[0].model, text.ids.shape[1]
     params = model.params["embeddings"]
@@ -188,14 +167,10 @@ def crossed(
 ) -> tuple[np.ndarray, float]:
     """Sends hidden states through a codec, micro-batch by micro-batch, as a run does.
 
-    Args:
-      spec: of a micro-batch; what a codec loses may depend on what it encodes together.
-      hidden: [N, L, D] float32.
-      mask: [N, L] bool.
-
-    Returns:
-      [N, L, D] float32, as the receiver has it; and the bytes of the payloads over
-      those of padded float32, as in Table 5 but for the heads of frames.
+    These are `hidden` [N, L, D] float32, with their mask [N, L] bool; `spec` is that of
+    a micro-batch, as a codec may lose by what it encodes together. Returns what the
+    receiver has of them, and the bytes of the payloads over those of padded float32, as
+    in Table 5 but for the heads of frames.
     """
     made, carrier = codecs.from_string(codec), loopback.Loopback()
     sender = carrier.sender("hidden", spec, made)
@@ -223,16 +198,10 @@ def attack(
     seed: int,
     steps: int,
 ) -> tuple[float, float]:
-    """Attacks hidden states as an attacker does.
+    """Attacks hidden states [N, L, D] float32; `public` is from `public_embeddings`.
 
-    Args:
-      received: [N, L, D] float32.
-      public: from `public_embeddings`.
-      seed: of the inverter.
-      steps: in which it is trained.
-
-    Returns:
-      The shares of tokens that the nearest embedding and the inverter recover.
+    Returns the shares of tokens that the nearest embedding recovers, and an inverter
+    that is trained in so many steps with this seed.
     """
     embeddings, by_position = public
     is_text, labels = text.of(attacker.attacked)
@@ -259,18 +228,11 @@ def gather(
     attacked: int = ATTACKED,
     steps: int = leakage.STEPS,
 ) -> dict[str, Any]:
-    """Makes all attacks.
+    """Makes all attacks; returns the record without its provenance.
 
-    Args:
-      both: the sides of the run, from `load`.
-      params: of the source.
-      table5: the record of Table 5, whose BLEU stands beside a codec; {} for none.
-      seeds: of the attackers.
-      attacked: sentences that each attacks.
-      steps: in which an inverter is trained.
-
-    Returns:
-      The record without its provenance.
+    `both` and the source's `params` are from `load`; `table5` is the record whose BLEU
+    stands beside a codec, or {}. Each of `seeds` has an attacker, who attacks so many
+    sentences, with an inverter trained in so many steps.
     """
     agreed, plm = both.batches[0].agreed, both.plms[0]
     special, rows = plm.tokenizer.special, both.texts[0].train

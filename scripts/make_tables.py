@@ -78,8 +78,7 @@ MARKDOWN: dict[str, Callable[[Mapping[str, Any]], str]] = {
     "simulation": bench_report.simulation,
 }
 """Beginning of a record's name -> the function that renders the record."""
-SECURITY = ("bench_security",)
-"""The records whose blocks are in SECURITY.md."""
+SECURITY = ("bench_security",)  # the records whose blocks are in SECURITY.md
 WITHDRAWN = (
     *("bert_ladder", "mutation_score", "fake_rates", "m3_recipe", "xnli_recipe"),
     *("table1_small", "bench_planner", "scaling", "codec_control", "long_run"),
@@ -98,13 +97,12 @@ OLDER = {
 }
 """Record -> its commits, if it has rows or figures whose modes are withdrawn since: as
 long as it is this record, its block and pictures stay as they were rendered."""
-PICTURES = {
+PICTURES = {  # end of a picture's name, after the record's -> its text
     "": "Curves of {name}",
     "_fig8": "Fig. 8: a run that moved",
     "_fig9": "Fig. 9: training loss",
     "_fig10": "Fig. 10: first compressed step",
 }
-"""End of a picture's name, after the record's -> its text."""
 
 
 def collect(run: pathlib.Path, results: pathlib.Path) -> str:
@@ -143,11 +141,7 @@ def collect(run: pathlib.Path, results: pathlib.Path) -> str:
 
 
 def rewrite(text: str, name: str, block: str) -> str:
-    """Replaces the text between the markers of `name` by `block`.
-
-    Raises:
-      errors.NebulaError: if the markers are not there.
-    """
+    """Replaces the text between the markers of `name`; NebulaError without markers."""
     begin, end = f"<!-- begin {name} -->\n", f"<!-- end {name} -->"
     before, found, rest = text.partition(begin)
     _, closed, after = rest.partition(end)

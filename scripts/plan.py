@@ -52,18 +52,12 @@ class Settings:
     """The configuration of a plan."""
 
     run: m3_config.Run
-    devices: tuple[int, int]
-    """Devices of a generator, and of the discriminator."""
-    tflops: tuple[float, float] | None
-    """TFLOP/s of a device of each side; None to measure."""
+    devices: tuple[int, int]  # of a generator, and of the discriminator
+    tflops: tuple[float, float] | None  # of a device of each side; None to measure
 
 
 def from_flags() -> Settings:
-    """Returns the flags as values; for `main`.
-
-    Raises:
-      errors.SettingsError: at what cannot work.
-    """
+    """Returns the flags as values, for `main`; SettingsError at what cannot work."""
     for name, value in m3_config.DEFAULTS.items():
         flags.FLAGS.set_default(name, value)
     tflops = flags.FLAGS["device_tflops"].value
@@ -88,11 +82,7 @@ def _two(flag: str, parts: list[str], read: type) -> tuple[Any, Any]:
 
 
 def check(given: Settings) -> None:
-    """Checks that there can be such a run, and a plan of it.
-
-    Raises:
-      errors.NebulaError: at no generator, or at what a run or a plan cannot have.
-    """
+    """Raises errors.NebulaError at what a run, or a plan of it, cannot have."""
     agreed, local = given.run.agreed, given.run.local
     if agreed.generators.startswith("-") or not traced.generators(given.run):
         raise errors.SettingsError(
@@ -123,11 +113,7 @@ def check(given: Settings) -> None:
 
 
 def plan(given: Settings) -> dict[str, Any]:
-    """Returns the numbers of a plan.
-
-    Raises:
-      errors.NebulaError: at settings that cannot work.
-    """
+    """Returns the numbers of a plan; NebulaError at settings that cannot work."""
     check(given)
     agreed, local = given.run.agreed, given.run.local
     parts = traced.parts(given.run)
@@ -175,7 +161,6 @@ def plan(given: Settings) -> dict[str, Any]:
 def _pace(
     given: Settings, flops: Sequence[float], speeds: Sequence[float]
 ) -> planner.M3:
-    """Returns the run as the planner takes it."""
     generator, discriminator = (
         # A cluster's devices share its work evenly.
         count / (speed * number)

@@ -27,23 +27,17 @@ from scripts.tables import runs as table_runs
 
 BERT, M3 = "experiments.pretrain_bert", "experiments.pretrain_m3"
 TINY = "tiny"
-LAYERS = {"six": 6, "twelve": 12, TINY: 2}
-"""Scale -> layers of the encoder that all rows begin with."""
-FEWER = "en th|sw|ur"
-"""Languages of the generators at the scale TINY, whose text is soon prepared."""
-STEPS = {"six": 500, "twelve": 500, TINY: 20}
-"""Scale -> steps of M3."""
-CHEAPER = 2
-"""Steps of masked language modeling in the time of one of M3, which is a step of the
-generators and one of the discriminator, on the same text."""
+LAYERS = {"six": 6, "twelve": 12, TINY: 2}  # scale -> layers that all rows begin with
+FEWER = "en th|sw|ur"  # the generators' languages at TINY; their text is soon prepared
+STEPS = {"six": 500, "twelve": 500, TINY: 20}  # scale -> steps of M3
+CHEAPER = 2  # MLM steps in the time of one of M3, a generators' and a discriminator's
 RECIPE = (
     *("--head_learning_rate=5e-4", "--head_priors"),
     *("--learning_rate=5e-5", "--layer_decay=0.9", "--freeze_embeddings"),
 )
 """Flags of both kinds of pre-training: those of the record m3_recipe with the best
 retrieval, of the recipes that keep the translation gap."""
-HEADS_ALONE = 5
-"""The first fifth of the steps trains heads alone, in both."""
+HEADS_ALONE = 5  # the first fifth of the steps trains heads alone, in both
 FINE_TUNING = (
     *("--max_train_pairs=20000", "--epochs=1", "--max_test_pairs=0"),
     *("--checkpoint_selection=last", "--eval_every=125", "--checkpoint_every=625"),
@@ -65,10 +59,8 @@ class Row(NamedTuple):
     """An encoder."""
 
     name: str
-    key: str
-    """In the names of files."""
-    module: str = ""
-    """The experiment that makes it; empty for the encoder as it comes."""
+    key: str  # in the names of files
+    module: str = ""  # the experiment that makes it; empty for the encoder as it comes
 
 
 AS_IT_COMES = Row("as it comes", "as_it_comes")
@@ -268,7 +260,7 @@ def _same(is_same: bool) -> str:
     )
 
 
-PRETRAINING = {
+PRETRAINING = {  # column -> the figure of a pre-training run: its first and its last
     "fake tokens": ("fake_token_rate", ".1%"),
     "RTD AUC": ("rtd_auc", ".3f"),
     "sampled right": ("sampled_mlm_accuracy", ".1%"),
@@ -277,7 +269,6 @@ PRETRAINING = {
     "translation gap": ("gap", ".3f"),
     "MLM loss": ("mlm_loss", ".3f"),
 }
-"""Column -> the figure of a pre-training run under it, its first and its last."""
 
 
 def _pretraining(rows: Sequence[Mapping[str, Any]]) -> str:

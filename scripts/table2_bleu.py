@@ -25,7 +25,7 @@ from scripts.tables import runs as table_runs
 PAIRS = ("es-en", "zh-en")
 MASKED, ABNET, CLOUD = "ABNet, mask-predict", "ABNet", "ABNet-Cloud"
 CLOUD_CODEC = "pack_tokens|int8(64)"
-FLAGS = {
+FLAGS = {  # method -> its flags, in the table's order
     MASKED: ("--cluster=whole", "--objective=cmlm", "--beams=4"),
     ABNET: ("--cluster=whole",),
     CLOUD: (
@@ -34,7 +34,6 @@ FLAGS = {
         f"--backward_codec={CLOUD_CODEC}",
     ),
 }
-"""Method -> its flags, in the table's order."""
 MASKED_LOSS = (
     "Mask-predict's loss is of masked pieces, from the others on both sides of them; so"
     " it is not compared with that of pieces from those before."

@@ -34,13 +34,12 @@ from scripts.tables import runs as table_runs
 FLAGFILE = "m3_quickstart"
 STEPS, WARM_UP, EVERY, LOG_EVERY = 400, 60, 100, 10
 LINE = "--wan=170mbit,15ms"
-KINDS = {
+KINDS = {  # a way to run -> its flags; a run that moves is the first, then the third
     "one process": ("--cluster=whole",),
     "one cluster": ("--cluster=all",),
     "two clusters": ("--cluster=all", LINE),
     "moved": (),
 }
-"""A way to run -> its flags; a run that moves is the first, then the third."""
 PARTS = ("discriminator", "generator:0", "generator:1")
 MOVED_AT = 200  # its checkpoint is what it goes on from
 
@@ -63,8 +62,7 @@ def run_of(kind: str, table: config.Table, seed: str) -> table_runs.Run:
 def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
     """Runs the command; a run that moves begins in one process, and is stopped there.
 
-    Raises:
-      errors.NebulaError: if it fails.
+    Raises errors.NebulaError if it fails.
     """
     if not run.name.startswith("moved"):
         table_runs.start(run, workdir)

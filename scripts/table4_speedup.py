@@ -33,10 +33,8 @@ from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
 WORKERS = (1, 2, 4, 8)
-GENERATOR_DEVICES = 8
-"""Devices of the generator's cluster, as in the paper: they share its micro-batch."""
-SIZES = "base", "large"
-"""The paper's generator and discriminator, whose steps are slept."""
+GENERATOR_DEVICES = 8  # of its cluster, as in the paper: they share its micro-batch
+SIZES = "base", "large"  # the paper's two models, whose steps are slept
 PIECES = 8000
 ROWS, LENGTH = 32, 64
 STEPS, WARM_UP = 9, 2
@@ -88,11 +86,7 @@ def run_of(workers: int, seconds: Mapping[str, float]) -> table_runs.Run:
 
 
 def execute(run: table_runs.Run, workdir: pathlib.Path) -> None:
-    """Runs one generator and the workers of the discriminator to their end.
-
-    Raises:
-      errors.NebulaError: if one of them failed.
-    """
+    """Runs a generator and the discriminator's workers; NebulaError if one fails."""
     vocabulary = workdir.parent / "vocabulary.model"
     if not vocabulary.exists():
         given = [each for each in SETTINGS if each.split("=")[0] in OF_VOCABULARY]

@@ -30,11 +30,9 @@ from scripts.tables import compression_rows, config, held_out, pictures, sweep
 from scripts.tables import runs as table_runs
 
 Row = compression_rows.Row
-IDEALS = "ideal", "with_round_trip"
-"""max(compute, wire), and the same with one round trip in the wire."""
+IDEALS = "ideal", "with_round_trip"  # max(compute, wire), without or with a round trip
 WAYS = "forward", "backward"
-DIFFERENT = 0.05
-"""Relative difference of bytes from which a whole run's stand beside timed steps'."""
+DIFFERENT = 0.05  # relative, from which a whole run's bytes stand beside timed steps'
 WIRE_OVER_COMPUTE = 10.0
 """Table 5 was measured between two clusters of 8 V100. Its baseline sends PAPER_BITS
 each way a step, in 3.355 s at 60 Mbit/s, and a step takes 4.42 s. A line fitted through
@@ -51,18 +49,13 @@ def scaled_line(compute_seconds: float, padded_bits: int) -> dict[str, Any]:
     """Returns the line on which padded float32 takes 10 times the compute, one way.
 
     This machine computes many times slower, and the tensors are smaller; the one-way
-    delay of 15 ms is scaled like the compute.
+    delay of 15 ms is scaled like the compute, by `factor`. `compute_seconds` are a
+    step's, both halves, without codec and line; `padded_bits` are its hidden states',
+    one way. Of what is returned `wan` is for --wan, `rate` bits a second, and `delay`
+    seconds.
 
     >>> scaled_line(0.5, 10_000_000)["wan"]
     '2000kbit,22.35ms'
-
-    Args:
-      compute_seconds: of a step, both halves, without codec and line.
-      padded_bits: of its hidden states as padded float32, one way.
-
-    Returns:
-      wan: for --wan. factor: this machine's compute time over the paper's. rate: bits a
-      second. delay: seconds, one way. And the arguments.
     """
     rate = padded_bits / (WIRE_OVER_COMPUTE * compute_seconds)
     factor = compute_seconds / PAPER_COMPUTE
@@ -80,8 +73,7 @@ def scaled_line(compute_seconds: float, padded_bits: int) -> dict[str, Any]:
 def line_of(plain: Mapping[str, Any], settings: Mapping[str, str]) -> dict[str, Any]:
     """Returns the line of all rows, from the baseline's run in one process.
 
-    Args:
-      plain: its figures; the median of its steps has neither compiling nor evaluations.
+    The median of its steps has neither compiling nor evaluations.
     """
     steps = [
         (after["time"] - before["time"]) / (after["step"] - before["step"])
@@ -141,11 +133,8 @@ def ideal_seconds(
 ) -> float:
     """Returns max(compute, wire): a step if nothing waited for anything else.
 
-    Args:
-      speed: of the row; both directions of the line are busy at once.
-      line: from `scaled_line`.
-      round_trips: of the line, added to the wire. Every step has one: it ends only
-        after its last message has arrived and the answer has come back.
+    Both directions are busy at once. `round_trips` are added to the wire: every step
+    has one, as it ends only when the answer to its last message has come back.
     """
     up = wan.from_string(line["wan"]).up
     wire = 8 * max(speed["forward"], speed["backward"]) / up.rate
@@ -153,7 +142,6 @@ def ideal_seconds(
 
 
 def _quality(results: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Gathers BLEU on test pairs, training losses and bytes of a row."""
     cluster = results[0]["summary"]["clusters"][0]
     sent = cluster.get("sent", {})
     return {

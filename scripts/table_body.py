@@ -25,9 +25,8 @@ from scripts.plans import traced
 from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
-STEPS = {"": 200, "quick": 10}
-"""Scale -> steps of a run."""
-SETTINGS = (
+STEPS = {"": 200, "quick": 10}  # scale -> steps of a run
+SETTINGS = (  # flags of all rows, beside those of m3_xnli15_tiny
     *("--generators=en es|de tr", "--generator_layers=4", "--batch_size=4"),
     # Four layers, of which two are global, and rows longer than half a window.
     *("--discriminator_size=tiny", "--discriminator_layers=4", "--max_length=128"),
@@ -35,13 +34,11 @@ SETTINGS = (
     *("--learning_rate=1e-3", "--warmup_steps=20", "--probe_pairs=0"),
     *("--log_every=5", "--cluster=whole"),
 )
-"""Flags of all rows, beside those of m3_xnli15_tiny."""
-ROWS = {
+ROWS = {  # name of a row -> its flags; the others are compared with the first
     "BERT's": ("--body=bert",),
     "modern": ("--body=modern",),
     "modern, disentangled": ("--body=modern", "--disentangled"),
 }
-"""Name of a row -> its flags; the others are compared with the first."""
 LOSSES = {"mlm": "generators' MLM", "rtd": "RTD", "clm": "CLM"}
 
 

@@ -34,14 +34,10 @@ class Size(NamedTuple):
     """The numbers of steps and pairs of a scale."""
 
     steps: int = 1000
-    timed: int = 900
-    """Of the run over a line."""
-    pairs: int = 40_000
-    """Of the fine-tuning."""
-    buckets: str = "20,28,36,48,64"
-    """Lengths of pairs in the fine-tuning, up to the encoder's."""
-    flags: tuple[str, ...] = ()
-    """In the place of those of the flagfile."""
+    timed: int = 900  # of the run over a line
+    pairs: int = 40_000  # of the fine-tuning
+    buckets: str = "20,28,36,48,64"  # lengths of pairs there, up to the encoder's
+    flags: tuple[str, ...] = ()  # in the place of those of the flagfile
 
     @property
     def eval_every(self) -> int:
@@ -54,26 +50,21 @@ SMALLER = (
     *("--languages=en de fr es", "--warmup_steps=10"),
 )
 QUICK = Size(60, timed=60, pairs=1280, buckets="20,28,32", flags=SMALLER)
-SIZES = {"": Size(), "quick": QUICK}
-"""Scale -> numbers."""
+SIZES = {"": Size(), "quick": QUICK}  # scale -> numbers
 
 
 class Row(NamedTuple):
     """A row of the table."""
 
-    name: str
-    """For a person."""
-    key: str
-    """In the names of files."""
+    name: str  # for a person
+    key: str  # in the names of files
     clusters: int
-    arguments: tuple[str, ...] = ()
-    """Flags beside the number of clusters and the rows of each."""
+    arguments: tuple[str, ...] = ()  # beside the number of clusters and rows of each
     is_fine_tuned: bool = False
 
 
 OUTER = ("--outer_learning_rate=1.0",)
-REFERENCE = "all_reduce"
-"""The key of the row that the others are compared with."""
+REFERENCE = "all_reduce"  # the key of the row that the others are compared with
 ROWS = (
     Row("all-reduce", REFERENCE, 1, ("--sync=allreduce",), True),
     Row("streaming, e3m0", "streaming2", 2, OUTER, True),
@@ -254,10 +245,7 @@ def record(runs: table_runs.Runs, table: config.Table) -> dict[str, Any]:
 def difference(
     losses: Mapping[str, Mapping[str, float]], key: str
 ) -> dict[str, float] | None:
-    """Returns the relative difference of a row's loss, paired by seed.
-
-    None of the row that the others are compared with.
-    """
+    """Returns a row's relative loss difference, paired by seed; None of REFERENCE."""
     if key == REFERENCE:
         return None
     pairs = [loss / losses[REFERENCE][seed] - 1 for seed, loss in losses[key].items()]

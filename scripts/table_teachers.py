@@ -23,17 +23,14 @@ from scripts.tables import config, sweep
 from scripts.tables import runs as table_runs
 
 BERT, DISTILL = "experiments.pretrain_bert", "experiments.distill"
-STEPS = {"": (600, 300), "quick": (40, 20)}
-"""Scale -> steps of a teacher, and of a student."""
-GROUPS = ("en de", "fr es")
-"""Languages of each teacher; the student reads all."""
-ROWS = {
+STEPS = {"": (600, 300), "quick": (40, 20)}  # scale -> steps of a teacher, a student
+GROUPS = ("en de", "fr es")  # languages of each teacher; the student reads all
+ROWS = {  # name -> teachers and their weights; the others are compared with the first
     "none": (0, ""),
     f"one: {GROUPS[0]}": (1, ""),
     "two, weights equal": (2, "1,1"),
     "two, weights learned": (2, ""),
 }
-"""Name of a row -> its teachers and their weights; others are beside the first."""
 
 
 def bert_run(

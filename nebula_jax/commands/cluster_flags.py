@@ -1,8 +1,4 @@
-"""The settings that every process of a run has, whatever it trains, as flags.
-
-`Agreed` is what all clusters of a run share; `Place` and `Reach` are what a process
-chooses for itself: its folder and devices, and its way to the other clusters.
-"""
+"""The settings that every process of a run has, whatever it trains, as flags."""
 
 import dataclasses
 import pathlib

@@ -16,7 +16,7 @@ from absl import app, flags, logging
 from nebula_jax import errors, installed
 from nebula_jax.runtime.life import memory, phases, process, programs
 
-GROUPS = {
+GROUPS = {  # groups of flags in --help, in their order: key -> title
     "command": "This command",
     "first": "To begin with",
     "run": "The run",
@@ -27,11 +27,9 @@ GROUPS = {
     "security": "Security",
     "expert": "For experts",
 }
-"""Groups of flags in --help, in their order: key -> title."""
-WIDTH, COLUMN = 88, 30
-"""Columns of a terminal for --help, and the first one of a flag's description."""
+WIDTH, COLUMN = 88, 30  # columns of --help, and the first one of a description
 
-SMALLER = {
+SMALLER = {  # flags of what takes memory -> which of their values take less
     "batch_size": "a smaller",
     "eval_batch_size": "a smaller",
     "max_length": "a smaller",
@@ -40,18 +38,14 @@ SMALLER = {
     "max_in_flight": "fewer",
     "remat": "",
 }
-"""Flags of what takes memory -> which of their values take less."""
-
-_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")
-"""Unicode's categories of control characters, surrogates and separators of lines."""
+_NO_TEXT = ("Cc", "Cs", "Zl", "Zp")  # Unicode: controls, surrogates, line separators
 
 
 def parse(argv: Sequence[str]) -> list[str]:
     """Parses flags, and checks what holds for all of them; returns what is no flag.
 
-    Raises:
-      flags.Error: if they cannot be parsed, a number is not finite, or an argument
-        would not be one line of a file.
+    Raises flags.Error if they cannot be parsed, a number is not finite, or an argument
+    would not be one line of a file.
     """
     for argument in argv[1:]:
         # As a line of run.flags, it would be another flag, or none.
@@ -111,10 +105,7 @@ def workdir(given: str) -> pathlib.Path:
 
 
 def help_text(about: str, full: bool = False) -> str:
-    """Returns what --help prints: the flags of this command by their groups.
-
-    With `full`, of --helpfull, also descriptions of what is for experts.
-    """
+    """Returns the text of --help: flags by groups, experts' described if `full`."""
     grouped: dict[str, list[flags.Flag]] = {group: [] for group in GROUPS}
     for each in flags.FLAGS.get_key_flags_for_module(sys.argv[0]):
         # A flag without a setting is the command's own.
@@ -160,8 +151,7 @@ _ARGUMENT = re.compile(
 _IS_PATH = re.compile(r"(Text f|F)older|File|.*hf:ORG", re.DOTALL)
 """How the help of a flag begins whose value is a path, or a model that may be one."""
 _SUBJECT = re.compile(r"^\w+(?=: | must | needs | is for )")
-"""`delay must be below ...`: in errors of settings alone, as others begin with names
-of clusters and folders."""
+"""`delay must ...`: of settings alone; other errors begin with clusters or folders."""
 
 
 def with_flags(main: Callable[[], int]) -> int:
@@ -240,12 +230,10 @@ def run(
 ) -> None:
     """Runs an entry point: parses its flags, prints errors as one line, exits.
 
-    Args:
-      defaults: of shared flags, in this command; those that cannot be end it.
-      names: of the flags that the command has beside those that its file defines.
+    `defaults` are those of shared flags in this command; one that cannot be ends it.
+    `names` are its flags beside those that its file defines.
     """
-    # What is imported stays: neither a collection nor Python's end looks through it
-    # again, which took a quarter of a short run's CPU time.
+    # What is imported stays: to collect it took a quarter of a short run's CPU time.
     gc.freeze()
     phases.imported()
     programs.keep()

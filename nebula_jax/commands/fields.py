@@ -32,25 +32,19 @@ Values = TypeVar("Values")
 class Setting:
     """A description of a flag."""
 
-    default: Any
-    """Of the flag; None if the flag need not be given."""
-    help: str
-    """Sentences that begin with the unit, or with the kind of value."""
-    group: str
-    """A key of `command_line.GROUPS`."""
-    lower: float = 0
-    """Bound of a number, which may be the bound; so is `upper`."""
+    default: Any  # None if the flag need not be given
+    help: str  # sentences that begin with the unit, or with the kind of value
+    group: str  # a key of `command_line.GROUPS`
+    lower: float = 0  # bound of a number, which may be the bound; so is `upper`
     upper: float | None = None
     choices: Sequence[str] = ()
-    source: str = ""
-    """Section of the paper, or another work, that the default is from."""
+    source: str = ""  # section of the paper, or other work, that the default is from
 
 
 def setting(default: Any, help: str, **about: Any) -> Any:
     """Returns a field of a dataclass that is a flag, described by a `Setting`.
 
-    The field has no default as an argument of the class: experiments may replace the
-    flag's (see `command_line.run`).
+    The field has no default of its own: `command_line.run` may replace the flag's.
     """
     return dataclasses.field(metadata={"setting": Setting(default, help, **about)})
 

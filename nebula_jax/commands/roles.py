@@ -1,8 +1,5 @@
 """`nebula.main`: the command of your own script, whose clusters are functions.
 
-if __name__ == "__main__":
-    nebula.main({"front": train_front, "back": train_back})
-
 python my_split.py                                # all clusters, here
 python my_split.py --cluster=back --listen=0.0.0.0:7070 --tls=FOLDER
 python my_split.py --cluster=front --peer=back.example:7070 --tls=FOLDER
@@ -101,7 +98,6 @@ def _main(roles: Mapping[str, Role], own_flags: frozenset[str]) -> int:
 def _train(
     role: Role, given: Flags, names: Sequence[str], agreed: Mapping[str, Any]
 ) -> int:
-    """Trains one cluster in its folder; returns the exit status."""
     with (
         run_lib.Run(
             given.cluster,
@@ -187,7 +183,6 @@ def _program() -> list[str]:
 
 
 def _names(roles: Mapping[str, Role], clusters: Sequence[str]) -> list[str]:
-    """Returns the names of all clusters."""
     count = command_line.whole_number("".join(clusters)) if clusters else 2
     starred = [name for name in roles if name.endswith(":*")]
     if clusters and not starred:

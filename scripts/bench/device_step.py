@@ -3,11 +3,8 @@
     python -m scripts.bench.device_step [--tiny] [--rounds=N] RUNG
 
 compiles and measures it, and prints a JSON line: time and rate of a step, losses, and
-the digest of the parameters. `torch` is PyTorch's step.
-
-A step has logits at masked places; AdamW with clipping follows. Weights and text
-are random, rows are full.
-
+the digest of the parameters. `torch` is PyTorch's step. A step has logits at masked
+places; AdamW with clipping follows. Weights and text are random, rows are full.
 B batch, L length.
 """
 
@@ -53,8 +50,7 @@ class Rung:
     about: str
     model: transformer.Config = BASE
     batch: int = 64
-    is_fused: bool = True
-    """True for attention in one operation, False for the model's own."""
+    is_fused: bool = True  # attention in one operation; False for the model's own
 
     def tiny(self) -> "Rung":
         """Returns a tiny model and batch with these settings."""
@@ -83,10 +79,7 @@ RUNGS = {
 
 
 def flops_per_token(model: transformer.Config) -> float:
-    """Counts the operations of a step that a token needs, forward and backward.
-
-    Those of matrix products: of the blocks, of attention, of the head at masked places.
-    """
+    """Counts a token's operations in a step's matrix products, forward and backward."""
     width, length = model.width, model.max_length
     block = 4 * width * width + 2 * width * model.feed_forward
     head = width * width + width * model.vocab_size
@@ -102,10 +95,7 @@ def _fused(
     config: transformer.Config,
     drop: Any,
 ) -> jax.Array:
-    """Computes `transformer.attend` in one operation, on a GPU by cuDNN.
-
-    Its mask is [B, L].
-    """
+    """Computes `transformer.attend` in one operation, by cuDNN on GPUs; mask [B, L]."""
     del drop  # none here
     query, key, value = (each.astype(config.operands) for each in (query, *memory))
     rows, length = attention_mask.shape

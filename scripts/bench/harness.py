@@ -59,11 +59,7 @@ def finish(
     begin: float,
     markdown: Callable[[Mapping[str, Any]], str],
 ) -> None:
-    """Prints the record of figures, and writes it to --out; for `main`.
-
-    Args:
-      begin: when the benchmark began, as `time.monotonic` has it.
-    """
+    """Prints the record, and writes it to --out; `begin` is from `time.monotonic`."""
     record = report.provenance(time.monotonic() - begin) | result
     report.show(markdown(record))
     if flags.FLAGS["out"].value:
@@ -73,10 +69,7 @@ def finish(
 def together(commands: Sequence[Sequence[str]], seconds: float) -> list[dict[str, Any]]:
     """Runs commands that need each other; returns the JSON lines that they print.
 
-    However the block ends, so do they.
-
-    Raises:
-      errors.NebulaError: if one fails.
+    None of them outlives the call; raises errors.NebulaError if one fails.
     """
     with contextlib.ExitStack() as stack:
         started = []
@@ -120,7 +113,6 @@ class Command:
     """A command of ours as a child process, and its discriminator's progress."""
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
-        """Starts it."""
         self.process = subprocess.Popen(
             [sys.executable, "-m", module, *arguments],
             cwd=ROOT,

@@ -101,11 +101,7 @@ def two_labs(folder: pathlib.Path) -> Iterator[tuple[Lab, Lab]]:
 
 
 def trainer(given: Mapping[str, Any]) -> list[str]:
-    """Returns the command of an end of an exchange.
-
-    Args:
-      given: its settings, as in `bench_security.end`.
-    """
+    """Returns the command of an end with these settings, as in `bench_security.end`."""
     module, end = "scripts.bench_security", f"--bench_end={json.dumps(given)}"
     return [sys.executable, "-m", module, end]
 
@@ -138,10 +134,7 @@ def flood(source: Lab, target: Lab) -> Iterator[None]:
 
 
 def revocations(folder: pathlib.Path) -> list[float]:
-    """Revokes lab-t at lab-s; returns the seconds until lab-u is rid of it, each time.
-
-    All that lab-u learns comes over its line to lab-s, which is full.
-    """
+    """Revokes lab-t at lab-s; returns seconds till lab-u drops it, over a full line."""
     found = []
     where, outside = (f"127.0.0.1:{harness.free_port()}" for _ in range(2))
     line = relay.Relay(endpoints.host_and_port("peer", where), FLOOD_MBIT * 1e6 / 8)

@@ -30,9 +30,7 @@ class Relay:
     def cut(self, is_silent: bool) -> Iterator[None]:
         """Lets nothing pass in the block.
 
-        Args:
-          is_silent: what is sent meanwhile comes after the block; else connections
-            end, and new ones do at once.
+        If `is_silent`, what is sent comes after it; else connections end, new ones too.
         """
         self._is_refusing, self._is_up = not is_silent, False
         time.sleep(3 * POLL_SECONDS)  # what is under way has passed

@@ -7,11 +7,7 @@ from nebula_jax.runtime.records import report
 
 
 def table_of(records: Iterable[Mapping[str, Any]], columns: Mapping[str, str]) -> str:
-    """Renders a table.
-
-    Args:
-      columns: title -> its cells, as `str.format` makes them of a record.
-    """
+    """Renders a table, whose `columns` are title -> form of a cell for `str.format`."""
     rows = [[form.format(**each) for form in columns.values()] for each in records]
     return report.table(list(columns), rows)
 

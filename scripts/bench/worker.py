@@ -4,12 +4,8 @@
 
 scripts/bench_bridge.py starts both ends with the same request, and each prints what it
 measured, as a line of JSON. So the ends stay in step by their own connection, and
-nothing else is on the line that is measured. Transports are bare sockets and the
-bridge, with TLS and without: context managers that connect two processes and yield an
-`End`.
-
-CPU seconds are those of this whole process, all threads, user and system together, as
-`time.process_time` has them: the sum of `os.times`, but not rounded to 10 ms.
+nothing else is on the line that is measured. CPU seconds are of this whole process, all
+threads, user and system, as `time.process_time` has them: not rounded to 10 ms.
 """
 
 import contextlib
@@ -36,8 +32,7 @@ SMALL = 64  # bytes: of a round trip, and of the answer to a measurement's messa
 WARM_UP = 100  # round trips before those that count
 ROUND_TRIPS = {"round trip": False, "round trip, one core": True}
 """Measurement -> whether both ends share a core."""
-OWNERS = {"listen": "discriminator", "connect": "generator:0"}
-"""Side -> the cluster that its credentials name."""
+OWNERS = {"listen": "discriminator", "connect": "generator:0"}  # side -> its cluster
 CONNECT_SECONDS = 60.0  # to find the other end, which is started at the same time
 RETRY_SECONDS = 0.02
 
@@ -45,32 +40,22 @@ RETRY_SECONDS = 0.02
 class Settings(NamedTuple):
     """The settings of one end."""
 
-    side: str
-    """`listen` or `connect`."""
-    address: tuple[str, int]
-    """Host and port of the end that listens."""
-    sizes: tuple[int, ...]
-    """Bytes: every message has one of these sizes."""
-    credentials: pathlib.Path | None
-    """This end's folder for `nebula_jax.security.tls`; None for no encryption."""
+    side: str  # `listen` or `connect`
+    address: tuple[str, int]  # host and port of the end that listens
+    sizes: tuple[int, ...]  # bytes: every message has one of these sizes
+    credentials: pathlib.Path | None  # folder for `security.tls`; None for plain TCP
 
 
 class End(NamedTuple):
     """One end of a connection; used by one thread."""
 
-    send: Callable[[np.ndarray], Any]
-    """Sends [size] uint8, which does not change until the peer has answered."""
-    receive: Callable[[int], np.ndarray]
-    """Returns the next message, of that size; the next call may reuse its memory."""
+    send: Callable[[np.ndarray], Any]  # [size] uint8, unchanged until the peer answers
+    receive: Callable[[int], np.ndarray]  # of that size; the next call may overwrite it
 
 
 @contextlib.contextmanager
 def _sockets(given: Settings) -> Iterator[End]:
-    """Connects plain sockets: `sendall`, and `recv_into` memory that is there already.
-
-    With TLS, Python's own `ssl` likewise. This is what the operating system and OpenSSL
-    give without any protocol on top.
-    """
+    """Connects plain sockets: what the system and OpenSSL give without a protocol."""
     if given.side == "listen":
         with socket.create_server(given.address) as listening:
             sock, _ = listening.accept()
@@ -162,12 +147,9 @@ class Transport(NamedTuple):
     """A transport, and what it is compared with."""
 
     open: Callable[[Settings], contextlib.AbstractContextManager[End]]
-    tls: bool
-    """True if both ends authenticate."""
-    reference: str = ""
-    """The bare sockets that the bridge is compared with; empty for those."""
-    throughput: float = 0.0
-    """The smallest share of the reference's throughput."""
+    tls: bool  # True if both ends authenticate
+    reference: str = ""  # bare sockets to compare the bridge with; empty for those
+    throughput: float = 0.0  # the smallest share of the reference's
 
 
 TRANSPORTS = {
@@ -181,9 +163,7 @@ TRANSPORTS = {
 def stream(end: End, sends: bool, size: int, count: int) -> dict[str, float]:
     """Sends `count` messages of `size` bytes, one after the other; one answer to all.
 
-    Returns:
-      seconds: from the first byte to the answer, where it sends.
-      cpu: seconds of this process.
+    Returns `seconds`, to the answer where it sends, and `cpu`, seconds of this process.
     """
     message = np.random.default_rng(0).integers(0, 256, size, np.uint8)
     _answer(end, sends)  # both are there
@@ -201,10 +181,7 @@ def stream(end: End, sends: bool, size: int, count: int) -> dict[str, float]:
 def round_trips(end: End, sends: bool, count: int, one_core: bool) -> dict[str, float]:
     """Sends `count` small messages that the other end sends back, one after the other.
 
-    Each end has a core of its own, or both share one.
-
-    Returns:
-      p50_microseconds, p99_microseconds: where it sends first.
+    Each end has a core of its own, or both share one; who sends first has the times.
     """
     message = np.zeros(SMALL, np.uint8)
     times = np.zeros(WARM_UP + count)
@@ -224,11 +201,7 @@ def round_trips(end: End, sends: bool, count: int, one_core: bool) -> dict[str, 
 
 @contextlib.contextmanager
 def _on_a_core(which: int) -> Iterator[None]:
-    """Keeps this thread on one core.
-
-    Else the scheduler would put both ends on one core or on two as it likes. On one, a
-    round trip takes a fraction of the time: no core has to be woken.
-    """
+    """Keeps this thread on one core: a round trip is much shorter if ends share one."""
     if not hasattr(os, "sched_setaffinity"):
         yield
         return

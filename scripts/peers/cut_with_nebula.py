@@ -11,13 +11,11 @@ import nebula_jax as nebula
 from scripts.peers import task as task_lib
 from scripts.peers import translator, with_nebula
 
-CODECS = {
+CODECS = {  # variant -> codecs of the hidden states and of their gradient
     "float32": ("", ""),
     "fp16 and int8": ("fp16", "int8(tensor)"),
     "int4": ("hadamard|int4(64)", "hadamard|int4(64)"),
 }
-"""Variant -> codecs of the hidden states and of their gradient."""
-
 
 OPERATIONS = translator.Operations(
     with_nebula.GELU,

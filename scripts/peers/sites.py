@@ -49,10 +49,8 @@ def check() -> None:
 def joined(megabits: float | None) -> Iterator[tuple[Site, Site]]:
     """Yields two sites with a line between them; both go with the block.
 
-    A token bucket of the kernel is each end of it: no delay is added.
-
-    Args:
-      megabits: of the line each way, Mbit/s; None for a line that nothing slows.
+    The line has so many Mbit/s each way; None is for no limit. A token bucket of the
+    kernel is each end of it: no delay is added.
     """
     cores, key = sorted(os.sched_getaffinity(0)), os.getpid()
     names = [f"peers-{key}-{each}" for each in "ab"]

@@ -23,32 +23,24 @@ SERVER = 2  # the number of the process that a framework's server is
 class Size:
     """A model and its schedule."""
 
-    width: int
-    """Of both hidden layers."""
+    width: int  # of both hidden layers
     rounds: int
     inner_steps: int
-    batch: int
-    """Examples of one worker in a step."""
+    batch: int  # examples of one worker in a step
     rate: float = 1e-3
-    saves: bool = False
-    """True if a worker is to be killed: those with checkpoints save them then."""
+    saves: bool = False  # True if a worker is to be killed: then checkpoints are saved
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task(Size):
     """A worker's part of the work."""
 
-    worker: int = 0
-    """0 or 1; SERVER for the server of a framework that has one."""
-    folder: str
-    """With `text.npy`; takes the worker's log and what else the framework writes."""
+    worker: int = 0  # 0 or 1; SERVER for the server of a framework that has one
+    folder: str  # with text.npy; takes the worker's log and what the framework writes
     host: str = ""
-    root: str = ""
-    """The address of worker 0, where a server runs if a framework has one."""
-    device: str = ""
-    """The network interface of `host`."""
-    module: str = ""
-    """Of `scripts.peers`, with the framework's part."""
+    root: str = ""  # the address of worker 0, where a framework's server runs too
+    device: str = ""  # the network interface of `host`
+    module: str = ""  # of `scripts.peers`, with the framework's part
     variant: str = ""
 
     @property
@@ -106,9 +98,7 @@ def drawn(
 def logits(gelu: Callable[[Any], Any], params: Mapping[str, Any], rows: Any) -> Any:
     """Computes the model of local steps in any framework: [B, SYMBOLS].
 
-    Args:
-      params: like `Task.parameters`.
-      rows: [B, CONTEXT + 1] integers, the last of which is to be guessed.
+    `rows` are [B, CONTEXT + 1] integers, the last of which is to be guessed.
     """
     x = params["embedding"][rows[:, :-1]].reshape(len(rows), -1)
     for name in ("first", "second"):

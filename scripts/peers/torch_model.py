@@ -15,7 +15,6 @@ class Module(torch.nn.Module):
     """A module with parameters by name."""
 
     def __init__(self, values: Mapping[str, np.ndarray]) -> None:
-        """Begins with these values."""
         super().__init__()
         self.values = torch.nn.ParameterDict(
             {name: torch.from_numpy(value) for name, value in values.items()}
@@ -32,18 +31,13 @@ class Model(Module):
 
 
 class Worker:
-    """A worker that trains the model by a framework for PyTorch.
-
-    model and inner, the optimizer of the inner steps, are what `step` uses: a framework
-    may put its own in their place.
-    """
+    """A worker that trains by PyTorch; a framework may replace `model` and `inner`."""
 
     def __init__(self, task: task_lib.Task) -> None:
-        """Begins at step 0, on one thread."""
         torch.set_num_threads(1)
         self.task, self.log = task, task_lib.Log(task)
         self.model: torch.nn.Module = Model(task.parameters())
-        self.inner: Any = adamw(task, self.model)
+        self.inner: Any = adamw(task, self.model)  # optimizer of the inner steps
 
     def step(self, number: int) -> None:
         """Takes the step of this number."""

@@ -27,10 +27,8 @@ class Operations(NamedTuple):
     """A framework's own operations."""
 
     gelu: Callable[..., Any]
-    normal: Callable[..., Any]
-    """A layer norm of x [B, L, D], without parameters."""
-    attend: Callable[..., Any]
-    """Attention of query, key and value [B, L, H, K], perhaps `is_causal`."""
+    normal: Callable[..., Any]  # a layer norm of x [B, L, D], without parameters
+    attend: Callable[..., Any]  # of query, key, value [B, L, H, K], maybe `is_causal`
 
 
 def parameters(part: str) -> dict[str, np.ndarray]:
@@ -50,9 +48,7 @@ def hidden(
 ) -> Any:
     """Computes the hidden states of a part, post-layer-norm, [B, L, D].
 
-    Args:
-      ids: [B, L] integers.
-      source: of the target the hidden states of the source [B, L, D].
+    `ids` are [B, L] integers; the target has the hidden states of the `source` too.
     """
 
     def dense(name: str, x: Any) -> Any:
@@ -84,15 +80,11 @@ def logits(ops: Operations, params: Mapping[str, Any], given: Any, source: Any) 
 
 
 class Batch(NamedTuple):
-    """The rows of a step.
-
-    source: [B, L] int32. given: [B, L] int32, what the target has read where it
-    guesses. wanted: [B, L] int32, what it should guess.
-    """
+    """The rows of a step, [B, L] int32 each."""
 
     source: np.ndarray
-    given: np.ndarray
-    wanted: np.ndarray
+    given: np.ndarray  # what the target has read where it guesses
+    wanted: np.ndarray  # what it should guess
 
 
 def batch(task: task_lib.Task, step: int) -> Batch:

@@ -28,19 +28,13 @@ class Arm(NamedTuple):
     """A framework in one of its modes."""
 
     module: str
-    environment: str = ""
-    """Empty for this one."""
-    package: str = "nebula_jax"
-    """The framework's, for its version."""
+    environment: str = ""  # empty for this one
+    package: str = "nebula_jax"  # the framework's, for its version
     variant: str = ""
-    has_server: bool = False
-    """True if another process at the first site has a part."""
-    averages_at_server: bool = False
-    """True if the server says when a round has ended."""
-    goes_on: bool = True
-    """True if a job goes on after the death of a worker."""
-    is_for_kills: bool = False
-    """True if it differs from another arm by what follows a death alone."""
+    has_server: bool = False  # True if another process at the first site has a part
+    averages_at_server: bool = False  # True if the server says when a round has ended
+    goes_on: bool = True  # True if a job goes on after the death of a worker
+    is_for_kills: bool = False  # True if only what follows a death is its own
 
 
 class Trial:
@@ -100,8 +94,7 @@ class Trial:
     def watch(self) -> None:
         """Waits a little, measures, and starts again what has failed.
 
-        Raises:
-          errors.NebulaError: if one fails that nobody has killed, or all take too long.
+        Raises errors.NebulaError if one fails that nobody killed, or all take too long.
         """
         time.sleep(POLL_SECONDS)
         for site in self._sites:
@@ -130,10 +123,7 @@ class Trial:
         return " ".join(text.strip().splitlines()[-1:])
 
     def kill(self, number: int) -> None:
-        """Ends a worker as a crash of its machine does; it is started again.
-
-        With all that runs at its site: a framework's helpers outlive their parents.
-        """
+        """Ends a worker as a crash does, with all at its site: helpers outlive it."""
         self._is_killed = True
         for each in self._sites[number].processes():
             with contextlib.suppress(psutil.NoSuchProcess):
@@ -156,11 +146,7 @@ def _resident(each: psutil.Process) -> int:
 def running(
     arm: Arm, python: pathlib.Path, size: task_lib.Size, megabits: float | None
 ) -> Iterator[Trial]:
-    """Yields an arm at work in new sites and a new folder; all ends with the block.
-
-    Args:
-      megabits: of the line each way, Mbit/s; None for a line that nothing slows.
-    """
+    """Yields an arm at work in a new folder and sites, `joined` by so many Mbit/s."""
     with tempfile.TemporaryDirectory(prefix="peers") as folder:
         np.save(pathlib.Path(folder, "text.npy"), text())
         with sites_lib.joined(megabits) as sites:

@@ -13,7 +13,7 @@ import nebula_jax as nebula
 from scripts.peers import task as task_lib
 
 OUTER = {"learning_rate": 0.7, "momentum": 0.9, "mixing": 0.0}
-VARIANTS = {
+VARIANTS = {  # name -> settings of local steps, and the hub
     "mesh float32": {"codec": "identity"},
     "hub float32": {"codec": "identity", "hub": "replica:0"},
     # All are in a round that come, and whoever is away holds up none.
@@ -31,8 +31,6 @@ VARIANTS = {
         "mixing": 0.5,
     },
 }
-"""Name -> settings of local steps, and the hub."""
-
 
 GELU = functools.partial(jax.nn.gelu, approximate=False)
 
@@ -78,12 +76,9 @@ def replica(task: task_lib.Task, run: nebula.Run) -> None:
 def start(
     task: task_lib.Task, cluster: str, roles: dict[str, Any], checkpoint_every: int
 ) -> None:
-    """Trains as one of two clusters, without TLS, as the others do.
+    """Trains as `cluster`, one of two, without TLS, as the others do.
 
-    Args:
-      cluster: name of this one.
-      roles: as of `nebula.main`, but for the task, which comes first.
-      checkpoint_every: steps.
+    `roles` are as of `nebula.main`, but take the task first; checkpoints are in steps.
     """
     sys.argv[1:] = [
         f"--cluster={cluster}",

@@ -36,16 +36,11 @@ class Part:
     """One cluster's part of the model as shapes, and what a step computes of it."""
 
     name: str
-    params: Any
-    """Those that train, ShapeDtypeStructs."""
-    kept: Any
-    """All that its devices hold from step to step, and gradients that are added up."""
-    loss: Callable[..., Any]
-    """(params, *inputs) -> (scalar, anything)."""
-    inputs: Callable[[int], tuple[Any, ...]]
-    """Number of rows -> ShapeDtypeStructs."""
-    rows: int
-    """Rows of a micro-batch on the line."""
+    params: Any  # those that train, ShapeDtypeStructs
+    kept: Any  # what devices hold between steps, and gradients that are added up
+    loss: Callable[..., Any]  # (params, *inputs) -> (scalar, anything)
+    inputs: Callable[[int], tuple[Any, ...]]  # number of rows -> ShapeDtypeStructs
+    rows: int  # of a micro-batch on the line
 
     @property
     def gradient(self) -> Any:
@@ -141,14 +136,10 @@ def count(tree: Any) -> int:
 def bytes_on_device(
     tree: Any, devices: int, fsdp: int = 1, model_parallel: int = 1
 ) -> float:
-    """Returns how much of a state each device holds.
+    """Returns how many bytes of a tree of ShapeDtypeStructs each device holds.
 
-    Args:
-      tree: of ShapeDtypeStructs.
-      fsdp, model_parallel: as the flags of the mesh.
-
-    Raises:
-      errors.SettingsError: if they do not divide the devices or what is split.
+    Raises errors.SettingsError if `fsdp` and `model_parallel`, as the mesh's flags, do
+    not divide the devices or what is split.
     """
     mesh_lib.check(devices, fsdp, model_parallel)
     grid = devices // (fsdp * model_parallel), fsdp, model_parallel
@@ -166,10 +157,7 @@ def bytes_on_device(
 
 
 def measure(part: Part) -> float:
-    """Returns the operations a second of a device of this machine, without optimizers.
-
-    Gradients of some rows are timed.
-    """
+    """Returns the operations a second of a device here, in gradients of some rows."""
     rows = max(1, min(part.rows, int(MOST_FLOP / (part.flops(8) / 8))))
     arguments = jax.tree.map(_filled, (part.params, *part.inputs(rows)))
     gradient = part.gradient

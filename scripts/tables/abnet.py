@@ -14,7 +14,7 @@ from scripts.tables import runs as table_runs
 
 MODULE = "experiments.train_abnet"
 QUICK = "quick"
-CUTS: dict[str, tuple[str, ...]] = {
+CUTS: dict[str, tuple[str, ...]] = {  # scale -> flags that replace the flagfile's
     "tiny": (),
     QUICK: (
         *("--steps=32", "--eval_every=32", "--warmup_steps=8", "--mlm_head_steps=20"),
@@ -22,7 +22,6 @@ CUTS: dict[str, tuple[str, ...]] = {
         *("--batch_size=32", "--micro_batches=4", "--max_in_flight=4"),
     ),
 }
-"""Scale -> flags in the place of those of abnet_table5_tiny.flags."""
 SHORT_STEPS = 16  # of a run that is timed over a line
 TIMED_STEPS = 10  # the last of them; in the first ones programs are compiled
 RECORDED = ("step", "time", "bytes_sent", "bytes_received")
@@ -49,10 +48,9 @@ def speed_of(result: Mapping[str, Any]) -> dict[str, float]:
 
 
 def step_bytes(row: Mapping[str, Any]) -> dict[str, float]:
-    """Returns the bytes of a step of a row of Table 5, by direction.
+    """Returns the bytes of a step of a row of Table 5, by direction, mean of the run.
 
-    They are means over the whole run; where a run in one process sends nothing, because
-    there is no codec, those of the timed steps.
+    A run in one process sends nothing without a codec: then those of the timed steps.
     """
     whole = row.get("bytes_all_steps", {})
     return {way: whole.get(way) or row["speed"][way] for way in ("forward", "backward")}
@@ -61,11 +59,9 @@ def step_bytes(row: Mapping[str, Any]) -> dict[str, float]:
 def figures(run: table_runs.Run, workdir: pathlib.Path) -> dict[str, Any]:
     """Reads the figures of a finished run.
 
-    Returns:
-      summary: of the run, without its examples. losses: [[step, loss]] of the cluster
-      that has the translation loss. records: metrics.jsonl of the source cluster, if
-      there is one, else of the same, without its losses. held_out: the file of the
-      scores of held-out sentences, which has no text; None if there is none.
+    `losses` are [[step, loss]] of the cluster that has the translation loss; `records`
+    the metrics of the source cluster, if there is one, else of the same; `held_out` the
+    file of the scores of held-out sentences, which has no text, or None.
     """
     summary = report.read_summary(workdir)
     if run.module != MODULE:

@@ -13,8 +13,7 @@ STARTS = (16, 8, 2)  # Fig. 10: compression begins at 1/16, 1/8, 1/2 of the step
 START_ROW = "FP16(SVD(0.6))+INT8"  # the paper's choice for Fig. 10
 RANKS = (192, 128, 96, 64)
 NARROWEST = 48
-NARROW = "pack_tokens|hadamard|int4(64)|fp16"
-"""The codec behind a bottleneck; scales as fp16."""
+NARROW = "pack_tokens|hadamard|int4(64)|fp16"  # behind a bottleneck; scales as fp16
 BY_TOKEN, BY_TOKEN_RANKS = "pack_tokens|int4(row)|fp16|zstd(1)", (208, 192)
 """With one scale for a token, and without a rotation that would make columns alike,
 numbers of the last columns are small, and zstd packs them well. With the first
@@ -78,8 +77,7 @@ def rows() -> list[Row]:
 def chosen(known: Sequence[Row]) -> list[Row]:
     """Lists the first row, the baseline, and those that --rows names, by default all.
 
-    Raises:
-      errors.SettingsError: at a name that no row has.
+    Raises errors.SettingsError at a name that no row has.
     """
     names = [row.name for row in known]
     given = flags.FLAGS["rows"].value or names

@@ -28,7 +28,7 @@ flags.DEFINE_string(
     " --workdir, since paths are among the arguments that are compared.",
 )
 
-FLAGS = (
+FLAGS = (  # of a table; one with sizes has --scale as well
     "seeds",
     "out",
     "data_dir",
@@ -37,7 +37,6 @@ FLAGS = (
     "pretrained_dir",
     "prepared_dir",
 )
-"""Flags of a table; one with sizes has --scale as well."""
 FOLDER = installed.FOLDER / "experiments"
 RESULTS = pathlib.Path() if installed.IS_WHEEL else FOLDER / "results"
 """The folder of records: a checkout's, else the working directory."""
@@ -49,16 +48,13 @@ MOST_SEEDS = 100
 class Table:
     """The configuration of one table."""
 
-    name: str
-    """Such as table5_tiny."""
-    scale: str
-    """Size of the runs; empty if there is one only."""
+    name: str  # such as table5_tiny
+    scale: str  # size of the runs; empty if there is one only
     seeds: tuple[str, ...]
     workdir: pathlib.Path
     results: pathlib.Path
     out: pathlib.Path
-    data_dir: str
-    """A text folder."""
+    data_dir: str  # a text folder
     prepared_dir: str
     pretrained_dir: str
 
@@ -78,18 +74,12 @@ def from_flags(
     seeds: int = 1,
     needs_text: bool = True,
 ) -> Table:
-    """Returns the flags as values; for `main`.
+    """Returns the flags as values, for `main`; SettingsError at what cannot work.
 
-    Args:
-      name: of the table, without its scale.
-      scales: that it has; the first is its default. The last of several shows in
-        minutes how the table is made: it has one seed by default, and its record in
-        --workdir, since it measures nothing.
-      seeds: their default number.
-      needs_text: whether its runs need --data_dir.
-
-    Raises:
-      errors.SettingsError: at what cannot work.
+    `name` is the table's, without its scale. The first of `scales` is the default; the
+    last of several shows in minutes how the table is made: it has one seed by default,
+    and its record in --workdir, since it measures nothing. `seeds` is their default
+    number; `needs_text` is True if the runs need --data_dir.
     """
     given = {flag: flags.FLAGS[flag].value for flag in ("scale", *FLAGS)}
     size = scale(given["scale"], scales) if scales else ""

@@ -16,8 +16,7 @@ from nebula_jax.runtime.records import report
 from scripts.tables import sweep
 
 Record = Mapping[str, Any]
-BySeed = Mapping[str, sentence_scores.Scores]
-"""Seed -> scores of a row's run."""
+BySeed = Mapping[str, sentence_scores.Scores]  # seed -> scores of a row's run
 
 
 def by_seed(results: Mapping[str, Mapping[str, Any]]) -> BySeed:
@@ -32,10 +31,9 @@ def by_seed(results: Mapping[str, Mapping[str, Any]]) -> BySeed:
 def compare(row: BySeed, beside: BySeed) -> dict[str, Any]:
     """Returns what a record has of a row, compared with another, perhaps itself.
 
-    Returns:
-      As `held_out`: sentences; loss and bleu, seed -> figure. Of the seeds that both
-      rows have also `difference` of the losses, seed -> figure, unless they are losses
-      of other predictions; and `bleu_difference`, a `bleu.Apart`. {} without scores.
+    As `held_out`: sentences; loss and bleu, seed -> figure. Of the seeds that both rows
+    have also `difference` of the losses, seed -> figure, unless these are of other
+    predictions; and `bleu_difference`, a `bleu.Apart`. {} without scores.
     """
     if not row:
         return {}
@@ -110,7 +108,7 @@ def _bleu_apart(found: Record) -> str:
     return interval(found["bleu_difference"]) if "bleu_difference" in found else ""
 
 
-COLUMNS = (
+COLUMNS = (  # of quality, for rows with what `compare` returns
     sweep.Column("held-out loss", _cell(lambda each: with_error(each["loss"], ".3f"))),
     sweep.Column(
         "difference", _cell(lambda each: with_error(each.get("difference", {}), "+.3f"))
@@ -120,4 +118,3 @@ COLUMNS = (
     ),
     sweep.Column("difference (95 %)", _cell(_bleu_apart)),
 )
-"""The columns of quality, for rows with what `compare` returns."""

@@ -1,5 +1,4 @@
-"""Tables of the records' figures: the main results for README.md, and which codec at
-which line for `which_codec.md`."""
+"""Tables of the records' figures, for README.md and for `which_codec.md`."""
 
 import json
 import pathlib
@@ -12,8 +11,7 @@ from nebula_jax.runtime.records import report
 from scripts.tables import abnet, held_out, sweep
 
 Record = Mapping[str, Any]
-FASTER = 170 / 60
-"""The paper's other line beside the one on which the steps were measured."""
+FASTER = 170 / 60  # the paper's other line beside the one of the measured steps
 CUT = ("codec", "MB a step", "loss", "BLEU", "steps/s", "170 Mbit/s")
 LOCAL = ("exchange", "clusters", "bytes a token", "times fewer", "loss")
 HEADER = ("what", "result", "spread, or cost", "seeds", "page")
@@ -21,9 +19,7 @@ NARROW = "bottleneck of 208 by token and zstd"
 """Of Table 5's rows with 25 times fewer bytes at the baseline's loss and BLEU, the one
 with most seeds."""
 
-
-Figures = tuple[str, str, int | None]
-"""The result of a row; its interval or what it costs; its seeds, if it has any."""
+Figures = tuple[str, str, int | None]  # a result; its interval or cost; seeds, if any
 
 
 def _auc(record: Record) -> Figures:
@@ -129,7 +125,7 @@ def _beside_peers(model: str, ours: str) -> Callable[[Record], Figures]:
 
 _MLM = "masked language modeling went on"
 _CLS = "M3, [CLS] pooling", "masked language modeling, [CLS] pooling"
-ROWS = (
+ROWS = (  # record -> the subject of a row, and what renders its figures
     (
         "m3_xnli15_tiny",
         "M3 from scratch: fakes found in 15 languages (a guess has 0.5)",
@@ -175,7 +171,6 @@ ROWS = (
     ),
     ("bench_bridge", "the bridge beside bare TLS sockets, 25 MB tensors", _bridge),
 )
-"""Record -> the subject of a row, and what renders its figures."""
 
 
 def markdown(results: pathlib.Path) -> str:

@@ -13,8 +13,7 @@ from nebula_jax import installed
 from nebula_jax.runtime.records import plots
 from scripts.tables import abnet, compression_rows, held_out, sweep
 
-QUALITY = "quality.svg"
-"""The picture of README.md."""
+QUALITY = "quality.svg"  # the picture of README.md
 THEIRS, OURS = "cut: the paper's codecs", "cut: no padding, 8 or 4 bits"
 NARROW = "cut: so many of 384 columns, at 4 bits"
 LOCAL = "local steps, of so many clusters"
@@ -31,10 +30,8 @@ class Point(NamedTuple):
 
     group: str
     name: str
-    fewer: float
-    """Times fewer bytes than padded float32, or than an all-reduce a step."""
-    loss: float
-    """Held-out loss above that of sending all, in %, mean of the seeds."""
+    fewer: float  # times fewer bytes than padded float32, or than an all-reduce a step
+    loss: float  # held-out loss above that of sending all, in %, mean of the seeds
     error: float
 
 
@@ -166,11 +163,7 @@ def _short(name: str) -> str:
 
 
 def quality(points: Sequence[Point], path: pathlib.Path) -> None:
-    """Draws bytes against quality, and keeps the points in the picture's metadata.
-
-    Args:
-      points: from `quality_points`.
-    """
+    """Draws bytes against quality, and keeps the points in the picture's metadata."""
     with installed.extra("plots"):
         import matplotlib.figure
 

@@ -23,26 +23,20 @@ from nebula_jax.runtime.records import report
 from scripts.tables import config
 
 LOG_LINES = 12  # of a failed run, in the error
-UNDER_WAY = "under_way.json"
-"""The file in the folder of a run that has not ended: its identity and its seconds."""
+UNDER_WAY = "under_way.json"  # of a run that has not ended: its identity and seconds
 
 
 class Run(NamedTuple):
     """One run of an experiment."""
 
-    name: str
-    """The name of the run and of its files: `quality-int8-seed0`."""
+    name: str  # of the run and of its files: `quality-int8-seed0`
     module: str
-    arguments: tuple[str, ...]
-    """The flags, all but --workdir."""
-    makes: str = ""
-    """The part of the run's folder that other runs use; it is kept."""
-    after: "Run | None" = None
-    """The run that made the folder that this one uses."""
+    arguments: tuple[str, ...]  # the flags, all but --workdir
+    makes: str = ""  # the part of the run's folder that other runs use; it is kept
+    after: "Run | None" = None  # the run that made the folder that this one uses
 
 
-Execute = Callable[[Run, pathlib.Path], None]
-"""Starts a run in its folder and waits for its end."""
+Execute = Callable[[Run, pathlib.Path], None]  # does a run in its folder to the end
 Figures = Callable[[Run, pathlib.Path], dict[str, Any]]
 """Reads a finished run's figures in its folder, with its `summary`."""
 
@@ -59,11 +53,9 @@ class Runs:
     ):
         """Resumes with what is in the folder.
 
-        Args:
-          folder: `run/` has the run in progress, `models/` what runs make for others.
-          execute: does a run; the real command if not given.
-          results: has the figures of finished runs; `results/` of the folder if not
-            given.
+        Its `run/` has the run in progress, `models/` what runs make for others, and
+        `results/`, or the folder that is given, the figures of finished runs. `execute`
+        does a run; the real command if not given.
         """
         self.folder = folder
         self._figures = figures
@@ -106,8 +98,7 @@ class Runs:
 
         The run that made what this one uses is done again if that is gone.
 
-        Raises:
-          errors.NebulaError: if it has been done with other flags.
+        Raises errors.NebulaError if it has been done with other flags.
         """
         path, before = self._results / f"{run.name}.json", run.after
         if not path.is_file():

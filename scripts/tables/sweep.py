@@ -15,10 +15,9 @@ from scripts.tables import config
 from scripts.tables import runs as table_runs
 
 Record = Mapping[str, Any]
-PAPER: dict[str, Any] = json.loads(
+PAPER: dict[str, Any] = json.loads(  # the figures of the paper's tables
     (pathlib.Path(__file__).parent / "paper.json").read_text()
 )
-"""The figures of the paper's tables."""
 
 
 class Column(NamedTuple):
@@ -28,8 +27,7 @@ class Column(NamedTuple):
     read: str | Callable[[Any], Any]
     """How a row of the record is read: its keys, as in `bytes.forward`, or a function.
     A text is a cell as it is; numbers are formatted, several with commas between."""
-    form: str = ""
-    """Format of a number, such as .2f."""
+    form: str = ""  # format of a number, such as .2f
 
     def cell(self, row: Any) -> str:
         """Renders the cell of a row."""
@@ -55,9 +53,7 @@ def table(columns: Sequence[Column], rows: Iterable[Any], alignment: str = "") -
 def spread(by_seed: Collection[float], form: str, of_mean: bool = False) -> str:
     """Renders a mean over seeds with the standard deviation; empty without a seed.
 
-    Args:
-      form: of the mean, such as +.2f.
-      of_mean: True for the standard error of the mean instead.
+    `form` is the mean's, such as +.2f; `of_mean` is for its standard error instead.
     """
     if not by_seed:
         return ""
@@ -84,8 +80,7 @@ def mean_and_error(mean: float, error: float, form: str) -> str:
 class Sweep(NamedTuple):
     """A table's runs, and what is made of them."""
 
-    name: str
-    """The record's, without its scale."""
+    name: str  # the record's, without its scale
     record: Callable[[table_runs.Runs, config.Table], dict[str, Any]]
     """Does the missing runs and returns the record, but for its provenance."""
     markdown: Callable[[Record], str]
@@ -93,10 +88,8 @@ class Sweep(NamedTuple):
     execute: table_runs.Execute = table_runs.start
     draw: Callable[[Record, pathlib.Path], None] | None = None
     """Draws the record's pictures beside its file."""
-    scales: Sequence[str] = ()
-    """See `config.from_flags`."""
-    seeds: int = 3
-    """By default."""
+    scales: Sequence[str] = ()  # see `config.from_flags`
+    seeds: int = 3  # by default
     needs_text: bool = True
 
     def run(self) -> int:

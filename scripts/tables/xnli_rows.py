@@ -72,16 +72,10 @@ def compare(
 ) -> dict[str, Any]:
     """Compares two rows of a table, seed by seed and by a paired bootstrap.
 
-    A test row is the same sentence pair in all languages, and so is drawn with all of
-    them, and for all seeds.
-
-    Args:
-      one: seed -> language -> a mark for each test row; see `right`.
-      other: likewise, of the row that it is compared with.
-
-    Returns:
-      `all` and `far` languages -> `by_seed`, differences of the average accuracy;
-      `mean`; `interval`, which the differences of SURE of the draws are in.
+    Both are seed -> what `right` returns. A test row is the same sentence pair in all
+    languages, and so is drawn with all of them, and for all seeds. Returns `all` and
+    `far` languages -> `by_seed`, differences of the average accuracy; `mean`;
+    `interval`, which the differences of SURE of the draws are in.
     """
     seeds = [seed for seed in one if seed in other]
     random = np.random.default_rng(0)
