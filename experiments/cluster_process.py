@@ -20,14 +20,10 @@ def run(
     settings: Mapping[str, Any],
     train: Callable[[RunT], int],
 ) -> int:
-    """Runs this process's part of a cluster; returns the exit status.
+    """Runs this process's part of a cluster, by `train`; returns the exit status.
 
-    Args:
-      settings: what must be equal in all clusters.
-      train: trains to the end; returns the exit status.
-
-    Raises:
-      errors.NebulaError: if another process works in the folder, or as `cluster.run`.
+    The settings must be equal in all clusters. Raises errors.NebulaError if another
+    process works in the folder, or as `cluster.run`.
     """
     described = _described(run, settings)
     folder, has_others = run.local.workdir, isinstance(run.local, configuration.Local)
@@ -67,9 +63,8 @@ def _described(run: configuration.Run, settings: Mapping[str, Any]) -> dict[str,
 def _recorded(run: Any, described: Mapping[str, Any]) -> Iterator[dict[str, int]]:
     """Records in a federation's audit log that a cluster begins, and how it ends.
 
-    Yields:
-      A dict for the exit `status`: if it is not 0, or not there, the cluster has
-      stopped before its last step.
+    Yields a dict for the exit `status`: if it is not 0, or not there, the cluster has
+    stopped before its last step.
     """
     recorder = connect.recorder(run.local.connection(), run.local.cluster)
     recorder.record(

@@ -99,8 +99,7 @@ class Place(cluster_flags.Place):
     def checkpoint(self, name: str) -> pathlib.Path:
         """Returns the checkpoint folder that a flag names, fetched if need be.
 
-        Raises:
-          errors.NebulaError: if it cannot be had.
+        Raises errors.NebulaError if it cannot be had.
         """
         return _resolved(name, self.pretrained_dir)
 
@@ -132,11 +131,7 @@ class Run(Generic[AgreedT, LocalT]):
     local: LocalT
 
     def context(self, **own: Any) -> context_lib.Context:
-        """Returns the context of a training loop.
-
-        Args:
-          own: fields of `context.Settings` that no flag has, or in a flag's place.
-        """
+        """Returns a training loop's context; `own` settings come before the flags'."""
         settings = context_lib.Settings
         given = fields.common(self.agreed, settings)
         given |= fields.common(self.local, settings)
@@ -150,10 +145,7 @@ class Run(Generic[AgreedT, LocalT]):
         compared: Mapping[str, Any],
         fingerprints: Mapping[str, str] | None = None,
     ) -> checkpoints.Checkpoints:
-        """Opens this cluster's checkpoints, and writes its `run.flags`.
-
-        The arguments are those of `Context.open_checkpoints`, and the errors.
-        """
+        """Opens checkpoints as the context does, errors too, and writes `run.flags`."""
         saved = context.open_checkpoints(compared, fingerprints)
         if ranks.is_root():  # only now: it is this run that the folder holds
             write_run_flags(context.folder, self)
@@ -162,12 +154,9 @@ class Run(Generic[AgreedT, LocalT]):
     def hello(
         self, settings: Mapping[str, Any], saved: Sequence[int], **details: Any
     ) -> frames.Hello:
-        """Returns the Hello of this process.
+        """Returns the Hello of this process, with `details` that the others need.
 
-        Args:
-          settings: what must be equal in all clusters.
-          saved: steps that the cluster could resume after.
-          details: what else the others need of it.
+        Settings must be equal in all clusters; this one could resume after `saved`.
         """
         name, version = self.local.cluster, nebula_jax.__version__
         return frames.Hello(name, version, dict(settings), tuple(saved), details)
@@ -216,15 +205,10 @@ def write_run_flags(folder: pathlib.Path, run: Run) -> None:
 
 
 def parse_run(folder: str, module: str, replaced: Sequence[str] = ()) -> pathlib.Path:
-    """Parses the flags of an earlier run, and those of this command over them.
+    """Parses the flags of an earlier run of `module`, and this command's over them.
 
-    Args:
-      folder: of the run, as given.
-      module: of `experiments`, whose run it is to be.
-      replaced: flags in the place of the run's, unless this command has them.
-
-    Raises:
-      errors.SettingsError: if it is no such run.
+    `replaced` flags are in the place of the run's, unless this command has them. Raises
+    errors.SettingsError if it is no such run.
     """
     path = _run_flags(folder, module)
     flags_of_run = [f"--flagfile={path}", *replaced]
@@ -240,9 +224,7 @@ def flags_of_run(
     """Returns the flags of an earlier run; those of this process stay as they are.
 
     For a notebook, which has none. Paths are relative to where the run was started.
-
-    Raises:
-      errors.SettingsError: if it is no such run; names the `flag` that has the folder.
+    Raises errors.SettingsError, which names the folder's `flag`, if it is no such run.
     """
     path = _run_flags(os.fspath(folder), module, flag)
     found = copy.deepcopy(flags.FLAGS)
@@ -254,14 +236,8 @@ def flags_of_run(
 def take_model(module: str, names: Sequence[str]) -> None:
     """Parses the flags of a model that are not given as those of --init_from's run.
 
-    A run that resumes may have begun with one that is gone.
-
-    Args:
-      module: of `experiments`, whose run it is to be.
-      names: of this command's flags.
-
-    Raises:
-      errors.SettingsError: if it is no such run.
+    A run that resumes may have begun with one that is gone. `names` are those of this
+    command's flags. Raises errors.SettingsError if it is no run of `module`.
     """
     folder, missing = flags.FLAGS["init_from"].value, []
     for flag in (flags.FLAGS[name] for name in names):
@@ -300,13 +276,9 @@ def _of_this_version(path: pathlib.Path, module: str) -> Iterator[None]:
 
 
 def is_evaluation(command: Any, module: str) -> bool:
-    """Returns True if a run is evaluated only, whose flags are then parsed.
+    """Returns True if a `shared_flags.Command` only evaluates a run; parses its flags.
 
-    Args:
-      command: `shared_flags.Command`.
-
-    Raises:
-      errors.SettingsError: if it is no such run, or --run stands alone.
+    Raises errors.SettingsError if it is no such run, or --run stands alone.
     """
     if command.eval_only:
         parse_run(command.run, module)

@@ -50,8 +50,7 @@ def from_flags(
 ) -> tuple[config.Settings, configuration.Place, vocabularies.Vocabulary]:
     """Returns the settings, the place, and the vocabulary, which all compare.
 
-    Raises:
-      errors.NebulaError: at what cannot work.
+    Raises errors.NebulaError at what cannot work.
     """
     settings, place = fields.read(config.Settings), fields.read(configuration.Place)
     if ranks.count() > 1 or (flags.FLAGS.devices_per_cluster or 1) > 1:
@@ -123,8 +122,7 @@ def train_student(run: nebula.Run) -> None:
 def train_teacher(run: nebula.Run) -> None:
     """Answers the student's questions to the end.
 
-    Raises:
-      checkpoint.CheckpointError: if another teacher answered before a stop.
+    Raises checkpoint.CheckpointError if another teacher answered before a stop.
     """
     settings, place, vocabulary = from_flags(run)
     count, names = len(run.clusters) - 1, settings.teachers

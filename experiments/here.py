@@ -18,25 +18,20 @@ class Prepared(NamedTuple):
     """A run whose text and models are there."""
 
     run: configuration.Run
-    train_whole: Callable[[], int]
-    """Trains all parts in this process; returns the exit status."""
+    train_whole: Callable[[], int]  # trains all parts here; returns the exit status
     arguments: Callable[[str, connect.Settings], list[str]]
     """(cluster, how to connect) -> the flags of its process."""
-    figures: Mapping[str, Any] = {}
-    """What a summary has of it."""
+    figures: Mapping[str, Any] = {}  # what a summary has of it
 
 
 class Experiment(NamedTuple):
     """The parts of an experiment that differ from those of others."""
 
-    module: str
-    """As in `python -m`."""
+    module: str  # as in `python -m`
     prepare: Callable[[Any, Sequence[str]], Prepared]
     """Prepares (run, names of its clusters), and checks that no other run is there."""
-    report: Any
-    """The module with its `curves`, `figures` and `markdown`; see `face.report`."""
-    reported: Sequence[str]
-    """Settings of this process that belong into the summary."""
+    report: Any  # its module of `curves`, `figures` and `markdown`; see `face.report`
+    reported: Sequence[str]  # settings of this process that belong into the summary
 
 
 def run_here(
@@ -47,9 +42,7 @@ def run_here(
 ) -> int:
     """Prepares a run, runs every cluster here, and reports; returns the exit status.
 
-    Args:
-      names: of the clusters, the first to listen first.
-      dials: see `launcher.prepared`.
+    Of the clusters' names the first listens first; for `dials` see `launcher.prepared`.
     """
     begin, local, workdir = time.monotonic(), run.local, run.local.workdir
     is_whole = local.cluster == "whole"

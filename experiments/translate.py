@@ -37,9 +37,8 @@ from nebula_jax.runtime.life import process
 HERE = ("--cluster=all", "--coordinator=", "--processes_per_cluster=1", "--restart=0")
 """Flags in the place of the run's, whose processes are not those of this command."""
 
+# Lines of a file translated at once: sorted by length, many have little padding.
 PART = 4 * translator.BATCH
-"""Lines of a file that are translated together, and written: sorted by length, so many
-have little padding."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

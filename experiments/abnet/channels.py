@@ -31,49 +31,32 @@ from nebula_jax.models import bottleneck
 from nebula_jax.parallel import mesh as mesh_lib
 
 Role = Literal["source", "target"]
-PIECE_BYTES = 256
-"""Room for a piece as JSON has it: sentencepiece's have 16 characters at most."""
+PIECE_BYTES = 256  # of a piece in JSON: sentencepiece's have at most 16 characters
 
 
 class Channel(NamedTuple):
-    """One row of the table.
+    """One row of the table."""
 
-    name: of the channel; unique.
-    sender: the role that sends on it; the other one receives.
-    spec: of the arrays.
-    codec: of the arrays.
-    check: of the arrays on arrival, beside the codec's own.
-    """
-
-    name: str
-    sender: Role
+    name: str  # unique
+    sender: Role  # the other one receives
     spec: codec_lib.Spec
     codec: selector.CodecOrSelector
-    check: channels.Check | None = None
+    check: channels.Check | None = None  # on arrival, beside the codec's own
 
 
 class Ends(NamedTuple):
-    """One role's ends of all channels: Senders and Receivers.
-
-    lengths is None unless the objective is cmlm, and bottleneck unless there is one;
-    hidden and gradient have one channel for each length bucket.
-    """
+    """One role's ends of all channels: Senders and Receivers."""
 
     buckets: Any
-    bottleneck: Any
-    lengths: Any
-    hidden: list[Any]
-    gradient: list[Any]
+    bottleneck: Any  # None if there is none
+    lengths: Any  # None unless the objective is cmlm
+    hidden: list[Any]  # one for each length bucket
+    gradient: list[Any]  # one for each length bucket
     evaluation: Any
 
 
 def table(agreed: config.Agreed, examples: int, width: int) -> list[Channel]:
-    """Lists the channels, in the order in which both roles open them.
-
-    Args:
-      examples: N, of the training set.
-      width: D of PLM-S.
-    """
+    """Lists the channels in the order in which both open them; `width` is PLM-S's."""
     sent = agreed.sent_width(width)
     index = jax.ShapeDtypeStruct((examples,), jnp.uint8)
     lengths = jax.ShapeDtypeStruct((examples,), jnp.int32)
@@ -109,12 +92,9 @@ def _check_start(start: codec_lib.Arrays) -> None:
 
 
 def _check_evaluation(arrays: codec_lib.Arrays) -> None:
-    """Raises ValueError at hidden states or length logits that are not finite.
-
-    But the logit of a length that cannot be is -Inf.
-    """
+    """Raises ValueError at hidden states or length logits that are not finite."""
     arrivals.check_finite(arrays["hidden"])
-    if "length_logits" in arrays:
+    if "length_logits" in arrays:  # that of a length that cannot be is -Inf
         logits = np.asarray(arrays["length_logits"]).view(np.float32)
         arrivals.check_finite(logits[logits != -np.inf])
 
@@ -128,8 +108,7 @@ def open_ends(
 ) -> Ends:
     """Opens one role's ends of all channels.
 
-    Raises:
-      errors.SettingsError: if a codec cannot encode what crosses, or packs integers.
+    Raises errors.SettingsError if a codec cannot encode what crosses, or packs ints.
     """
     _check_codecs(agreed, examples, width)
     ends = _opened(table(agreed, examples, width), carrier, role)
@@ -163,11 +142,7 @@ def _opened(
 def translation_ends(
     agreed: config.Agreed, carrier: channels.Carrier, role: Role, rows: int, width: int
 ) -> dict[str, Any]:
-    """Opens one role's ends of `sentences` and `words`.
-
-    Args:
-      rows: B, sentences that cross together.
-    """
+    """Opens a role's ends of `sentences` and `words`; B `rows` cross together."""
     spec = evaluation_spec(agreed, agreed.sent_width(width), rows)
     room = rows * agreed.length_buckets[-1] * PIECE_BYTES
     words = jax.ShapeDtypeStruct((room,), jnp.uint8)
@@ -180,11 +155,7 @@ def translation_ends(
 
 
 def fresh(agreed: config.Agreed, half: models.Half, width: int) -> mesh_lib.ShardedInit:
-    """Returns what a side saves, at step 0: {"state", "codecs"}.
-
-    Args:
-      half: of the side; its codecs have states for each length bucket.
-    """
+    """Returns what a side saves, at step 0: `state`, and `codecs` for each bucket."""
     codecs_of = [
         half.program.init_states(hidden_spec(agreed, length, agreed.sent_width(width)))
         for length in agreed.length_buckets
@@ -220,11 +191,7 @@ def _check_codecs(agreed: config.Agreed, examples: int, width: int) -> None:
 def hidden_spec(
     agreed: config.Agreed, length: int, width: int
 ) -> dict[str, jax.ShapeDtypeStruct]:
-    """Returns the spec of a micro-batch's H^E, and of its gradient.
-
-    Args:
-      length: L, of the length bucket.
-    """
+    """Returns the spec of a micro-batch's H^E, and of its gradient."""
     return _hidden_spec(agreed.batch_size // agreed.micro_batches, length, width)
 
 
@@ -233,9 +200,7 @@ def evaluation_spec(
 ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the spec of a batch in evaluation; L is the longest bucket's.
 
-    Args:
-      width: of what crosses.
-      rows: B; 0 for that of training.
+    B is `rows`, or with 0 that of training; `width` is that of what crosses.
     """
     rows, length = rows or agreed.batch_size, agreed.length_buckets[-1]
     spec = _hidden_spec(rows, length, width)

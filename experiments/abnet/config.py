@@ -35,10 +35,8 @@ DEFAULTS = {
 class Codecs(NamedTuple):
     """The codecs of a run, which are read once and passed on."""
 
-    forward: selector.CodecOrSelector
-    """Of hidden states."""
-    backward: selector.CodecOrSelector
-    """Of gradients in them."""
+    forward: selector.CodecOrSelector  # of hidden states
+    backward: selector.CodecOrSelector  # of gradients in them
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -109,11 +107,7 @@ class Agreed(configuration.Agreed):
 
     @functools.cached_property
     def codecs(self) -> Codecs:
-        """The codecs of the run.
-
-        Raises:
-          codecs.CodecError: at a codec that cannot be read.
-        """
+        """The codecs of the run; raises codecs.CodecError if one cannot be read."""
         forward = codecs.from_string(self.forward_codec)
         return Codecs(forward, codecs.from_string(self.backward_codec))
 
@@ -201,8 +195,7 @@ def from_flags(given: flags.FlagValues = flags.FLAGS) -> Run:
 def languages(pair: str) -> tuple[str, str]:
     """Returns the languages of source and target.
 
-    Raises:
-      errors.SettingsError: if it is not a pair.
+    Raises errors.SettingsError if it is not a pair.
     """
     found = tuple(pair.split("-"))
     if len(found) != 2 or not all(found):
@@ -213,8 +206,7 @@ def languages(pair: str) -> tuple[str, str]:
 def side_dir(local: Local) -> pathlib.Path:
     """Returns --side_dir, which a cluster that runs alone must be given.
 
-    Raises:
-      errors.SettingsError: if it is not.
+    Raises errors.SettingsError if it is not.
     """
     if not local.side_dir:
         raise errors.SettingsError(
@@ -235,8 +227,7 @@ def settings(run: Run) -> dict[str, Any]:
 def earlier_step(run: Run) -> int:
     """Returns the step of --init_from that a run has begun with, or begins with.
 
-    Raises:
-      errors.SettingsError: if it has none that all of this process's sides can have.
+    Raises errors.SettingsError if it has none that all sides of this process can have.
     """
     if (begun := begun_step(run)) is not None:
         return begun
@@ -266,9 +257,7 @@ def newest_saved(
     """Returns the newest step that sides have saved, and the folders that have it.
 
     These are the sides' own, or that of one process, whichever has the newer one.
-
-    Raises:
-      errors.NebulaError: if there is none.
+    Raises errors.NebulaError if there is none.
     """
     layouts = [
         names

@@ -36,13 +36,11 @@ class Text(NamedTuple):
     """One side of the corpus, tokenized."""
 
     tokenizer: tokenizers.Tokenizer
-    ids: dict[str, list[str]]
-    """Split -> ids of its examples, in order."""
+    ids: dict[str, list[str]]  # split -> ids of its examples, in order
     rows: Mapping[str, ragged_rows.TokenRows]
     """Split -> its sentences, [CLS] and [SEP] included, in the order of their ids: of
     the target side those of training and those held out, of the source side all."""
-    sentences: dict[str, list[str]]
-    """Split -> its sentences as text; of dev and the tests only."""
+    sentences: dict[str, list[str]]  # split -> its sentences as text; none of training
 
     @property
     def train(self) -> ragged_rows.TokenRows:
@@ -53,11 +51,7 @@ class Text(NamedTuple):
 def split(
     run: config.Run, out: pathlib.Path | None = None
 ) -> tuple[pathlib.Path, pathlib.Path]:
-    """Makes the two sides of --data_dir, each with its own language alone.
-
-    Args:
-      out: folder that gets both; one of --prepared_dir if None.
-    """
+    """Makes both sides of --data_dir, a language each, in `out` or --prepared_dir."""
     pair, local = run.agreed.pair, run.local
     chosen = local.corpora, local.max_pairs, local.max_words, local.held_out_pairs
     made_of = [pair, local.data_dir, *chosen]
@@ -83,13 +77,10 @@ def read(
 ) -> Text:
     """Reads and tokenizes a side; reports sentences that were cut or are unknown.
 
-    Args:
-      is_translated: True if the model reads dev and the tests too. Otherwise they are
-        references, which translations are compared with. Held-out sentences, whose loss
-        is computed, it reads on both sides.
-
-    Raises:
-      errors.NebulaError: where it is malformed, or a sentence is too long.
+    With `is_translated` the model reads dev and the tests too. Otherwise they are
+    references, which translations are compared with. Held-out sentences, whose loss is
+    computed, it reads on both sides. Raises errors.NebulaError where the text is
+    malformed, or a sentence is too long.
     """
     ids, sentences = {}, {}
     rows: dict[str, ragged_rows.TokenRows] = {}
@@ -122,8 +113,7 @@ def read(
 def id_key(run: config.Run) -> bytes:
     """Returns the key under which ids and fingerprints are compared.
 
-    Raises:
-      errors.SettingsError: if --id_key is an empty file.
+    Raises errors.SettingsError if --id_key is an empty file.
     """
     if not run.local.id_key:
         return example_alignment.default_key(run.agreed.pair, str(run.agreed.seed))
@@ -134,11 +124,7 @@ def id_key(run: config.Run) -> bytes:
 
 
 def check_same_examples(run: config.Run, text: Text, peer: frames.Hello) -> None:
-    """Checks that the peer has the other halves of this side's examples.
-
-    Raises:
-      bridge.Mismatch: if not; names examples.
-    """
+    """Raises bridge.Mismatch, which names some, if the peer has other examples."""
     apart = example_alignment.differences(
         text.ids, id_key(run), peer.details.get("examples")
     )
@@ -164,19 +150,13 @@ def bucket_length(agreed: config.Agreed, lengths: np.ndarray) -> int:
 
 
 def slots(lengths: np.ndarray, rows: int, columns: int, objective: str) -> np.ndarray:
-    """Makes room for the predictions of a target micro-batch.
+    """Makes room, [P] int8 zeros, for the predictions of a target micro-batch.
 
-    P is one of a few, so that jit compiles a handful of shapes: a quarter of the
-    batch's places, half of them, and so on. With `cmlm` the masks of a row's n pieces
-    are U{1..n}, drawn on the device: those beyond four standard deviations above the
-    mean of their sum are dropped, and counted.
-
-    Args:
-      lengths: [rows] integers, tokens of the longest micro-batch's rows.
-      rows, columns: of the padded micro-batch.
-
-    Returns:
-      [P] int8 zeros.
+    The `lengths`, [rows] integers, are tokens of the longest micro-batch's rows, which
+    are padded to `columns`. P is one of a few, so that jit compiles a handful of
+    shapes: a quarter of the batch's places, half of them, and so on. With `cmlm` the
+    masks of a row's n pieces are U{1..n}, drawn on the device: those beyond four
+    standard deviations above the mean of their sum are dropped, and counted.
     """
     needed = int(lengths.sum()) - len(lengths)  # all but [CLS]
     if objective == "cmlm":
@@ -193,11 +173,7 @@ def row_buckets(agreed: config.Agreed, text: Text) -> np.ndarray:
 
 
 def schedule(agreed: config.Agreed, buckets: np.ndarray) -> length_buckets.Schedule:
-    """Returns the order of the training examples, the same on both sides.
-
-    Args:
-      buckets: [N] uint8, of the source's rows.
-    """
+    """Orders examples, alike on both sides, by the source rows' buckets, [N] uint8."""
     return length_buckets.Schedule(buckets, agreed.batch_size, agreed.seed)
 
 
@@ -208,15 +184,13 @@ class SourceBatches(NamedTuple):
     mesh: Mesh
     text: Text
     order: length_buckets.Schedule
-    target_lengths: np.ndarray
-    """[N] int32, tokens of each target row; 0 with the objective `ar`."""
+    target_lengths: np.ndarray  # [N] int32, tokens of each target row; 0 with `ar`
 
     def at(self, step: int) -> tuple[int, Iterator[abnet_training.SourceBatch]]:
         """Makes the batch of a step, counted from 1.
 
-        Returns:
-          The number of the batch's bucket, and its M micro-batches ([b, L]), each put
-          on the devices when it is due.
+        Returns the number of the batch's bucket, and its M micro-batches ([b, L]), each
+        put on the devices when it is due.
         """
         bucket, indices, _ = self.order.batch(step - 1)
         # The length loss is divided by the tokens of the whole batch.
@@ -254,9 +228,7 @@ class TargetBatches(NamedTuple):
     def at(self, step: int) -> tuple[int, Iterator[abnet_training.TargetBatch]]:
         """Makes the batch of a step; see `SourceBatches.at`.
 
-        Returns:
-          The number of the batch's bucket, which is that of the source's rows, and its
-          M micro-batches ([b, Q], with [P] slots).
+        The bucket is of the source's rows; micro-batches are [b, Q], with [P] slots.
         """
         bucket, indices, _ = self.order.batch(step - 1)
         agreed, lengths = self.agreed, self.text.train.lengths
@@ -280,15 +252,8 @@ class TargetBatches(NamedTuple):
 
 
 def evaluation_indices(agreed: config.Agreed, name: str, total: int) -> np.ndarray:
-    """Returns which of a split's examples are translated for a BLEU.
-
-    Args:
-      name: of the split; of those held out all are translated.
-
-    Returns:
-      [<= total] int64, the first ones.
-    """
-    if name == split_parallel.HELD_OUT:
+    """Returns which examples of a split are translated for a BLEU, [<= total] int64."""
+    if name == split_parallel.HELD_OUT:  # all of these
         return np.arange(total)
     return np.arange(total)[: agreed.bleu_sentences]
 
@@ -296,12 +261,9 @@ def evaluation_indices(agreed: config.Agreed, name: str, total: int) -> np.ndarr
 def evaluation_batches(
     agreed: config.Agreed, rows: ragged_rows.TokenRows, indices: np.ndarray
 ) -> Sequence[length_buckets.Batch]:
-    """Makes batches of chosen examples, those of similar length together.
+    """Makes batches, of places in `indices`, with examples of similar length together.
 
     The source side makes them; the target side needs no more than what crosses.
-
-    Returns:
-      Batches whose indices are places in `indices`.
     """
     lengths = rows.lengths[indices]
     buckets = length_buckets.bucket_of(lengths, agreed.length_buckets)

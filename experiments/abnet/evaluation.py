@@ -34,10 +34,7 @@ Hidden = dict[str, jax.Array]
 """A batch as it crosses: `hidden` [B, L, D] float32, `mask` [B, L] bool, `index` [B]
 int32, -1 in rows that only fill the batch up; with `cmlm` also `length_logits`
 [B, L + 1] int32, the bits of float32."""
-
-
 HELD_OUT = split_parallel.HELD_OUT
-
 Losses = dict[int, tuple[float, int]]
 """Number of an example -> its loss in nats, and the tokens that this is of."""
 
@@ -45,10 +42,8 @@ Losses = dict[int, tuple[float, int]]
 class Decoder(NamedTuple):
     """The target side's part of an evaluation."""
 
-    translate: Callable[[Any, Hidden], jax.Array]
-    """(parameters of the target side, Hidden) -> ids [B, Q] int32."""
-    losses: Callable[[Any, Hidden, data.Text], Losses]
-    """(parameters of the target side, Hidden, text) -> losses of held-out sentences."""
+    translate: Callable[[Any, Hidden], jax.Array]  # (params, Hidden) -> [B, Q] int32
+    losses: Callable[[Any, Hidden, data.Text], Losses]  # of held-out sentences
 
 
 def splits(agreed: config.Agreed, text: data.Text, step: int) -> list[str]:
@@ -61,11 +56,7 @@ def splits(agreed: config.Agreed, text: data.Text, step: int) -> list[str]:
 def encoder(
     agreed: config.Agreed, task: abnet_training.Task
 ) -> Callable[[Any, np.ndarray, np.ndarray], Hidden]:
-    """Returns a jitted function that encodes a batch of source sentences.
-
-    Returns:
-      (parameters of the source side, ids [B, l] int32, index [B] int32) -> Hidden.
-    """
+    """Returns a jitted (parameters, ids [B, l] int32, index [B] int32) -> Hidden."""
     pad, longest = task.source_controls.pad, agreed.length_buckets[-1]
 
     @jax.jit
@@ -116,9 +107,8 @@ def translate(
 ) -> decoding.Translations:
     """Translates by beam search or mask-predict, as the objective is; to be jitted.
 
-    Args:
-      encoded: hidden states [B, l, D] and length logits.
-      mask: [B, l] bool, false at padding.
+    `encoded` has hidden states [B, l, D] and length logits; `mask`, [B, l] bool, is
+    false at padding.
     """
     arguments = (task.config, params, encoded, mask, task.target_controls)
     if agreed.objective == "ar":
@@ -152,11 +142,8 @@ def decoder(agreed: config.Agreed, task: abnet_training.Task) -> Decoder:
 def _losses(
     agreed: config.Agreed, task: abnet_training.Task
 ) -> Callable[[Any, Hidden, data.Text], Losses]:
-    """Returns a function that computes the losses of a batch of held-out sentences.
-
-    Its memory is that of a training step: M micro-batches, one after the other.
-    """
-    parts = agreed.micro_batches
+    """Returns a function that computes the losses of a batch of held-out sentences."""
+    parts = agreed.micro_batches  # one after the other: the memory of a training step
 
     def of_length(
         params: Any, received: Hidden, ids: jax.Array, length: int
@@ -197,11 +184,7 @@ def _losses(
 def scores_of(
     text: data.Text, losses: Losses, translations: Sequence[str], tokenize: str
 ) -> sentence_scores.Scores:
-    """Returns the scores of all held-out sentences.
-
-    Args:
-      tokenize: for BLEU, from `bleu.tokenizer_of`.
-    """
+    """Returns the scores of held-out sentences; `tokenize`: see `bleu.tokenizer_of`."""
     ids = text.ids[HELD_OUT]
     nats, tokens = zip(*(losses[number] for number in range(len(ids))), strict=True)
     references = text.sentences[HELD_OUT]
@@ -225,14 +208,9 @@ def evaluate(
     """Translates what `send` sends, and compares it with the target side's sentences.
 
     The translations are written to the target cluster's folder, and the scores of each
-    held-out sentence.
-
-    Returns:
-      Split -> {"bleu", "ceiling", "sentences"}; of held-out pairs also "loss" (nats a
-      token), its "standard_error" and the "tokens" that were predicted.
-
-    Raises:
-      session.RemoteProtocolError: if the source side sends other sentences.
+    held-out sentence. Returns split -> {"bleu", "ceiling", "sentences"}; of held-out
+    pairs also "loss" (nats a token), its "standard_error" and the "tokens" that were
+    predicted. Raises session.RemoteProtocolError if the source sends other sentences.
     """
     numbers = itertools.count()
     words = bleu.tokenizer_of(config.languages(run.agreed.pair)[1])
@@ -300,5 +278,4 @@ def _write(
 
 
 def _folder(run: config.Run) -> pathlib.Path:
-    """Returns the folder of the translations."""
     return run_folder.of_cluster(run.local.workdir, "target") / "translations"

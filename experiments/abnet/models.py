@@ -47,10 +47,8 @@ class Plm(NamedTuple):
 
     model: pretrained.Pretrained
     tokenizer: tokenizers.Tokenizer
-    digest: str
-    """Differs if the model or its vocabulary does."""
-    is_trained: partition.IsTrained
-    """True for the paths of parameters that its side trains."""
+    digest: str  # differs if the model or its vocabulary does
+    is_trained: partition.IsTrained  # True for paths of parameters that its side trains
 
 
 class Half(NamedTuple):
@@ -58,19 +56,16 @@ class Half(NamedTuple):
 
     task: abnet_training.Task
     mesh: Mesh
-    fresh: mesh_lib.ShardedInit
-    """A TrainState of the trained parameters, at step 0."""
+    fresh: mesh_lib.ShardedInit  # a TrainState of the trained parameters, at step 0
     frozen: Any
-    program: cut.Front | cut.Back
-    """Computes hidden states and gradients, codecs included."""
+    program: cut.Front | cut.Back  # hidden states and gradients, codecs included
     apply: Callable[
         [train_state.TrainState, Any, Any],
         tuple[train_state.TrainState, dict[str, jax.Array]],
     ]
     """`TrainState.apply_gradients` of (state, gradients, metrics), without waiting; the
     state is used up."""
-    rng: Callable[[train_state.TrainState], jax.Array]
-    """State before a step -> key of the step."""
+    rng: Callable[[train_state.TrainState], jax.Array]  # state -> key of the next step
 
     def params(self, state: train_state.TrainState) -> Any:
         """Returns all parameters of this side."""
@@ -87,17 +82,11 @@ class Half(NamedTuple):
 def load(
     run: config.Run, folder: pathlib.Path, layers: int = 0, new_head: bool = False
 ) -> Plm:
-    """Reads a pretrained model for one side.
+    """Reads a pretrained model for one side, with its first `layers`, or all if 0.
 
-    It trains its adapters, the table of lengths, a bottleneck.
-
-    Args:
-      layers: how many to keep, from the first; 0 for all.
-      new_head: True if its MLM head was made here, and so trains too.
-
-    Raises:
-      errors.NebulaError: if it is no checkpoint with a tokenizer, or has fewer
-        positions than the longest row has tokens.
+    It trains its adapters, the table of lengths, a bottleneck, and its MLM head if this
+    is a `new_head`, made here. Raises errors.NebulaError if it is no checkpoint with a
+    tokenizer, or has fewer positions than the longest row has tokens.
     """
     agreed, local = run.agreed, run.local
     model, tokenizer = pretrained.load_with_tokenizer(
@@ -124,8 +113,7 @@ def load(
 def load_source(run: config.Run) -> Plm:
     """Reads PLM-S, with its whole table: rows are only looked up in it.
 
-    Raises:
-      errors.SettingsError: if a bottleneck is wider than it.
+    Raises errors.SettingsError if a bottleneck is wider than it.
     """
     local = run.local
     plm = load(run, local.checkpoint(local.source_model), local.source_layers)
@@ -140,12 +128,10 @@ def half(
     other: transformer.Config,
     beginning: bottleneck.Start | None = None,
 ) -> Half:
-    """Puts a side's model on this cluster's devices.
+    """Puts the model of a side, SOURCE or TARGET, on this cluster's devices.
 
-    Args:
-      side: SOURCE or TARGET.
-      other: shape of the other side's.
-      beginning: of the bottleneck, if there is one; None: a checkpoint brings it.
+    `other` is the shape of the other side's. `beginning` is that of a bottleneck, if
+    there is one; if it is None, a checkpoint brings it.
     """
     agreed, own = run.agreed, plm.model.config
     source, target = (own, other) if side == SOURCE else (other, own)
@@ -231,9 +217,8 @@ def model(
 ) -> abnet.Config:
     """Returns the translator's shape, given those of PLM-S and PLM-T.
 
-    Raises:
-      errors.SettingsError: if the cross attention's heads do not divide its width, or
-        a bottleneck is wider than what it narrows.
+    Raises errors.SettingsError if the cross attention's heads do not divide its width,
+    or a bottleneck is wider than what it narrows.
     """
     if target.width % agreed.cross_attention_heads:
         raise errors.SettingsError(

@@ -23,11 +23,8 @@ def figures(
     summary: Mapping[str, Any],
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Returns what a run's summary has of ABNet; see `face.report.report`.
-
-    The first cluster has the target model.
-    """
-    of_target = next(iter(records.values()))
+    """Returns what a run's summary has of ABNet; see `face.report.report`."""
+    of_target = next(iter(records.values()))  # the first cluster has the target model
     scored = [each for each in of_target if "held_out_bleu" in each]
     translations = run_folder.of_cluster(folder, "target") / "translations"
     return {
@@ -46,13 +43,9 @@ def step_bytes(
 ) -> dict[str, float]:
     """Averages the bytes of a step's activations and gradients, with frame heads.
 
-    Args:
-      source: the source cluster's summary; None or {} where there was no line.
-      settings: flag -> value, with batch_size and length_buckets.
-
-    Returns:
-      forward, backward: bytes a step; padded: of the same steps as float32 rows padded
-      to the longest bucket; and the two ratios. {} without a line.
+    `source` is the source cluster's summary, None or {} where there was no line: then
+    the result is {}. Else it has `forward` and `backward`, bytes a step; `padded`,
+    those of float32 rows padded to the longest bucket; and the two ratios.
     """
     if not source:
         return {}
@@ -79,8 +72,7 @@ def step_bytes(
 def held_out(records: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Returns the figures of held-out pairs after the last step; {} without such pairs.
 
-    Returns:
-      step, loss (nats a token), standard_error, tokens, sentences, bleu.
+    They are step, loss (nats a token), standard_error, tokens, sentences and bleu.
     """
     found: dict[str, float] = {}
     for record in records:

@@ -1,7 +1,4 @@
-"""A side of a run before its loop begins: what it reads, and what it shows the other.
-
-N training examples.
-"""
+"""A side before its loop begins: what it reads, and what it shows the other."""
 
 import dataclasses
 import functools
@@ -45,8 +42,7 @@ def read(
 ) -> tuple[models.Plm, data.Text, dict[str, str]]:
     """Reads model and text of a side; PLM-T as `target_model.prepare` left it.
 
-    Returns:
-      Both, and their fingerprints, which must be the same when a run resumes.
+    Returns both, and their fingerprints, which must be the same when a run resumes.
     """
     is_source = side == models.SOURCE
     plm = models.load_source(run) if is_source else target_model.load(run)
@@ -70,8 +66,7 @@ class Side(NamedTuple):
 def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:
     """Reads a side, opens its checkpoints, and makes its Hello.
 
-    Raises:
-      checkpoint.CheckpointError: if the folder holds another run.
+    Raises checkpoint.CheckpointError if the folder holds another run.
     """
     folder = config.side_dir(run.local)
     if side == models.TARGET:
@@ -96,8 +91,7 @@ def prepare(run: config.Run, context: context_lib.Context, side: int) -> Side:
 def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:
     """Returns the fingerprints of the peer's model and text, as a checkpoint has them.
 
-    Raises:
-      errors.NebulaError: if its Hello has none.
+    Raises errors.NebulaError if its Hello has none.
     """
     found = peer.details.get("fingerprints")
     if not isinstance(found, dict) or len(found) > MOST_FINGERPRINTS:
@@ -111,11 +105,7 @@ def peer_fingerprints(peer: frames.Hello) -> dict[str, str]:
 
 
 def peer_model(peer: frames.Hello) -> transformer.Config:
-    """Returns the shape of the peer's pretrained model.
-
-    Raises:
-      errors.NebulaError: if its Hello has none that could be.
-    """
+    """Returns the peer model's shape; raises errors.NebulaError if it cannot be."""
     fields = peer.details.get("model")
     wanted = {each.name: each.type for each in dataclasses.fields(transformer.Config)}
     if not isinstance(fields, dict) or fields.keys() != wanted.keys():
@@ -135,11 +125,9 @@ class Begun(NamedTuple):
 
     half: models.Half
     ends: channels.Ends
-    batch: Any
-    """Its batches, from `data`."""
+    batch: Any  # its batches, from `data`
     state: train_state.TrainState
-    codecs: list[cut.States]
-    """States of the codecs, for each length bucket."""
+    codecs: list[cut.States]  # states of the codecs, for each length bucket
 
 
 def begin(

@@ -56,11 +56,7 @@ def train(run: config.Run) -> int:
 
 
 def check_alignment(step: int, metrics: Mapping[str, jax.Array]) -> None:
-    """Checks that the hidden states of a step were of this side's examples.
-
-    Raises:
-      session.RemoteProtocolError: if not.
-    """
+    """Raises session.RemoteProtocolError if hidden states were of other examples."""
     if float(metrics["mismatched_examples"]):
         raise session.RemoteProtocolError(
             f"source sent hidden states of other examples than step {step} has: the two"

@@ -1,7 +1,4 @@
-"""PLM-T, made ready in the target cluster's folder: trimmed, with an MLM head.
-
-P slots for predictions.
-"""
+"""PLM-T, made ready in the target cluster's folder: trimmed, with an MLM head."""
 
 import dataclasses
 import hmac
@@ -38,13 +35,9 @@ def prepare(run: config.Run, side_dir: pathlib.Path) -> None:
 
     Its vocabulary is trimmed to the pieces of the training text: logits are made for
     what is left, and it could not learn to predict others. If it has no MLM head, one
-    is trained on that text (--mlm_head_steps).
-
-    With --init_from it is that run's.
-
-    Raises:
-      errors.NebulaError: if the model or the text is not there, or a run has begun here
-        with another one.
+    is trained on that text (--mlm_head_steps). With --init_from PLM-T is that run's.
+    Raises errors.NebulaError if the model or the text is not there, or a run has begun
+    here with another one.
     """
     agreed, local = run.agreed, run.local
     if local.init_from:

@@ -56,10 +56,8 @@ class Source:
     ) -> list[str]:
         """Returns a translation for each line; "" for an empty one.
 
-        Args:
-          numbered: one line or more, with the numbers that remarks name them by.
-          words: the target side's, wherever that is; see `Target.words`. It is called
-            with the same number of rows each time, B.
+        There is one line or more; remarks name lines by their numbers. `words` is that
+        of `Target`, wherever it is, called with the same number of rows each time, B.
         """
         numbers, lines = zip(*numbered, strict=True)
         buckets, tokenizer = self._buckets, self._tokenizer
@@ -122,12 +120,9 @@ class Translator:
     def __init__(self, run: config.Run | str | os.PathLike[str]) -> None:
         """Reads models and checkpoints of a run that has ended, or saved a step.
 
-        Args:
-          run: or its folder; the run's own paths are relative to where it was started.
-
-        Raises:
-          errors.NebulaError: if a side is missing, or the checkpoint is of another
-            model.
+        `run` may be its folder; its own paths are relative to where it was started.
+        Raises errors.NebulaError if a side is missing, or the checkpoint is of another
+        model.
         """
         if isinstance(run, str | os.PathLike):
             run = config.from_flags(configuration.flags_of_run(run, "train_abnet"))
@@ -171,10 +166,7 @@ def trained_params(workdir: pathlib.Path) -> tuple[int, list[Any]]:
     """Returns the newest step that both sides have, and what they had trained then.
 
     If one process and clusters have saved in the run's folder, it is taken from those
-    that have the newer one.
-
-    Raises:
-      errors.NebulaError: if there is none.
+    that have the newer one. Raises errors.NebulaError if there is none.
     """
     step, names = config.newest_saved(workdir, models.ROLES)
     states = [
@@ -189,13 +181,8 @@ def evaluate(run: config.Run) -> int:
     """Tests what a run trained, on the pairs of --data_dir; returns the exit status.
 
     These are dev, test and FLORES, as far as there are any; --max_words and
-    --bleu_sentences of the run hold.
-
-    Args:
-      run: that has ended, or stopped; its folder is `workdir`.
-
-    Raises:
-      errors.NebulaError: if a side is missing, or there is no text of the pair.
+    --bleu_sentences of the run, which has ended or stopped, hold. Raises
+    errors.NebulaError if a side is missing, or there is no text of the pair.
     """
     agreed, local = run.agreed, run.local
     languages = config.languages(agreed.pair)

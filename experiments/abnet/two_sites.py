@@ -35,11 +35,9 @@ class Site(NamedTuple):
     """A site that is connected to the other one."""
 
     link: Link
-    other: transformer.Config
-    """Shape of the other side's pretrained model."""
+    other: transformer.Config  # shape of the other side's pretrained model
     trained: Any
-    sentences: Any
-    """End of the channel, as `words`."""
+    sentences: Any  # end of the channel, as `words`
     words: Any
 
 
@@ -49,16 +47,11 @@ def translate(
     parts: Iterator[Sequence[tuple[int, str]]],
     write: Callable[[Sequence[str]], None],
 ) -> None:
-    """Translates sentences at the source site.
+    """Translates sentences at the source site, `rows` (B, BATCH at most) together.
 
-    Args:
-      rows: B, BATCH at most.
-      parts: sentences with their numbers, each part translated before the next.
-      write: takes the translations of each part.
-
-    Raises:
-      errors.NebulaError: if the target site cannot be reached, is of another run, goes,
-        or sends what cannot be.
+    Sentences have their numbers. Each part is translated, and given to `write`, before
+    the next. Raises errors.NebulaError if the target site cannot be reached, is of
+    another run, goes, or sends what cannot be.
     """
     plm, work = models.load_source(run), activity.Work(run.local.stuck_timeout)
     with _connected(run, models.SOURCE, plm, work, rows) as site:
@@ -82,9 +75,8 @@ def translate(
 def serve(run: config.Run) -> None:
     """Translates at the target site what the source site reads, until that ends.
 
-    Raises:
-      errors.NebulaError: if the source site does not come, is of another run, goes, or
-        sends what cannot be.
+    Raises errors.NebulaError if the source site does not come, is of another run, goes,
+    or sends what cannot be.
     """
     plm, work = target_model.load(run), activity.Work(run.local.stuck_timeout)
     with _connected(run, models.TARGET, plm, work) as site:

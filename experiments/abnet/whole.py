@@ -27,8 +27,7 @@ from nebula_jax.parallel import pipeline
 from nebula_jax.training import abnet as abnet_training
 from nebula_jax.training import partition
 
-Folders = tuple[pathlib.Path, pathlib.Path]
-"""Text of source and target."""
+Folders = tuple[pathlib.Path, pathlib.Path]  # text of source and target
 Saved = tuple[dict[str, Any], dict[str, Any]]
 """The `state` of the source and of the target, and the states of their `codecs` for
 each length bucket: a pair, each as its own cluster saves it."""
@@ -43,8 +42,7 @@ class Both(NamedTuple):
 
     plms: tuple[models.Plm, ...]
     texts: tuple[data.Text, ...]
-    fingerprints: dict[str, str]
-    """Of all that was read, which must be the same when a run resumes."""
+    fingerprints: dict[str, str]  # of all that was read: a run resumes with the same
     halves: tuple[models.Half, ...]
     batches: tuple[data.SourceBatches, data.TargetBatches]
     carriers: tuple[loopback.End, loopback.End]

@@ -110,11 +110,7 @@ def full_name(text: str) -> str:
 
 
 def index_of(agreed: Agreed, name: str) -> int:
-    """Returns the number of the cluster of this name.
-
-    Raises:
-      errors.SettingsError: if there is none.
-    """
+    """Returns a cluster's number, or raises errors.SettingsError if there is none."""
     found = names(agreed)
     if name not in found:
         raise errors.SettingsError(

@@ -21,23 +21,16 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 class Share(NamedTuple):
     """The rows of a cluster in the batches of its stream."""
 
-    batch_size: int
-    """Rows of a batch of the stream."""
-    first_row: int
-    """The first one that is the cluster's."""
-    rows: int
-    """Rows that are."""
-    number: int
-    """That of its first row in the batch of all clusters: masks are drawn by it."""
+    batch_size: int  # rows of a batch of the stream
+    first_row: int  # the first one that is the cluster's
+    rows: int  # how many are the cluster's
+    number: int  # of its first row in the batch of all clusters; masks are drawn by it
 
     def within(self, here: slice = slice(None)) -> slice:
-        """Returns where some of the cluster's own rows are in a batch of the stream.
+        """Returns where rows `here` of the cluster's own are in a batch of the stream.
 
         >>> Share(batch_size=24, first_row=8, rows=16, number=8).within(slice(8, 16))
         slice(16, 24, None)
-
-        Args:
-          here: of the cluster's rows; all by default.
         """
         start, stop, _ = here.indices(self.rows)
         return slice(self.first_row + start, self.first_row + stop)
@@ -54,10 +47,8 @@ def share_of(agreed: config.Agreed, index: int) -> Share:
 def checked(run: config.Run, only: int | None = None) -> config.Run:
     """Returns the run with --languages written out, checked against its text.
 
-    Text that is served elsewhere is checked there, when the cluster comes.
-
-    Args:
-      only: the one cluster whose text has to be here; None for all of them.
+    The text of cluster `only`, or if None of all, has to be here. Text that is served
+    elsewhere is checked there, when the cluster comes.
     """
     groups = text.groups(run.agreed.languages, run.local)
     mixes = _mixes(run.agreed, groups)

@@ -1,7 +1,4 @@
-"""The model of a BERT run: what it begins with, and the encoder that it leaves.
-
-It begins random, or with a pretrained encoder's layers.
-"""
+"""The model of a BERT run, random or pretrained at first, and the encoder it leaves."""
 
 import pathlib
 from typing import Any, NamedTuple
@@ -21,16 +18,14 @@ class Models(NamedTuple):
     """The model of a run, as all of its clusters have it."""
 
     config: bert.Config
-    encoder: dict[str, Any] | None
-    """`embeddings` and `encoder` to begin with; None for random ones."""
+    encoder: dict[str, Any] | None  # `embeddings` and `encoder`; None for random ones
 
 
 def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
     """Returns the model that a run's configuration describes.
 
-    Raises:
-      errors.NebulaError: if --hot_start cannot be had, the vocabulary is not of it, or
-        --fragments does not divide its layers.
+    Raises errors.NebulaError if --hot_start cannot be had, the vocabulary is not of it,
+    or --fragments does not divide its layers.
     """
     agreed, local = run.agreed, run.local
     trimmed = hot_start.load(agreed, local, vocabulary)
@@ -70,10 +65,8 @@ def export(
 ) -> None:
     """Writes the encoder and its tokenizer, unless only adapters have trained.
 
-    No checkpoint format has adapters between layers, and the encoder is as it was.
-
-    Args:
-      params: of the model, on the root's host.
+    No checkpoint format has adapters between layers, and the encoder is as it was. The
+    model's parameters are on the root's host.
     """
     if run.agreed.trains != "all":
         if ranks.is_root():

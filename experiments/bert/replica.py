@@ -27,17 +27,12 @@ class Replica(NamedTuple):
 
     config: bert.Config
     mesh: Mesh
-    fresh: mesh_lib.ShardedInit
-    """`state`, and in rounds `outers` and `codecs`, at step 0."""
+    fresh: mesh_lib.ShardedInit  # `state`, in rounds `outers` and `codecs`, at step 0
     frozen: Any
-    step: Callable[..., Any]
-    """(state, frozen, *batch) -> (state, metrics); see `batch`."""
-    evaluate: Callable[..., bert.Sums]
-    """(trained, frozen, key, [B, L] int32, first row) -> sums."""
-    share: data.Share
-    """The rows of the cluster, B, in the batches of its stream."""
-    member: member_lib.Member | None = None
-    """This cluster's part in rounds of local steps; None if there is one cluster."""
+    step: Callable[..., Any]  # (state, frozen, *batch) -> (state, metrics); see `batch`
+    evaluate: Callable[..., bert.Sums]  # (trained, frozen, key, [B, L] int32) -> sums
+    share: data.Share  # the rows of the cluster, B, in the batches of its stream
+    member: member_lib.Member | None = None  # its part in rounds; None if it is alone
 
     @property
     def specs(self) -> Any:
@@ -72,9 +67,7 @@ class Replica(NamedTuple):
     ) -> train_state.TrainState:
         """Resumes from a checkpoint, or begins at step 0; returns the state.
 
-        Args:
-          arrays: restored, like `fresh`.
-          saved: the position beside them; None at step 0.
+        `arrays` are like `fresh`; `saved` is the position beside them, None at step 0.
         """
         position = saved or {"text": None, "rounds": None}
         here = mesh_lib.rows_here(self.mesh, self.share.rows)
@@ -97,11 +90,7 @@ class Replica(NamedTuple):
         return ranks.to_root(partition.merge(state.params, self.frozen))
 
     def batch(self, input_ids: np.ndarray) -> tuple[jax.Array, jax.Array]:
-        """Puts a batch on the devices: its rows, and the number of the first.
-
-        Args:
-          input_ids: [rows of this process, L] int32.
-        """
+        """Puts [rows here, L] int32 on the devices, and the number of the first row."""
         batch = mesh_lib.put_rows(self.mesh, input_ids, self.share.rows)
         # Masks are drawn by a row's number in the batch of all clusters.
         number = np.int32(self.share.number)
@@ -112,8 +101,7 @@ class Replica(NamedTuple):
     ) -> dict[str, dict[str, float]]:
         """Evaluates the trained parameters on held-out text, masked alike every time.
 
-        Returns:
-          Language -> `mlm_loss` in nats a masked token, and `mlm_accuracy`.
+        Returns language -> `mlm_loss` in nats a masked token, and `mlm_accuracy`.
         """
         everywhere = mesh_lib.replicated(self.mesh)
 
@@ -127,8 +115,7 @@ class Replica(NamedTuple):
 def plan(run: config.Run, made: models.Models, index: int) -> Replica:
     """Plans the replica of cluster `index`.
 
-    Raises:
-      errors.SettingsError: if the devices do not divide a batch.
+    Raises errors.SettingsError if the devices do not divide a batch.
     """
     agreed, settings = run.agreed, made.config
     share = data.share_of(agreed, index)

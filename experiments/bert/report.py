@@ -25,13 +25,11 @@ def figures(
 
 
 def _of_clusters(found: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """Returns the clusters' summaries; of a run in one process, what they would be.
-
-    Nothing has crossed there: bytes are those of the payloads, without frame heads.
-    """
+    """Returns the clusters' summaries; of a run in one process, what they would be."""
     whole = found.get("whole")
     if not whole:
         return list(found.values())
+    # Nothing has crossed: bytes are those of the payloads, without frame heads.
     count = whole["clusters"]
     rounds = whole["rounds"]
     sent = [
@@ -49,13 +47,10 @@ def _of_clusters(found: Mapping[str, Mapping[str, Any]]) -> list[Mapping[str, An
 def crossed(clusters: Sequence[Mapping[str, Any]]) -> dict[str, float]:
     """Sums the bytes of deltas that crossed, beside the formula and an all-reduce.
 
-    Args:
-      clusters: summaries; `rounds` has a cluster's messages (see `cluster`).
-
-    Returns:
-      {} if there were no rounds; else `sent` and `formula` bytes of all clusters,
-      `tokens` trained on, `per_token`, and `all_reduce_per_token`: 2 (R - 1) / R
-      float32 gradients a cluster and step. `fewer`: how many times fewer bytes.
+    A summary's `rounds` has a cluster's messages (see `cluster`). Returns {} if there
+    were none; else `sent` and `formula` bytes of all clusters, `tokens` trained on,
+    `per_token`, and `all_reduce_per_token`: 2 (R - 1) / R float32 gradients a cluster
+    and step. `fewer`: how many times fewer bytes.
     """
     rounds = [each.get("rounds", {}) for each in clusters]
     if not rounds or not all(rounds):
@@ -145,10 +140,7 @@ def _bytes_markdown(sizes: Mapping[str, float]) -> str:
 
 
 def _held_out_markdown(evaluations: Mapping[str, Any]) -> list[str]:
-    """Renders the last evaluation of every cluster, with the first one in brackets.
-
-    The first one of a cluster that went on with another's run is not of step 0.
-    """
+    """Renders the last evaluation of every cluster, with the first one in brackets."""
     rows = []
     for name, found in evaluations.items():
         if not found:
@@ -158,6 +150,7 @@ def _held_out_markdown(evaluations: Mapping[str, Any]) -> list[str]:
             run_report.figure(mean(each["loss"]), ".3f") for each in (last, first)
         )
         accuracy = run_report.figure(mean(last["accuracy"]), ".1%")
+        # Of a cluster that went on with another's run the first is not of step 0.
         steps = f"{last['step']} ({first['step']})"
         rows.append([name, steps, f"{loss} ({before})", accuracy])
     if not rows:

@@ -79,12 +79,10 @@ def evaluate(
     states: Sequence[Any],
     texts: Sequence[text_lib.Text],
 ) -> None:
-    """Records the loss on held-out text after a step.
-
-    With one group of languages all replicas have one text: the first stands for all.
-    """
+    """Records the loss on held-out text after a step."""
     found: dict[str, Any] = {}
     with context.evaluating():
+        # With one group all replicas have one text: the first stands for all.
         for k in range(len(run.agreed.groups())):
             found |= group[k].held_out(states[k].params, texts[k])
     context.record.evaluation(step, found)

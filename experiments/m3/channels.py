@@ -53,14 +53,8 @@ def received(ends: Sequence[Ends], step: int, fan_out: int) -> list[m3.Tokens]:
 
 
 def check_tokens(tokens: m3.Tokens) -> None:
-    """Checks that no row has more masked positions than slots for originals.
-
-    Args:
-      tokens: as received; ids are checked by their codec.
-
-    Raises:
-      ValueError: if one has.
-    """
+    """Raises ValueError if a row has more masked positions than slots for originals."""
+    # The ids are checked by their codec.
     capacity = tokens.originals.shape[-1]
     most = int(np.asarray(tokens.masked).sum(axis=-1).max(initial=0))
     if most > capacity:

@@ -143,11 +143,7 @@ def from_flags() -> Run:
 
 
 def context(run: Run, part: int) -> context_lib.Context:
-    """Returns the context of a training loop.
-
-    Args:
-      part: 0 for a generator, 1 for the discriminator: whose --emulate_compute holds.
-    """
+    """Returns a loop's context: part 0 is a generator's, part 1 the discriminator's."""
     emulated = run.local.emulate_compute or (0, 0)
     return run.context(emulated_seconds=emulated[part] / 1000)
 
@@ -218,10 +214,7 @@ def earlier_step(run: Run) -> int:
     """Returns the step of --init_from that a run has begun with.
 
     Before its first checkpoint that is the newest one that this process's clusters have
-    there.
-
-    Raises:
-      errors.NebulaError: if there is none.
+    there. Raises errors.NebulaError if there is none.
     """
     begun = begun_step(run)
     return _newest(run.local.init_from, _parts(run)) if begun is None else begun

@@ -16,8 +16,7 @@ from nebula_jax.data.tokenizers import vocabulary as vocabularies
 def without_text(run: config.Run) -> config.Run:
     """Returns the run of a process that has no text here to look groups up in.
 
-    Raises:
-      errors.NebulaError: if the languages of each generator are not written out.
+    Raises errors.NebulaError if the languages of each generator are not written out.
     """
     generators = run.agreed.generators.strip()
     if command_line.whole_number(generators) is not None:
@@ -34,10 +33,8 @@ def without_text(run: config.Run) -> config.Run:
 def checked(run: config.Run, only: int | None = None) -> config.Run:
     """Returns the run with --generators written out, checked against its text.
 
-    Text that is served elsewhere is checked there, when the generator comes.
-
-    Args:
-      only: the one generator whose text has to be here; None for all of them.
+    The text of generator `only`, or if None of all, has to be here. Text that is served
+    elsewhere is checked there, when the generator comes.
     """
     if run.local.data:
         run = without_text(run)

@@ -74,8 +74,7 @@ def predictor(
 ) -> Callable[..., Iterator[tuple[str, m3_predictions.Predictions]]]:
     """Compiles the predictions on held-out text, as the generators corrupt it.
 
-    Returns:
-      (step, ends, parameters) -> language and predictions of each batch, received.
+    Returns (step, ends, parameters) -> language and predictions of each batch.
     """
     orders = [text.held_out_order(agreed, group) for group in agreed.groups()]
     predict = jax.jit(

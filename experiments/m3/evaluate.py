@@ -30,12 +30,8 @@ from nebula_jax.training import checkpoint
 def evaluate(run: config.Run) -> int:
     """Evaluates what a run trained, on the text of --data_dir; returns the exit status.
 
-    Args:
-      run: that has ended, or stopped; its folder is `workdir`.
-
-    Raises:
-      errors.NebulaError: if a cluster's checkpoint is not there, or --data_dir has
-        held-out text in none of the run's languages.
+    The run has ended, or stopped. Raises errors.NebulaError if a cluster's checkpoint
+    is not there, or --data_dir has held-out text in none of the run's languages.
     """
     run = run.with_local(init_from="")  # it has begun
     agreed, vocabulary = run.agreed, shared_vocabulary.given(run.local)
@@ -87,8 +83,7 @@ def evaluate(run: config.Run) -> int:
 def trained(run: config.Run) -> tuple[int, list[Any]]:
     """Returns the newest step that all clusters have, and their parameters there.
 
-    Raises:
-      checkpoint.CheckpointError: if there is none.
+    Raises checkpoint.CheckpointError if there is none.
     """
     names, workdir = config.names(run.agreed), run.local.workdir
     step = checkpoints.newest_in_all(workdir, names)

@@ -1,9 +1,8 @@
 """The models that an M3 run begins with.
 
-With --init_from they are those of an earlier run, heads too.
-With --hot_start (section 4.1) generators and discriminator begin with the same encoder:
-a generator with its first layers, the discriminator with all of them. With
---generator_start and --discriminator_start each side has its own.
+With --init_from they are those of an earlier run, heads too. With --hot_start (section
+4.1) all begin with the same encoder: a generator with its first layers, the
+discriminator with all. --generator_start and --discriminator_start give each its own.
 """
 
 import dataclasses
@@ -32,12 +31,9 @@ class Models(NamedTuple):
     """The models of a run, as all of its clusters have them."""
 
     config: m3.Config
-    generator: dict[str, Any] | None
-    """`embeddings` and `encoder` to begin with; None for random ones."""
-    discriminator: dict[str, Any] | None
-    """`embeddings` and `encoder` to begin with; None for random ones."""
-    earlier: pathlib.Path | None = None
-    """Run whose parameters all parts begin with, heads too; None for no such."""
+    generator: dict[str, Any] | None  # `embeddings` and `encoder`; None if random
+    discriminator: dict[str, Any] | None  # `embeddings` and `encoder`; None if random
+    earlier: pathlib.Path | None = None  # run that all parts begin with, heads too
     step: int = 0
 
     def begun(self, fresh: mesh_lib.ShardedInit, part: str) -> mesh_lib.ShardedInit:
@@ -50,9 +46,8 @@ class Models(NamedTuple):
 def load(run: config.Run, vocabulary: vocabularies.Vocabulary) -> Models:
     """Returns the models that a run's configuration describes.
 
-    Raises:
-      NebulaError: if --hot_start or --init_from cannot be had, or the vocabulary is
-        not of it.
+    Raises errors.NebulaError if --hot_start or --init_from cannot be had, or the
+    vocabulary is not of it.
     """
     found = _described(run, vocabulary)
     if not run.local.init_from:

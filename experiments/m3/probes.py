@@ -67,9 +67,7 @@ class Probes:
     ) -> None:
         """Records figures on held-out text, and the probes.
 
-        Args:
-          predictions: language and predictions of each held-out batch.
-          tokens: of the step; none before the first, which has no gradient yet.
+        There are no `tokens` before the first step, which has no gradient yet.
         """
         found: dict[str, list[m3_predictions.Predictions]] = {}
         with context.evaluating():
@@ -110,12 +108,9 @@ class Probes:
 def _pairs(
     run: config.Run, vocabulary: vocabularies.Vocabulary
 ) -> dict[str, translations.Pairs]:
-    """Returns the dev pairs of this cluster's --data_dir; none where it has none.
-
-    A cluster of several processes has none: each would have to have the text.
-    """
+    """Returns the dev pairs of this cluster's --data_dir; none where it has none."""
     local, agreed = run.local, run.agreed
-    if not local.probe_pairs or local.coordinator:
+    if not local.probe_pairs or local.coordinator:  # each process would need the text
         return {}
     folder = pathlib.Path(local.data_dir)
     if local.data_dir.startswith("package:"):

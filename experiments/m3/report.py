@@ -24,12 +24,9 @@ PROBED = {
     "retrieval": "translations found as the nearest",
 }
 """Figures of probes that are drawn, and their names there."""
-STARVED = 1 / 3
-"""Share of fakes among the masked tokens below which RTD has little to find."""
-GAP_KEPT = 0.9
-"""Share of the start's translation gap below which the report warns."""
-BETTER = 0.98
-"""Share of the unigram entropy above which a generator counts as no better."""
+STARVED = 1 / 3  # share of fakes in masked tokens below which RTD has little to find
+GAP_KEPT = 0.9  # share of the start's translation gap below which the report warns
+BETTER = 0.98  # share of the unigram entropy above which a generator is no better
 
 
 def figures(
@@ -38,11 +35,8 @@ def figures(
     summary: Mapping[str, Any],
     folder: pathlib.Path,
 ) -> dict[str, Any]:
-    """Returns what a run's summary has of M3; see `face.report.report`.
-
-    The first cluster has the discriminator.
-    """
-    of_discriminator = next(iter(records.values()))
+    """Returns what a run's summary has of M3; see `face.report.report`."""
+    of_discriminator = next(iter(records.values()))  # it is in the first cluster
     return {
         "bytes": _bytes(found, summary["flags"], summary["vocab_size"]),
         "held_out": held_out(of_discriminator),

@@ -104,11 +104,9 @@ def keep_tokens(sent: list[m3.Tokens], tokens: m3.Tokens, number: int) -> None:
 def predictor(config: m3.Config, mesh: jax.sharding.Mesh) -> Callable[..., Any]:
     """Compiles the discriminator's predictions on held-out text.
 
-    Returns:
-      (states, the discriminator's first; texts of the others) -> language and
-      predictions of each batch.
+    Returns (states, its own first; texts of the others) -> language and predictions of
+    each batch.
     """
-
     predict = prediction(config, mesh)
 
     def of_all(states: Sequence[Any], texts: Sequence[text_lib.Text]) -> Any:

@@ -70,8 +70,7 @@ class Agreed(configuration.Agreed):
     def start(self) -> warm_start.Config:
         """Returns what keeps a pretrained encoder from being spoiled by new heads.
 
-        Raises:
-          errors.SettingsError: if the settings do not go together.
+        Raises errors.SettingsError if the settings do not go together.
         """
         try:
             return warm_start.Config(**fields.common(self, warm_start.Config))

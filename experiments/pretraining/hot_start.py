@@ -27,15 +27,13 @@ from nebula_jax.models.pretrained import config_json, trimming
 from nebula_jax.models.pretrained import folder as checkpoint_folder
 from nebula_jax.runtime.life import process
 
-FOLDER = "encoder"
-"""Name of the folder, in the cluster's, of the encoder that a run leaves."""
+FOLDER = "encoder"  # the encoder that a run leaves, in its cluster's folder
 
 
 def folder(local: config.Local) -> pathlib.Path:
     """Returns the checkpoint folder of --hot_start, fetched if need be.
 
-    Raises:
-      errors.NebulaError: if it cannot be had.
+    Raises errors.NebulaError if it cannot be had.
     """
     return local.checkpoint(local.hot_start)
 
@@ -53,13 +51,9 @@ def check(
 ) -> None:
     """Checks --hot_start, if it is given, by its config.json alone.
 
-    Args:
-      agreed: has the form of its layers.
-      heads: the heads that are tied to its embeddings, for an error.
-      wanted: flag -> layers or positions that it must have; `max_length` of positions.
-
-    Raises:
-      errors.NebulaError: if it cannot be had, or cannot be begun with.
+    `heads`, for an error, are those tied to its embeddings. `wanted` is flag -> layers,
+    or positions for `max_length`, that it must have. Raises errors.NebulaError if it
+    cannot be had, or cannot be begun with.
     """
     if not local.hot_start:
         return
@@ -90,8 +84,7 @@ def load(
 ) -> pretrained.Pretrained | None:
     """Returns --hot_start with the run's pieces and positions; None without it.
 
-    Raises:
-      errors.NebulaError: if --hot_start cannot be had, or the vocabulary is not of it.
+    Raises errors.NebulaError if it cannot be had, or the vocabulary is not of it.
     """
     if not local.hot_start:
         if vocabulary.rows is not None:
@@ -109,9 +102,7 @@ def shape_of_size(
 ) -> transformer.Config:
     """Returns the shape of an encoder that begins with random weights.
 
-    Args:
-      size: key of `transformer.SIZES`.
-      layers: how many; 0 for those of the size.
+    `size` is a key of `transformer.SIZES`; 0 `layers` stand for those of the size.
     """
     return transformer.config_of_size(
         size,
@@ -129,11 +120,7 @@ def shape_of_size(
 def read(
     agreed: config.Agreed, local: config.Local, max_length: int | None = None
 ) -> pretrained.Pretrained:
-    """Returns --hot_start with all of its pieces.
-
-    Args:
-      max_length: positions to keep; all if None.
-    """
+    """Returns --hot_start with all pieces and `max_length` positions, all if None."""
     return pretrained.load(
         folder(local),
         dropout=agreed.dropout,
@@ -152,9 +139,8 @@ def rows_of(
 ) -> np.ndarray:
     """Returns [V] integers, the row of --hot_start's table of each piece.
 
-    Raises:
-      errors.NebulaError: if the vocabulary is not of --hot_start's tokenizer, or that
-        is not its model's.
+    Raises errors.NebulaError if the vocabulary is not of --hot_start's tokenizer, or
+    that is not its model's.
     """
     tokenizer = tokenizers.load(folder(local))
     pretrained.check_tokenizer(whole, tokenizer)
@@ -184,10 +170,9 @@ def write(
 ) -> None:
     """Writes a trained encoder, its tokenizer and card; the root of the cluster does.
 
-    Args:
-      of_cluster: the folder; FOLDER in it is replaced (`files.replacing`).
-      params: of the model, on the root's host; with --hot_start its heads are left out,
-        else all but that of a masked language model.
+    FOLDER in `of_cluster` is replaced (`files.replacing`). Of `params`, on the root's
+    host, heads are left out: with --hot_start all, else all but that of a masked
+    language model.
     """
     if not ranks.is_root():
         return
@@ -216,11 +201,9 @@ def write_own(
 ) -> None:
     """Writes a model that began with random weights, its tokenizer and card.
 
-    Args:
-      of_cluster: the folder; FOLDER in it is replaced.
-      vocabulary: that was trained here: a sentencepiece model.
-      params: of the model, on the host; the head of a masked language model goes along,
-        others do not.
+    FOLDER in `of_cluster` is replaced. The vocabulary is a sentencepiece model that was
+    trained here. `params` are on the host; of their heads only that of a masked
+    language model goes along.
     """
     parts = [name for name in ("embeddings", "encoder", "mlm_head") if name in params]
     own = {part: params[part] for part in parts}

@@ -19,14 +19,11 @@ def prepare(
     train_whole: Callable[..., int],
     without_text: int = 0,
 ) -> here.Prepared:
-    """Prepares a run; see `here.Experiment`.
+    """Prepares a run, checked against its text; see `here.Experiment`.
 
-    Args:
-      run: of this process, checked against its text.
-      config, data: modules of the experiment, with `settings`; with
-        `shared_vocabulary` and `text_of`.
-      train_whole: run -> the exit status of all parts trained in this process.
-      without_text: clusters that read none.
+    Modules of the experiment are `config`, with `settings`, and `data`, with
+    `shared_vocabulary` and `text_of`. `train_whole`, given the run, trains all parts in
+    this process; `without_text` is the number of clusters that read none.
     """
     run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
     vocabulary = vocabularies.given(run.local)

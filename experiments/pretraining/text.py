@@ -33,26 +33,20 @@ ALL = "all"
 class Reader(NamedTuple):
     """A reader of a run's text: its part of it, and how it reads."""
 
-    cluster: str
-    """Its name for who serves the text."""
+    cluster: str  # its name for who serves the text
     languages: list[str]
     mix: language_mixture.TaskWeights
     seed: int
-    rows: int
-    """Rows that it reads of a batch."""
-    held_out_rows: int
-    """B of a held-out batch."""
-    ahead: int
-    """Batches that it may have to train on once it has requested the end."""
-    most: int | None
-    """Batches of the whole run; None if that is not determined."""
+    rows: int  # rows that it reads of a batch
+    held_out_rows: int  # B of a held-out batch
+    ahead: int  # batches that it may have to train on once it has requested the end
+    most: int | None  # batches of the whole run; None if that is not determined
 
 
 def folder(local: configuration.Place) -> pathlib.Path:
     """Returns --data_dir, after writing out Django's messages if those are wanted.
 
-    Raises:
-      errors.SettingsError: if it names an unknown package.
+    Raises errors.SettingsError if it names an unknown package.
     """
     if not local.data_dir.startswith("package:"):
         return pathlib.Path(local.data_dir)
@@ -80,8 +74,7 @@ def parsed(languages: Sequence[str]) -> list[list[str]]:
 def groups(languages: Sequence[str], local: config.Local) -> list[list[str]]:
     """Returns the groups of --languages, `all` looked up in the text folder.
 
-    Raises:
-      errors.NebulaError: if they are no groups, or there is nothing to look up in.
+    Raises errors.NebulaError if they are no groups, or there is nothing to look up in.
     """
     if [each.strip() for each in languages] != [ALL]:
         return parsed(languages)
@@ -94,11 +87,8 @@ def groups(languages: Sequence[str], local: config.Local) -> list[list[str]]:
 
 
 def seed_of(seed: int, stream: int) -> int:
-    """Returns the seed of a stream, by the seed of the run and its number in it.
-
-    Far enough apart that no two streams shuffle any two sources alike.
-    """
-    return seed + 1000 * (stream + 1)
+    """Returns the seed of a stream, by the seed of the run and its number in it."""
+    return seed + 1000 * (stream + 1)  # so no two streams shuffle two sources alike
 
 
 class Text:
@@ -115,14 +105,7 @@ class Text:
         vocabulary: vocabularies.Vocabulary,
         work: activity.Work | None = None,
     ) -> None:
-        """Prepares the text.
-
-        Args:
-          work: of this process, for --data.
-
-        Raises:
-          errors.NebulaError: if it cannot be had.
-        """
+        """Prepares the text, or raises errors.NebulaError; `work` is for --data."""
         self._agreed, self._reader = agreed, reader
         self._remote: remote_text.RemoteText | None = None
         if local.data:
@@ -146,8 +129,7 @@ class Text:
         )
         """Digest of the text to train on and its mixture."""
         self._sources = data.sources
-        self.batches: Any = None
-        """Endless [rows, L] int32, once they are begun."""
+        self.batches: Any = None  # endless [rows, L] int32, once they are begun
 
     def _served(
         self,
@@ -208,18 +190,12 @@ class Text:
         return {"text": self.key, "stream": self.batches.get_state()}
 
     def begin(self, position: Any, batch_size: int, rows: slice = slice(None)) -> None:
-        """Begins the stream of batches at a saved position.
+        """Begins the stream of batches at a saved position; None is its beginning.
 
-        Text that is served elsewhere may end at any batch. So those that this cluster
-        may have to train on after it has requested the end are read before.
-
-        Args:
-          position: of the stream; None is its beginning.
-          rows: of every batch, those that this process trains on.
-
-        Raises:
-          errors.NebulaError: if the text or its mixture is not what it was, or text
-            that is served elsewhere ends already.
+        `rows` are those of every batch that this process trains on. Text that is served
+        elsewhere may end at any batch. So those that this cluster may have to train on
+        after it has requested the end are read before. Raises errors.NebulaError if the
+        text or its mixture is not what it was, or text served elsewhere ends already.
         """
         remote = self._remote
         more: dict[str, Any] = {}
@@ -285,12 +261,8 @@ def masked_lm_figures(
 ) -> dict[str, dict[str, float]]:
     """Evaluates a masked language model on held-out text, masked alike every time.
 
-    Args:
-      held_out: language and [B, L] int32 of each batch.
-      evaluate: (key of the masks, batch) -> `bert.Sums`.
-
-    Returns:
-      Language -> `mlm_loss` in nats a masked token, and `mlm_accuracy`.
+    `evaluate` is (key of the masks, batch [B, L] int32) -> `bert.Sums`. Returns
+    language -> `mlm_loss` in nats a masked token, and `mlm_accuracy`.
     """
     sums: dict[str, np.ndarray] = collections.defaultdict(lambda: np.zeros(3))
     for number, (language, batch) in enumerate(held_out):

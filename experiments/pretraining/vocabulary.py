@@ -49,11 +49,8 @@ def shared(
 ) -> pathlib.Path:
     """Returns --vocabulary, or one made of all of the run's text (once per text).
 
-    Before it is made, every line of the text is checked.
-
-    Args:
-      groups: languages of each reader.
-      mixes: task weights of each reader.
+    Before it is made, every line of the text is checked. Each reader has a group, its
+    languages, and a mix, its task weights.
     """
     if local.vocabulary:
         return pathlib.Path(local.vocabulary)
@@ -117,10 +114,7 @@ def make(local: config.Local, languages: Sequence[str], path: pathlib.Path) -> i
     """Makes the vocabulary that a run's clusters share; returns its size.
 
     Reports how many lines of each language were cut or left out, and what is unknown.
-
-    Args:
-      path: of a sentencepiece model; with --hot_start, of a folder, which must not be
-        there.
+    The path is of a sentencepiece model; with --hot_start, of a folder, not yet there.
     """
     lines = language_mixture.vocabulary_lines(
         text.folder(local), languages, local.mono_alpha, local.vocab_lines

@@ -18,12 +18,9 @@ from nebula_jax.training import distillation
 def specs(settings: config.Settings, vocab_size: int, codec: str) -> tuple[Any, Any]:
     """Returns spec and codec of a question, and of an answer.
 
-    Args:
-      codec: of log-probabilities.
-
-    Raises:
-      errors.SettingsError: if the codec does not fit, or has a state: no checkpoint
-        would have it, and a run that resumes would come to other numbers.
+    `codec` is of log-probabilities. Raises errors.SettingsError if it does not fit, or
+    has a state: no checkpoint would have it, and a run that resumes would come to other
+    numbers.
     """
     rows, length = settings.batch_size, settings.max_length
     question = distillation.Question(
@@ -50,11 +47,7 @@ def specs(settings: config.Settings, vocab_size: int, codec: str) -> tuple[Any, 
 
 
 def check_answer(answered: distillation.Answer) -> None:
-    """Checks an answer that has arrived; its pieces are checked by their codec.
-
-    Raises:
-      ValueError: at a log-probability that is none.
-    """
+    """Raises ValueError at a log-probability that is none; the codec checks pieces."""
     if not bool(jnp.all(answered.log_probs < math.inf)):
         raise ValueError("a log-probability of it is NaN or infinite")
 

@@ -12,8 +12,7 @@ from nebula_jax.commands import fields
 from nebula_jax.models import transformer
 from nebula_jax.training import bert, distillation, masking
 
-WEIGHT_RATE = 0.05
-"""Step size of learned weights: they settle in some hundred steps."""
+WEIGHT_RATE = 0.05  # step size of learned weights: they settle in some hundred steps
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,8 +80,7 @@ class Settings:
     def scores(self, teachers: int) -> jax.Array:
         """Returns the logarithms of the first weights, [T] float32.
 
-        Raises:
-          errors.SettingsError: if they are not one for each teacher, above 0.
+        Raises errors.SettingsError if they are not one for each teacher, above 0.
         """
         given = ",".join(self.teacher_weights)
         try:

@@ -38,8 +38,7 @@ def text_of(
 ) -> tuple[Any, list[tuple[str, np.ndarray]]]:
     """Prepares the text, in the batches that pretrain_bert would have of it alone.
 
-    Returns:
-      Number, from 0 -> [B, L] int32; language and [B, L] int32 of each held-out batch.
+    Returns number, from 0 -> [B, L] int32; language and [B, L] int32 held-out batches.
     """
     folder = text_lib.folder(place)
     if list(settings.languages) == [text_lib.ALL]:

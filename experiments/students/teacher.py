@@ -23,12 +23,9 @@ def read(
 ) -> tuple[transformer.Config, Any]:
     """Reads a teacher, with its pieces in the order of the vocabulary.
 
-    Returns:
-      The shape of its encoder, and the parameters of a `masked_lm.MaskedLM`.
-
-    Raises:
-      errors.NebulaError: if it cannot be read, cannot predict masked pieces, or does
-        not have every piece of the vocabulary.
+    Returns the shape of its encoder, and the parameters of a `masked_lm.MaskedLM`.
+    Raises errors.NebulaError if it cannot be read, cannot predict masked pieces, or
+    does not have every piece of the vocabulary.
     """
     folder = packages.resolve_checkpoint(name, place.pretrained_dir, process.message)
     model, tokenizer = pretrained.load_with_tokenizer(

@@ -21,8 +21,7 @@ DEFAULTS = {
     "eval_every": 500,
 }
 """Shared flags that have another default in this experiment."""
-NAME = "finetune"
-"""Name of the run's one cluster, and of its folder."""
+NAME = "finetune"  # name of the run's one cluster, and of its folder
 ENGLISH = "en"
 
 

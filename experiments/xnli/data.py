@@ -26,8 +26,7 @@ class Part(NamedTuple):
     """The pairs of one split in one language."""
 
     rows: ragged_rows.TokenRows
-    labels: np.ndarray
-    """[N] int32, places in nli.LABELS."""
+    labels: np.ndarray  # [N] int32, places in nli.LABELS
 
 
 class Text(NamedTuple):
@@ -35,12 +34,9 @@ class Text(NamedTuple):
 
     model: pretrained.Pretrained
     tokenizer: tokenizers.Tokenizer
-    keep: np.ndarray
-    """[V] int32, which rows of the whole model's table are left, ascending."""
-    parts: dict[str, dict[str, Part]]
-    """Split -> language -> pairs."""
-    digest: str
-    """Identifies the texts as they were read."""
+    keep: np.ndarray  # [V] int32, ascending: rows left of the whole model's table
+    parts: dict[str, dict[str, Part]]  # split -> language -> pairs
+    digest: str  # identifies the texts as they were read
     length_buckets: tuple[int, ...]
 
     def buckets(self, part: Part) -> np.ndarray:
@@ -61,12 +57,8 @@ def read(
 ) -> Text:
     """Reads and tokenizes splits; reports pairs that were cut or are unknown.
 
-    Args:
-      wanted: split -> languages.
-      tokenizer: of the whole model.
-
-    Raises:
-      errors.NebulaError: where a file is missing or malformed.
+    `wanted` is split -> languages; the tokenizer is the whole model's. Raises
+    errors.NebulaError where a file is missing or malformed.
     """
     agreed = run.agreed
     found = {split: _examples(run, split, names) for split, names in wanted.items()}

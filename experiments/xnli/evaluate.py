@@ -26,15 +26,7 @@ def probabilities(
     text: data.Text,
     batch_size: int,
 ) -> dict[str, np.ndarray]:
-    """Predicts the labels of all pairs.
-
-    Args:
-      predict: from `models.predictor`.
-      parts: language -> its N pairs.
-
-    Returns:
-      language -> [N, C] float32, probabilities.
-    """
+    """Returns language -> [N, C] float32, label probabilities of its N pairs."""
     found = {}
     for language, part in parts.items():
         batches = length_buckets.evaluation_batches(
@@ -75,11 +67,7 @@ def wanted(run: config.Run) -> dict[str, Sequence[str]]:
 
 
 def evaluate(run: config.Run) -> int:
-    """Tests what a run trained, on the pairs of --data_dir; returns the exit status.
-
-    Args:
-      run: that has ended, or stopped; its folder is `workdir`.
-    """
+    """Tests what a run trained, on the pairs of --data_dir; returns the exit status."""
     split = run.local.split
     needed = {split: run.local.languages}
     nli.paths(pathlib.Path(run.local.data_dir), split, run.local.languages)

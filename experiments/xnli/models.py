@@ -38,16 +38,14 @@ LABELS: dict[str, Any] = {
     "label2id": {label: number for number, label in enumerate(nli.LABELS)},
 }
 """Keys of config.json by which transformers names the classes."""
-Predict = Callable[[Any, Any], jax.Array]
-"""(parameters, input_ids [B, L]) -> [B, C] probabilities."""
+Predict = Callable[[Any, Any], jax.Array]  # (params, [B, L]) -> [B, C] probabilities
 
 
 def load(run: config.Run) -> tuple[pretrained.Pretrained, tokenizers.Tokenizer]:
     """Returns --encoder and its tokenizer.
 
-    Raises:
-      errors.NebulaError: if it is no checkpoint, its tokenizer is another model's, or
-        it has fewer positions than the longest row.
+    Raises errors.NebulaError if it is no checkpoint, its tokenizer is another model's,
+    or it has fewer positions than the longest row.
     """
     agreed = run.agreed
     model, tokenizer = pretrained.load_with_tokenizer(
@@ -97,16 +95,12 @@ def place(mesh: Mesh, params: Any) -> tuple[Any, Any]:
 
 
 def to_save(state: Any, best: Any, selected: int, text: data.Text) -> dict[str, Any]:
-    """Returns what a checkpoint has.
-
-    The parameters of the selected step, which a resumed run needs; and which pieces
-    were kept, because trained rows of the table belong to them.
-    """
+    """Returns what a checkpoint has."""
     return {
         "state": state,
-        "best": best,
+        "best": best,  # parameters of the selected step, which a resumed run needs
         "selected_step": jnp.asarray(selected, jnp.int32),
-        "keep": jnp.asarray(text.keep),
+        "keep": jnp.asarray(text.keep),  # pieces to which trained table rows belong
     }
 
 
@@ -115,12 +109,8 @@ def trained(
 ) -> tuple[Callable[..., Any], mesh_lib.ShardedInit, Any]:
     """Compiles the training step, and plans what it begins with.
 
-    Args:
-      text: with the kept pieces.
-
-    Returns:
-      (state, frozen, ids, labels) -> (next state, metrics); what a checkpoint has, at
-      step 0; the frozen parameters on the devices.
+    Returns (state, frozen, ids, labels) -> (next state, metrics); what a checkpoint
+    has, at step 0; the frozen parameters on the devices.
     """
     optimizer = config.optimizer(run.agreed, shape.encoder.layers)
     of_params, of_steps = (
@@ -147,8 +137,7 @@ def trained(
 def predictor(run: config.Run, shape: classifier.Config, mesh: Mesh) -> Predict:
     """Returns the compiled classifier.
 
-    Raises:
-      errors.SettingsError: if the devices cannot share --eval_batch_size evenly.
+    Raises errors.SettingsError if the devices cannot share --eval_batch_size evenly.
     """
     size, shards = run.local.eval_batch_size, mesh_lib.replicas(mesh)
     if size % shards:
@@ -165,19 +154,15 @@ def predictor(run: config.Run, shape: classifier.Config, mesh: Mesh) -> Predict:
 class Trained(NamedTuple):
     """The parameters of a run's selected step."""
 
-    params: dict[str, Any]
-    """Those that the run trained; of a trained table, the kept rows."""
-    keep: np.ndarray
-    """[K] int32, which of the V pieces were kept, ascending."""
+    params: dict[str, Any]  # those that the run trained; of a table, the kept rows
+    keep: np.ndarray  # [K] int32, which of the V pieces were kept, ascending
     step: int
 
     def with_trained_rows(self, model: pretrained.Pretrained) -> pretrained.Pretrained:
         """Returns the model with the embeddings that the run trained, if any.
 
-        Pieces that the run never saw have the rows that they had.
-
-        Raises:
-          pretrained.PretrainedError: if the table is another model's.
+        Pieces that the run never saw have the rows that they had. Raises
+        pretrained.PretrainedError if the table is another model's.
         """
         if "embeddings" not in self.params:
             return model
@@ -186,15 +171,12 @@ class Trained(NamedTuple):
     def as_checkpoint(
         self, model: pretrained.Pretrained, pooling: str
     ) -> pretrained.Pretrained:
-        """Returns the model with what the run trained of it, and its classifier.
+        """Returns the whole model with what the run trained of it, and its classifier.
 
         transformers has no classifier that reads the mean of all positions. ELECTRA's
         there has a GELU where ours has BERT's tanh, so an ELECTRA becomes a BERT, which
         it is if its embeddings are as wide as its layers; ModernBERT's has a GELU too.
         Where transformers has none, the model is returned without it.
-
-        Args:
-          model: whole, as the run began with it.
         """
         trained = jax.device_get(self.params)
         whole = self.with_trained_rows(model).params
@@ -214,13 +196,9 @@ class Trained(NamedTuple):
     ) -> dict[str, Any]:
         """Returns a classifier's parameters with what was trained in its place.
 
-        Args:
-          params: a new classifier's, on a model from `with_trained_rows` (trimmed or
-            not).
-          is_trained: of the run; what it froze stays as it is in `params`.
-
-        Raises:
-          checkpoint.CheckpointError: if shapes differ.
+        `params` are a new classifier's, on a model from `with_trained_rows` (trimmed or
+        not); what the run froze stays as it is there. Raises checkpoint.CheckpointError
+        if shapes differ.
         """
         trained = dict(self.params)
         if "embeddings" in trained:
@@ -232,9 +210,8 @@ class Trained(NamedTuple):
 def read_trained(run: config.Run) -> Trained:
     """Reads what a run trained.
 
-    Raises:
-      checkpoint.CheckpointError: if its encoder is not --encoder as it is now.
-      errors.NebulaError: if there is no checkpoint, or no step of it is selected.
+    Raises checkpoint.CheckpointError if its encoder is not --encoder as it is now;
+    errors.NebulaError if there is no checkpoint, or no step of it is selected.
     """
     folder, wanted = run.local.workdir, run.agreed.steps
     checkpoints = run_folder.of_cluster(folder, config.NAME) / "checkpoints"

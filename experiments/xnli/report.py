@@ -20,12 +20,7 @@ from nebula_jax.training import metrics
 def evaluate(
     parts: Mapping[str, xnli_data.Part], probabilities: Mapping[str, np.ndarray]
 ) -> dict[str, xnli.Score]:
-    """Scores every language.
-
-    Args:
-      parts: language -> its N pairs.
-      probabilities: language -> [N, C] of its pairs.
-    """
+    """Scores every language, given probabilities [N, C] of its N pairs."""
     return {
         language: xnli.score(
             part.labels, probabilities[language].argmax(axis=-1), len(nli.LABELS)
@@ -77,14 +72,11 @@ def summary(
     folder: pathlib.Path,
     command: float,
 ) -> dict[str, Any]:
-    """Gathers the record of a run.
+    """Gathers the record of a run; its cluster's metrics and summary are in `folder`.
 
-    Args:
-      scores: language -> score on the split that is tested.
-      position: of the loop: the selected step, the dev curve, and the commits that
-        trained the run.
-      folder: with the cluster's metrics and summary.
-      command: wall time of this command, in seconds.
+    Scores are of the split that is tested. The loop's position has the selected step,
+    the dev curve, and the commits that trained the run. `command` is the wall time of
+    this command in seconds.
     """
     training = run_report.read_summary(folder)
     seconds = run_report.wall_seconds(command, [training])
@@ -149,11 +141,7 @@ def title(split: str, encoder: str, step: int) -> str:
 
 
 def results_markdown(results: Mapping[str, Any], title: str) -> str:
-    """Renders the accuracies of one split.
-
-    Args:
-      results: from `as_json`.
-    """
+    """Renders the accuracies of one split, from `as_json`."""
     rows = [
         [
             language,

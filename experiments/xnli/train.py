@@ -23,11 +23,9 @@ from nebula_jax.training import partition
 class Selection(NamedTuple):
     """The parameters that are selected so far, and the evaluations behind that."""
 
-    step: int
-    """The selected step; 0 before any."""
+    step: int  # the selected step; 0 before any
     params: Any
-    curve: tuple[tuple[int, float], ...] = ()
-    """(step, accuracy on English dev) of every evaluation."""
+    curve: tuple[tuple[int, float], ...] = ()  # (step, English dev accuracy) of each
 
     @property
     def position(self) -> dict[str, Any]:
@@ -35,15 +33,10 @@ class Selection(NamedTuple):
         return {"selected_step": self.step, "curve": list(map(list, self.curve))}
 
     def after(self, rule: str, step: int, accuracy: float, params: Any) -> "Selection":
-        """Returns the selection after one more evaluation.
-
-        Args:
-          rule: --checkpoint_selection.
-          accuracy: on English dev.
-          params: after `step`; copied, because the next step uses them up.
-        """
+        """Returns the selection by --checkpoint_selection after one more evaluation."""
         curve = (*self.curve, (step, accuracy))
         if rule == "last" or all(accuracy > earlier for _, earlier in self.curve):
+            # A copy, because the next step uses the parameters up.
             return Selection(step, jax.tree.map(jnp.copy, params), curve)
         return self._replace(curve=curve)
 
@@ -51,9 +44,7 @@ class Selection(NamedTuple):
 def restored_selection(params: Any, position: Mapping[str, Any] | None) -> Selection:
     """Returns the selection of a checkpoint; before any evaluation without one.
 
-    Args:
-      params: `best` of the checkpoint; at the beginning, any tree of that shape.
-      position: of the checkpoint; None at the beginning.
+    `params` are its `best`; at the beginning, without a position, any of that shape.
     """
     if position is None:
         return Selection(0, params)
@@ -166,11 +157,7 @@ def _test(
     position: Mapping[str, Any],
     begin: float,
 ) -> None:
-    """Tests the selected parameters unless that is done; exports and reports.
-
-    `position` is of the last checkpoint; the command began at `begin`, of
-    time.monotonic.
-    """
+    """Tests the selected parameters unless that is done; exports and reports."""
     folder = run.local.workdir
     path, cluster = folder / "summary.json", run_folder.of_cluster(folder, config.NAME)
     if ranks.agree(run_report.is_stale(path, [cluster])):
