@@ -2,9 +2,7 @@
 
 A generator is smaller than the discriminator, which therefore has several replicas: n
 micro-batches keep them all busy, and the cluster synchronizes once for all. Each leaves
-as soon as it is made; one step token comes back.
-
-B rows of a micro-batch, L length.
+as soon as it is made; one step token comes back. B rows of a micro-batch, L length.
 """
 
 import functools

@@ -69,10 +69,7 @@ def put_rows(mesh: Mesh, rows: Any, batch_size: int) -> Any:
 
 
 def put(arrays: Any, where: Any) -> Any:
-    """Puts arrays on the devices, of which every process has them whole on its host.
-
-    `where` has their NamedShardings, or one for several.
-    """
+    """Puts arrays, whole in each process, at NamedShardings: a tree, or one for all."""
     if jax.process_count() == 1:
         return jax.device_put(arrays, where)
     return jax.tree.map(
@@ -112,17 +109,11 @@ def jit_step(
                          mesh, RULES, fresh.shapes)
         state, metrics = train(state, tokens)
 
-    A function without a state needs no more than `jax.jit(fn, out_shardings=...)`.
-
-    Args:
-      step: (*states, *inputs) -> (*states, *outputs).
-      states: a tree of arrays or ShapeDtypeStructs for each state.
-      inputs: for each other argument a PartitionSpec, for all of its leaves, or a tree
-        of NamedShardings.
-      outputs: for each other result, likewise.
-
-    Raises:
-      errors.SettingsError: if the mesh's `model` axis does not divide what it splits.
+    `step` takes (*states, *inputs) and returns (*states, *outputs). Each of `states` is
+    a tree of arrays or ShapeDtypeStructs; each of `inputs` and `outputs` a
+    PartitionSpec for all leaves, or a tree of NamedShardings. A function without a
+    state needs no more than `jax.jit(fn, out_shardings=...)`. Raises
+    errors.SettingsError if the mesh's `model` axis does not divide what it splits.
     """
     placed = [rules_lib.shardings(mesh, rules, state) for state in states]
 
@@ -146,10 +137,7 @@ class ShardedInit(NamedTuple):
 
 
 def sharded_init(mesh: Mesh, init: Callable[..., Any], *given: Any) -> ShardedInit:
-    """Plans a state that is computed in place: no device holds more than its shards.
-
-    `init` makes the state of the arrays or numbers `given`; is jitted, once for all.
-    """
+    """Plans the state `init(*given)`, jitted: no device holds more than its shards."""
     shapes = jax.eval_shape(init, *given)
     sharding = rules_lib.shardings(mesh, RULES, shapes)
     jitted = jax.jit(init, out_shardings=sharding)

@@ -11,19 +11,15 @@ from nebula_jax.communication.worker_link import AnyLink
 
 
 def token_needed(step: int, window: int) -> int:
-    """Returns the latest step whose token must be there before `step`, from 1, begins.
-
-    A follower may be `window` steps ahead. 0 or less means that none is needed.
-    """
+    """Returns the latest step whose token `step` waits for; none if it is below 1."""
     return step - 1 - window
 
 
 def last_step_after_stop(done: int, window: int, total: int) -> int:
     """Returns where a run ends that is to stop while `done` steps have their token.
 
-    A follower, which may be `window` steps ahead, can have begun step done + window +
-    1, and nothing later: every cluster can still end exactly there, and save the same
-    step.
+    A follower can have begun step done + window + 1, and nothing later: every cluster
+    can still end exactly there, and save the same step.
     """
     return min(done + window + 1, total)
 
@@ -46,16 +42,11 @@ def follow(
 ) -> Iterator[int]:
     """Yields a follower's steps, each as soon as the leader is near enough.
 
-    In a chain, where the window is 0, it has `followers` of its own, who dialed it:
-    tokens and the last step go on to them as they come, requests to stop go the other
-    way.
-
-    Args:
-      link: to the leader, or to the cluster before this one in a chain.
-      last: of the run, unless the leader names an earlier one.
-      window: how many steps this cluster may be ahead.
-      stop_requested: True once the run should end; the leader then names a last step
-        that all clusters can reach.
+    `link` is to the leader, or to the cluster before this one in a chain, where the
+    window is 0: tokens and the last step go on to its own `followers`, who dialed it,
+    as they come, and requests to stop go the other way. The run ends at `last`, or
+    earlier: once `stop_requested` is True, the leader names a step that all clusters
+    can reach.
     """
     step, is_told = start, False
     while step < last:

@@ -27,10 +27,7 @@ Tag = tuple[int, int]  # optimization step, from 1, and micro-batch, from 0
 
 
 def micro_batch_key(rng: cut.Rng, step: int, number: int) -> cut.Rng:
-    """Derives a micro-batch's key from the run's, the same however the run went before.
-
-    Steps count from 1, micro-batches from 0. None of None.
-    """
+    """Folds a step, from 1, and a micro-batch's number, from 0, into a key, if any."""
     if rng is None:
         return None
     return _fold(rng, jax.device_put(np.array([step, number], np.uint32)))
@@ -88,12 +85,9 @@ def front_step(
       before: of a middle part, its channels to the part before.
       identity: of the batch, which the next part compares (`channels.identity_bytes`).
 
-    Returns:
-      The batch's gradient, the part's states, and its own losses' sum, [] float32.
-
-    Raises:
-      session.RemoteProtocolError: if another tensor comes than the one due, or another
-        number of micro-batches, or another batch, from the part before.
+    Returns the batch's gradient, the part's states, and its own losses' sum, []
+    float32. Raises session.RemoteProtocolError at another tensor than the one due, or
+    another number of micro-batches, or another batch, from the part before.
     """
     grads, losses = half.zero_grads(params), []
     finish = functools.partial(_finish, half, params, step, gradient, before)
@@ -155,16 +149,9 @@ def back_step(
 ) -> tuple[cut.Params, cut.States, Metrics]:
     """Takes one batch through the back half, micro-batch by micro-batch as they come.
 
-    Args:
-      params, micro_batches, rng, step, states, identity: as in `front_step`.
-
-    Returns:
-      The batch's gradient, the half's states, and the sum of the micro-batches'
-      metrics, the loss among them.
-
-    Raises:
-      session.RemoteProtocolError: if another tensor comes than the one due, or the
-        front has another number of micro-batches, or another batch.
+    Has the arguments of `front_step`. Returns the batch's gradient, the half's states,
+    and the sum of the micro-batches' metrics, the loss among them. Raises
+    session.RemoteProtocolError as `front_step`.
     """
     grads = half.zero_grads(params)
     metrics = []
@@ -192,12 +179,9 @@ def in_process_step(
 ]:
     """Takes one batch through both halves in one process: the codecs without a line.
 
-    Args:
-      halves, params, micro_batches, rngs, states: of the front and of the back.
-      hidden, gradient: both ends of each channel, of one `loopback.Loopback`.
-
-    Returns:
-      The gradients and the states of both, the front's own loss, the back's metrics.
+    Pairs are of the front and of the back, or both ends of a `loopback.Loopback`
+    channel. Returns the gradients and the states of both, the front's own loss, the
+    back's metrics.
     """
     front, back = halves
     front_grads, back_grads = front.zero_grads(params[0]), back.zero_grads(params[1])

@@ -72,11 +72,7 @@ class Context:
     record: progress.Progress  # steps and their figures, once the loop has begun
 
     def __init__(self, settings: Settings) -> None:
-        """Catches signals from now on.
-
-        Raises errors.SettingsError if the launcher's descriptors cannot be used, or
-        there is no such tracker.
-        """
+        """Catches signals; raises errors.SettingsError at bad descriptors, trackers."""
         self.settings = settings  # the settings of this process
         trackers.check(settings.tracker, settings.metrics_port)
         self._interrupt = process.Interrupt().install()
@@ -135,10 +131,7 @@ class Context:
         hub: str = "",
         **more: Any,
     ) -> contextlib.AbstractContextManager[all_clusters.Peers]:
-        """Connects to the other clusters; see `all_clusters.connected`.
-
-        `settings` are this process's own if not given.
-        """
+        """Connects as `all_clusters.connected`, by `settings` or this process's own."""
         own = self.settings.cluster
         others = [hub] if hub not in ("", own) else clusters
         names = [each for each in others if each != own]
@@ -247,10 +240,7 @@ class Context:
     def compute(
         self, step: int, function: Callable[..., Any], *arguments: Any, **about: Any
     ) -> Any:
-        """Returns function(*arguments); a traced run waits for the devices, and notes.
-
-        `about` has JSON values that the trace shows with the time that it took.
-        """
+        """Returns function(*arguments), timed by a traced run with `about` (JSON)."""
         with self.trace.span("compute", step=step, **about):
             return self.trace.ready(function(*arguments))
 

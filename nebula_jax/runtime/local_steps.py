@@ -44,8 +44,7 @@ from nebula_jax.runtime.life import process
 from nebula_jax.runtime.records import checkpoints
 from nebula_jax.training import diloco, partition
 
-NOTHING = jax.ShapeDtypeStruct((), "uint8")
-"""Of a channel on which nothing is sent."""
+NOTHING = jax.ShapeDtypeStruct((), "uint8")  # of a channel on which nothing is sent
 EVERY = 10
 """Steps between two times that the processes of an only cluster agree on its end."""
 
@@ -65,13 +64,9 @@ class Rounds:
         peers: all_clusters.Peers | None = None,
         share: settings_lib.Share = settings_lib.ALONE,
     ) -> None:
-        """Takes what `begin` and `in_one_process` have made.
-
-        Without rounds `ends` is None, and `peers` if all replicas are here.
-        """
+        """Takes what `begin` or `in_one_process` made; without rounds no `ends`."""
         self._context = context
-        self.members = list(members)
-        """The replicas' parts in the rounds; none if there is one cluster."""
+        self.members = list(members)  # parts in the rounds; none with one cluster
         self._ends, self._peers, self.share = ends, peers, share
         self._is_stopping = False
         self._restored: Any = None  # values that are yet to be taken
@@ -81,10 +76,7 @@ class Rounds:
 
     @property
     def step(self) -> int:
-        """The step at which the run is.
-
-        Behind `after`, with a quorum, perhaps a later one than was taken here.
-        """
+        """The step of the run; with a quorum, `after` may come to a later one."""
         return self._context.step
 
     def steps(self) -> Iterator[int]:
@@ -99,18 +91,11 @@ class Rounds:
                 )
 
     def after(self, step: int, params: Any) -> Any:
-        """Sends and applies what is due after an inner step.
+        """Sends and applies what is due after inner step `step`, counted from 1.
 
-        Args:
-          step: just taken, counted from 1.
-          params: after it; the next step may use up what is returned.
-
-        Returns:
-          The parameters to go on with; after the last step those that all clusters
-          have alike.
-
-        Raises:
-          member.RoundError: if a message cannot be of its round; names the sender.
+        Returns the parameters to go on with, which the next step may use up; after the
+        last step those that all clusters have alike. Raises member.RoundError, which
+        names the sender, if a message cannot be of its round.
         """
         [found] = self.after_all(step, [params])
         pairs = zip(*map(jax.tree.leaves, (params, found)), strict=True)
@@ -171,19 +156,11 @@ class Rounds:
     def agree_start(self, saved: checkpoints.Checkpoints) -> tuple[int, bool]:
         """Agrees with the others on where the run resumes, once all channels are open.
 
-        With a quorum that is the hub's newest checkpoint. A cluster that does not have
-        it gets the state of the run.
-
-        Args:
-          saved: the checkpoints of this cluster, which then keep those that clusters
-            so far apart need.
-
-        Returns:
-          The step whose checkpoint is to be restored, 0 for none; and True if the run
-          is at a later step, whose state is to come.
-
-        Raises:
-          errors.NebulaError: as `all_clusters.agree_start` and `leaf.Leaf.begin`.
+        With a quorum that is the hub's newest checkpoint; a cluster without it gets the
+        state of the run, and `saved` keeps the checkpoints that clusters so far apart
+        need. Returns the step whose checkpoint is to be restored, 0 for none; and True
+        if the run is at a later step, whose state is to come. Raises errors.NebulaError
+        as `all_clusters.agree_start` and `leaf.Leaf.begin`.
         """
         start, is_behind = self._agreed_start(saved)
         self.report_growth(saved, start)
@@ -229,10 +206,7 @@ class Rounds:
         return config.inner_steps + config.delay
 
     def is_saved_after(self, step: int) -> bool:
-        """Returns True if a checkpoint is due after a step, or the run ends there.
-
-        None is due while a message is in flight, which would have to be saved too.
-        """
+        """Returns True at the end, or if a checkpoint is due and nothing in flight."""
         every = self._context.settings.checkpoint_every
         if self._is_stopping or self._is_last(step):
             return True
@@ -285,15 +259,11 @@ def begin(
 ) -> Rounds:
     """Begins local steps on a model of any kind, from the same parameters everywhere.
 
-    Args:
-      peers: the other clusters; without any, nothing is sent. With a quorum they may
-        return.
-      params: any pytree of arrays: those of step 0, in every cluster the same, also
-        where the run resumes from a checkpoint. Or specs of them, with shardings, for
-        `Rounds.resume` to bring the first anchors.
-
-    Raises:
-      errors.SettingsError: at what cannot be; begins with a setting's name.
+    Without other clusters nothing is sent; with a quorum they may return. `params` are
+    any pytree of arrays: those of step 0, in every cluster the same, also where the run
+    resumes from a checkpoint. Or specs of them, with shardings, for `Rounds.resume` to
+    bring the first anchors. Raises errors.SettingsError, which begins with a setting's
+    name.
     """
     names, own = peers.clusters, peers.hello.cluster
     share = settings.share(names.index(own), len(names))

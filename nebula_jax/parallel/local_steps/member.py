@@ -32,9 +32,8 @@ class RoundError(errors.NebulaError):
 class Member:
     """One cluster's part in the rounds; also of those that one process simulates.
 
-    outers: P states that all clusters have alike.
-    codecs: P states of the codec, this cluster's own.
-    Both are arrays of the checkpoint; `position` is the rest.
+    Its `arrays` for a checkpoint are `outers`, P states that all clusters have alike,
+    and `codecs`, P states of this cluster's own codec; `position` is the rest.
     """
 
     def __init__(
@@ -44,15 +43,10 @@ class Member:
         own: str,
         params: Any,
     ) -> None:
-        """Begins at step 0; without arrays if there are specs of them alone.
+        """Begins at step 0; without arrays if `params`, on a mesh or not, are specs.
 
-        Args:
-          clusters: names of all, in the order in which their deltas are added.
-          params: the parameters, or specs of them; with the shardings of a mesh, if
-            they are on one.
-
-        Raises:
-          errors.SettingsError: at what cannot be; begins with a setting's name.
+        Deltas are added in the order of `clusters`. Raises errors.SettingsError at what
+        cannot be; it begins with a setting's name.
         """
         self._clusters, self._own = list(clusters), own
         where = diloco.places(params, settings.fragments, settings.is_trained)
@@ -60,7 +54,6 @@ class Member:
         parts = diloco.split(params, where)
         self.config = settings.config(len(parts))
         self.codec = codec = settings.compression
-        """The codec of the messages."""
         messages.check_codec(codec)
         shares = settings.share(self._clusters.index(own), len(clusters)).parts
         self._shares = dict(zip(clusters, shares, strict=True))
@@ -70,10 +63,8 @@ class Member:
         self._encode, self._decode = _compiled(codec, self.specs, _places(parts))
         self.outers: list[diloco.Outer] = []
         self.codecs: list[Any] = []
-        self.versions = [0 for _ in parts]
-        """The outer steps that made each fragment's anchor, P."""
-        self.asking: list[str] = []
-        """The clusters that have requested the end of the run."""
+        self.versions = [0 for _ in parts]  # outer steps that made each anchor, P
+        self.asking: list[str] = []  # clusters that have requested the run's end
         self._messages = self._message_bytes = 0
         if not is_planned(params):
             self.resume(self.first(params), None)
@@ -88,11 +79,7 @@ class Member:
 
     @property
     def described(self) -> dict[str, int]:
-        """The figures of the rounds for a summary.
-
-        Messages that were sent and the bytes of their payloads, each of which goes to
-        every other cluster; and the parameters that train.
-        """
+        """The messages sent, the bytes of one copy each, and the trained parameters."""
         leaves = jax.tree.leaves([spec["delta"] for spec in self.specs])
         return {
             "messages": self._messages,
@@ -113,11 +100,7 @@ class Member:
     def resume(
         self, arrays: Mapping[str, Any], position: Mapping[str, Any] | None
     ) -> None:
-        """Resumes from a checkpoint, or begins with `first`.
-
-        Args:
-          position: like `position`; None at step 0.
-        """
+        """Resumes from a checkpoint, or begins with `first`, without a `position`."""
         self.outers, self.codecs = list(arrays["outers"]), list(arrays["codecs"])
         if position is not None:
             self.versions = list(position["versions"])
@@ -125,12 +108,7 @@ class Member:
     def outgoing(
         self, step: int, fragment: int, params: Any, is_stopping: bool = False
     ) -> Selected:
-        """Returns this cluster's message of a round, encoded.
-
-        Args:
-          step: after which it is sent.
-          is_stopping: True to request the end of the run.
-        """
+        """Encodes this cluster's message after `step`; it may request the run's end."""
         own = diloco.split(params, self._where)[fragment]
         head = messages.Head(step, fragment, self.versions[fragment], int(is_stopping))
         message = {
@@ -155,17 +133,11 @@ class Member:
     ) -> tuple[Any, list[messages.Head]]:
         """Takes the outer step of a round, and mixes the anchor into the parameters.
 
-        Args:
-          step: after which the messages were sent.
-          payloads: R, of all clusters in their order, this one's own too, as `outgoing`
-            has returned it; None of those that the round goes on without.
-
-        Returns:
-          The parameters, and the heads of the messages that there were.
-
-        Raises:
-          RoundError: if one is of another round or fragment, counts from another
-            anchor, is not finite, or makes the new anchor so. Then nothing has changed.
+        `payloads` are R, of all clusters in their order, sent after `step`: this one's
+        own as `outgoing` has returned it, None of those that the round goes on without.
+        Returns the parameters, and the heads of the messages that there were. Raises
+        RoundError, with nothing changed, if one is of another round or fragment, counts
+        from another anchor, is not finite, or makes the new anchor so.
         """
         version = self.versions[fragment]
         expected = messages.Head(step, fragment, version)
@@ -252,11 +224,7 @@ class Member:
     def close(self, step: int, params: Any, payloads: Sequence[Any]) -> Any:
         """Returns the parameters at the anchors, which all clusters have alike.
 
-        Args:
-          payloads: R, closing messages of all clusters in their order.
-
-        Raises:
-          RoundError: if some cluster has others.
+        `payloads`: R closing messages in order. Raises RoundError if one has others.
         """
         expected = messages.Head(step, len(self.outers), sum(self.versions))
         self._checked(expected, self._digest_of_all(), payloads)
@@ -308,12 +276,7 @@ def _compiled(
     specs: Sequence[Any],
     sharding: Sequence[dict[str, Any]] | None,
 ) -> tuple[Any, list[Any]]:
-    """Returns the encoder of messages, and a decoder for each of their specs.
-
-    A decoder returns the message, and True if its delta is finite. Payloads are on all
-    devices; deltas are sharded as the parameters are (`sharding`, P; None for one
-    device).
-    """
+    """Returns an encoder, and decoders to (message, True if its delta is finite)."""
     everywhere: Any = None
     places: list[Any] = [None for _ in specs]
     if sharding is not None:

@@ -16,28 +16,20 @@ from nebula_jax.training import diloco
 
 DIGEST_BYTES = 32
 
-Key = tuple[int, int]
-"""Step after which a round's messages are sent, and its fragment."""
+Key = tuple[int, int]  # step after which a round's messages are sent, fragment
 
 
 class Head(NamedTuple):
     """The facts of a message beside its delta; integers from 0 to 2^32 - 1."""
 
-    step: int
-    """After which it was sent: this names the round."""
+    step: int  # after which it was sent: this names the round
     fragment: int
-    version: int
-    """Outer steps that made the anchor it counts from."""
-    is_stopping: int = 0
-    """1 if this cluster requests the end of the run."""
+    version: int  # outer steps that made the anchor it counts from
+    is_stopping: int = 0  # 1 if this cluster requests the end of the run
 
 
 def spec(fragment: diloco.Fragment) -> dict[str, Any]:
-    """Returns the specs of a message's arrays, for its channel.
-
-    Args:
-      fragment: specs of its parameters.
-    """
+    """Returns the specs of a message's arrays, from specs of its parameters."""
     return {
         "head": jax.ShapeDtypeStruct((len(Head._fields),), jnp.uint32),
         "anchor": jax.ShapeDtypeStruct((DIGEST_BYTES,), jnp.uint8),
@@ -50,12 +42,7 @@ def spec(fragment: diloco.Fragment) -> dict[str, Any]:
 
 @functools.cache  # replicas of one process have one codec
 def check_codec(codec: codec_lib.Codec) -> None:
-    """Checks that a message can be decoded by itself, whatever was sent before.
-
-    Raises:
-      errors.SettingsError: if the receiver of this codec has a state that changes its
-        results.
-    """
+    """Raises errors.SettingsError unless a message decodes without those before it."""
     first = {
         "vector": jnp.linspace(-1.0, 1.0, 64),
         "matrix": jnp.cos(jnp.arange(256.0)).reshape(16, 16),

@@ -27,8 +27,7 @@ from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.parallel.local_steps import messages
 from nebula_jax.parallel.local_steps.messages import Key
 
-Requested = Callable[[], bool]
-"""Returns True to request the end of the run."""
+Requested = Callable[[], bool]  # True requests the end of the run
 
 
 def no_request() -> bool:
@@ -62,9 +61,7 @@ class Exchange:
     ) -> None:
         """Opens the channels; all clusters in the same order.
 
-        Args:
-          links: name -> link; with a hub, its own to all, or the others' to it.
-          hub: name of the cluster that passes messages on; empty for none.
+        With a `hub`, which passes messages on, `links` are its own, or the one to it.
         """
         self._clusters, self._own, self._is_hub = list(clusters), own, hub == own
         through = links.get(hub)
@@ -74,8 +71,7 @@ class Exchange:
         self._senders: dict[tuple[str, str], list[channels.Sender]] = {}
         self._receivers: dict[str, list[channels.Receiver]] = {}
         for peer, link in links.items():
-            # Who listens opens its receivers first or last: only the order of each
-            # direction counts.
+            # Receivers may be opened first or last: only each direction's order counts.
             origins = [own] if not self._is_hub else _without(clusters, peer)
             for origin in origins:
                 self._senders[origin, peer] = [
@@ -114,10 +110,7 @@ class Exchange:
                 self._take(origin, key)
 
     def _take_all(self, key: Key) -> bool:
-        """Takes what has arrived in a round that is due; returns True if there is any.
-
-        Any other message of its fragment is an error.
-        """
+        """Takes what has arrived of a round that is due; returns True if any has."""
         found = [
             origin
             for origin, receivers in self._receivers.items()
@@ -128,26 +121,20 @@ class Exchange:
         return bool(found)
 
     def receive(self, step: int, fragment: int, message: Selected) -> list[Selected]:
-        """Waits for all messages of a round.
+        """Waits for all messages of a round: R payloads, in the order of the clusters.
 
-        Returns:
-          R payloads, in the order of the clusters.
-
-        Raises:
-          session.SessionError: and what else a link raises, if one cannot come.
+        Raises session.SessionError, and what else a link raises, if one cannot come.
         """
         key = step, fragment
         while missing := [each for each in self._receivers if self._lacks(each, key)]:
             if self._of_hub is None:
                 self._take(missing[0], key)
                 continue
-            # All come over one line, in any order: what is there is taken, or it would
-            # keep the rest from being read.
+            # All come over one line, in any order: one left there would block the rest.
             if not self._take_all(key):
                 what = f"delta {fragment} of step {step} from {', '.join(missing)}"
                 if not self._wait_for_any(what) or not self._take_all(key):
-                    # None comes any more, or one of another fragment has come: this
-                    # raises the reason.
+                    # No more comes, or one of another fragment has: raises the reason.
                     self._take(missing[0], key)
         return [
             message if name == self._own else self._taken[name].pop(key)
@@ -176,35 +163,22 @@ class LocalRounds:
     def __init__(
         self, members: Sequence[member_lib.Member], ends: Ends | None = None
     ) -> None:
-        """Begins before the first step, or where no message is in flight.
-
-        Args:
-          members: this cluster's; or those of all clusters, in their order.
-          ends: the channels to the other clusters; None if there are none.
-        """
-        self.members = list(members)
-        """The parts in the rounds of the clusters of this process."""
+        """Begins with this cluster's member or all clusters', and nothing in flight."""
+        self.members = list(members)  # of the clusters of this process
         self._ends = ends
         self._config = members[0].config
-        self.step = 0
-        """The step after which `after` was last called."""
+        self.step = 0  # after which `after` was last called
         self._own: list[Selected] = []  # the payloads that were sent last
 
     def after(
         self, step: int, params: Sequence[Any], is_requested: Requested = no_request
     ) -> tuple[list[Any], list[messages.Head]]:
-        """Sends what is to be sent after an inner step, and applies what is due.
+        """Sends what is due after inner step `step`, from 1; applies what is due.
 
-        Args:
-          step: just taken, counted from 1.
-          params: after it, those that train, of each cluster of this process.
-          is_requested: called if a message is sent.
-
-        Returns:
-          The parameters, and the heads of the round that was applied, if any.
-
-        Raises:
-          member_lib.RoundError: if a message cannot be of this round.
+        `params` are those that train, of each cluster of this process; `is_requested`
+        is called if a message is sent. Returns the parameters, and the heads of the
+        round that was applied, if any. Raises member_lib.RoundError if a message cannot
+        be of it.
         """
         self.step = step
         fragment = self._config.sent_after(step)
@@ -221,8 +195,8 @@ class LocalRounds:
     def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
         """Takes a last round of every fragment, and ends at the anchors.
 
-        Raises:
-          member_lib.RoundError: as `after`; and if clusters come to different anchors.
+        Raises member_lib.RoundError as `after`, and if clusters come to different
+        anchors.
         """
         self.step = step
         for sent, fragment in self._config.last_rounds(step):

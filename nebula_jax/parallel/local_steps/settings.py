@@ -1,7 +1,4 @@
-"""The settings of local steps on a model of any kind, and a cluster's share of a batch.
-
-R clusters.
-"""
+"""The settings of local steps on any model, and one of R clusters' share of a batch."""
 
 import dataclasses
 import functools
@@ -17,19 +14,16 @@ from nebula_jax.training import diloco, partition
 class Share(NamedTuple):
     """The part of a batch of all clusters that is one cluster's."""
 
-    number: int = 0
-    """The place of the cluster among all, from 0."""
-    parts: tuple[int, ...] = (1,)
-    """The sizes of the R clusters' parts beside each other."""
+    number: int = 0  # the place of the cluster among all, from 0
+    parts: tuple[int, ...] = (1,)  # the sizes of the R clusters' parts
 
     def rows(self, batch_size: int) -> slice:
         """Returns which rows of a batch of all clusters are this one's.
 
+        Raises errors.SettingsError if they cannot be split so.
+
         >>> Share(1, (1, 2, 1)).rows(8)
         slice(2, 6, None)
-
-        Raises:
-          errors.SettingsError: if they cannot be split so.
         """
         total = sum(self.parts)
         if batch_size % total:
@@ -77,11 +71,7 @@ class Settings(diloco.OuterSettings):
     """Seconds that a round with a quorum still waits for the others."""
 
     def config(self, fragments: int) -> diloco.Config:
-        """Returns what the rounds go by, of parameters in so many fragments.
-
-        Raises:
-          errors.SettingsError: at what cannot be; begins with a field's name.
-        """
+        """Returns the rounds' settings; raises errors.SettingsError, naming a field."""
         mixing = self.mixing
         if mixing is None:
             mixing = 0.5 if self.delay else 0.0
@@ -93,8 +83,7 @@ class Settings(diloco.OuterSettings):
     def compression(self) -> codec_lib.Codec:
         """The codec of what crosses.
 
-        Raises:
-          errors.SettingsError: if it cannot be read, or is a choice among codecs.
+        Raises errors.SettingsError if it cannot be read, or is a choice among codecs.
         """
         found = parser.given("codec", self.codec)
         if not isinstance(found, codec_lib.Codec):
@@ -117,11 +106,7 @@ class Settings(diloco.OuterSettings):
             )
 
     def share(self, number: int, count: int) -> Share:
-        """Returns the share of the cluster in this place among so many.
-
-        Raises:
-          errors.SettingsError: if there are not as many shares.
-        """
+        """Returns share `number`; raises errors.SettingsError unless `count` exist."""
         shares = tuple(self.shares) or (1,) * count
         if len(shares) != count or min(shares) < 1:
             raise errors.SettingsError(

@@ -190,19 +190,13 @@ class Routes:
         seconds: float | None = None,
         gate: Callable[[], None] = lambda: None,
     ) -> Link:
-        """Connects to a cluster that listens.
+        """Connects to a cluster that listens, whose certificate must name `peer`.
 
-        Args:
-          peer: its name, which its certificate must carry.
-          address: its host and port; None in a federation.
-          check: in place of that of all peers.
-          seconds: to keep trying for, if not as long as the settings have it.
-          gate: called before each attempt, also when a lost connection is to come back;
-            raises bridge.ConnectError to prevent it.
-
-        Raises:
-          bridge.ConnectError: if nobody answers, or TLS fails.
-          bridge.Mismatch: if the peer runs something else.
+        Its `address` is None in a federation. `check` is in place of that of all peers.
+        Tries for `seconds`, if not as long as the settings have it; `gate` is called
+        before each attempt, also when a lost connection is to come back, and raises
+        bridge.ConnectError to prevent it. Raises bridge.ConnectError if nobody answers,
+        or TLS fails; bridge.Mismatch if the peer runs something else.
         """
         settings, more = self.settings, self._common(tls.client_contexts)
         if self._switch is not None:

@@ -37,9 +37,8 @@ PLAIN_RETURN = (
 def dialed(cluster: str, clusters: Sequence[str], hub: str = "") -> list[str]:
     """Returns the clusters that one dials, in the order of all, the same everywhere.
 
-    With a hub, all others dial it; without, each meets each. A cluster that is not
-    among them, such as `all`, dials nobody. Raises errors.SettingsError if there is no
-    such hub.
+    A cluster that is not among them, such as `all`, dials nobody. Raises
+    errors.SettingsError if there is no such hub.
     """
     if hub and hub not in clusters:
         raise errors.SettingsError(f"hub={hub}: the clusters are {', '.join(clusters)}")
@@ -78,24 +77,18 @@ class Peers:
         listener: listener_lib.Listener | None = None,
     ) -> None:
         """Takes links whose peers have come; others may rejoin through a listener."""
-        self.hello, self.links = hello, links
-        """The Hello of this cluster; links by the clusters' names, in their order."""
-        self.lines: list[AnyLink] = list(links.values())
-        """The links so far: also the former ones of clusters that have rejoined."""
-        self.dialed = tuple(dialed)
-        """The names of those whose Welcome this cluster waits for; it sends one to the
-        rest."""
-        self.clusters, self.hub = tuple(clusters), hub
-        """The names of all clusters, in the same order everywhere, and of the hub."""
+        self.hello, self.links = hello, links  # links by name, in the order of clusters
+        self.lines: list[AnyLink] = list(links.values())  # also former ones
+        self.dialed = tuple(dialed)  # it awaits their Welcome; it sends one to the rest
+        self.clusters, self.hub = tuple(clusters), hub  # in one order everywhere
         self._listener, self._work = listener, work
 
     def rejoined(self) -> AnyLink | None:
-        """Takes a cluster that has rejoined, if one has; waits for none.
+        """Takes a cluster that has rejoined, without waiting; None if none has, or may.
 
         Every process of this cluster has to call it at the same place. Whatever waits
         for the cluster on its former link gets session.PeerGone. The new link stands in
-        `links`; its channels are still to be opened, and it is to be welcomed. None if
-        none has come, or none may (see `connected`).
+        `links`; its channels are still to be opened, and it is to be welcomed.
         """
         link = self._accepted() if self._listener is not None else None
         if not ranks.agree(int(link is not None)):
@@ -134,22 +127,16 @@ def connected(
 ) -> Iterator[Peers]:
     """Waits until this cluster has links to its peers, in whatever order they come.
 
-    Args:
-      clusters: names of all, in the same order everywhere; a cluster may leave out
-        those to which it is to have no link.
-      hub: the only cluster that others have links to; empty if each has one to each.
-      check: compares a peer's Hello with what only the caller has.
-      work: what this process does; a new one if not given.
-      may_return: True if clusters may rejoin the hub, or be gone at the end.
+    `clusters` are names in the same order everywhere; a cluster may leave out those to
+    which it is to have no link. A `hub` is the only one that others have links to.
+    `check` compares a peer's Hello with what only the caller has. With `may_return`
+    clusters may rejoin the hub, or be gone at the end. Links close with the block;
+    after an error in it all are aborted.
 
-    Yields:
-      The peers. Links close with the block; after an error in it all are aborted.
-
-    Raises:
-      bridge.NobodyThere: if some did not come in time; names them.
-      bridge.ConnectError: if TLS fails.
-      bridge.Mismatch: if one of them runs something else, or is another one.
-      session.PeerAborted, session.PeerGone: if one gives up, or a dialed one is lost.
+    Raises bridge.NobodyThere, with names, if some did not come in time;
+    bridge.ConnectError if TLS fails; bridge.Mismatch if one runs something else, or is
+    another one; session.PeerAborted or session.PeerGone if one gives up, or a dialed
+    one is lost.
     """
     dials = dialed(hello.cluster, clusters, hub)
     waits = awaited(hello.cluster, clusters, hub)
@@ -192,12 +179,7 @@ def _report_return(settings: connect.Settings, may_return: bool) -> None:
 
 
 def _close(links: Mapping[str, AnyLink], may_be_gone: bool) -> None:
-    """Closes all links, each of which waits for its peer to do the same.
-
-    They do so in the order of the clusters everywhere, and so never in a circle: of all
-    links that are open, sorted by the places of both of their clusters, the first one
-    is the next one for both.
-    """
+    """Closes all links, in one order everywhere: no circle of peers waits."""
     for name, link in links.items():
         assert isinstance(link, Link)  # the root's
         try:
@@ -255,10 +237,7 @@ def agree_start(peers: Peers, every: int, window: int, timeout: float) -> int:
 
 
 def _welcomed(peers: Peers, name: str, deadline: float, timeout: float) -> int:
-    """Waits for a cluster's Welcome, unless another cluster ends meanwhile.
-
-    It might be the one for which those wait that have not met all yet.
-    """
+    """Waits for a cluster's Welcome, unless one that it may wait for ends."""
     while True:
         left = deadline - time.monotonic()
         try:

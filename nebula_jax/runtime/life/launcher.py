@@ -35,23 +35,18 @@ def prepared(
 ) -> Iterator[Callable[[Sequence[str], Arguments], int]]:
     """Binds the ports and finds the credentials, so that what is wrong shows at once.
 
-    Args:
-      clusters: their names.
-      settings: `listen` and `tls` count: the first one to listen does so there, others
-        at free ports of the same host; with `auto`, certificates are made for the
-        run. Their keys are in memory alone and end with the last process of the run,
-        however it ends.
-      restarts: times that all clusters are started again because one died; see
-        `processes.must_restart`.
-      processes_per_cluster: of which each is a rank of its cluster (`cluster`).
-      dials: cluster -> those that it dials, in order, each of which listens (see
-        `all_clusters.dialed`); if not given, all others dial the first.
+    Of `settings`, `listen` and `tls` count: the first cluster to listen does so there,
+    others at free ports of the same host; with `auto`, certificates are made for the
+    run. Their keys are in memory alone and end with the last process of the run,
+    however it ends. All clusters are started again at most `restarts` times because one
+    died (see `processes.must_restart`); each is of `processes_per_cluster` ranks
+    (`cluster`). `dials` has, by cluster, those that it dials, in order, each of which
+    listens (see `all_clusters.dialed`); if not given, all others dial the first.
 
-    Yields:
-      A function of (what Python runs, as `-m` and a module, or a script's path; each
-      cluster's arguments) that runs the processes of each cluster until all have ended.
-      It returns their status: 0 if all ended well, 128 + n if signal n stopped them and
-      none failed, else 1.
+    Yields a function of (what Python runs, as `-m` and a module, or a script's path;
+    each cluster's arguments) that runs the processes of each cluster until all have
+    ended. It returns their status: 0 if all ended well, 128 + n if signal n stopped
+    them and none failed, else 1.
     """
     if dials is None:
         dials = {name: clusters[:1] for name in clusters[1:]}

@@ -28,10 +28,7 @@ class OutOfMemory(errors.NebulaError):
 
 
 def in_words(error: BaseException) -> str:
-    """Returns how much was asked for, and where; empty if memory was not what lacked.
-
-    The error as it was caught: its traceback has the line of the program.
-    """
+    """Returns the memory that a caught error asked for, and where; empty if none."""
     text = str(error)
     # RuntimeError: JaxRuntimeError is one, and JAX is not imported for it.
     is_of_xla = isinstance(error, RuntimeError) and _OF_XLA.search(text)

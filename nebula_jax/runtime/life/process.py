@@ -45,11 +45,7 @@ _log_format = [LOG_FORMATS[0]]  # the format of this process's progress lines
 
 @contextlib.contextmanager
 def for_people(stream: str = "stdout") -> Iterator[None]:
-    """Lets a run go on where what is written for people to follow it is lost.
-
-    Their terminal has hung up, the disk is full, or `tee` was ended. Not for what a
-    command is there to write.
-    """
+    """Lets a run go on where what people follow it by is lost, as on a full disk."""
     try:
         yield
     except (OSError, ValueError):
@@ -102,21 +98,13 @@ def age() -> float:
 
 
 def replace_unencodable() -> None:
-    """Has `?` printed for what the encoding of standard output does not have.
-
-    In a locale of Latin-1 or ASCII that is the `→` of a report, whose run has ended
-    well. (Standard error escapes such characters by itself.)
-    """
+    """Has `?` printed for what standard output cannot encode, as `→` in Latin-1."""
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
 
 
 def drop_unread() -> None:
-    """Drops what is left in the buffers of streams that people no longer read.
-
-    Python writes it as it ends. Where that fails it makes the status 120, and whoever
-    starts a process again by its status would not.
-    """
+    """Drops unread output: to write it would fail as Python ends, with status 120."""
     for name in _unread:
         stream = getattr(sys, name)
         try:
@@ -165,14 +153,10 @@ class Interrupt:
         self._since = 0.0
         self._before: dict[int, Any] = {}
         self._heard: tuple[socket.socket, ...] = ()
-        self.is_graceful = False
-        """True while there is something to save; else the first request is final."""
+        self.is_graceful = False  # True while there is something to save
 
     def install(self) -> "Interrupt":
-        """Catches the signals of this process, and watches the launcher's lifeline.
-
-        Raises errors.SettingsError if LIFELINE_FD is not the launcher's.
-        """
+        """Catches signals; raises errors.SettingsError if LIFELINE_FD is another's."""
         # Elsewhere, such as in a notebook's thread, nobody can catch signals.
         if threading.current_thread() is threading.main_thread():
             for number in (signal.SIGINT, signal.SIGTERM):
@@ -183,10 +167,7 @@ class Interrupt:
         return self
 
     def hear(self) -> None:
-        """Lets other threads see `number` while the main one is in a collective.
-
-        There Python hears of a signal, and calls no handler before it is over.
-        """
+        """Lets other threads see `number` during a collective, when no handler runs."""
         if self._before:  # else it is no main thread
             self._heard = socket.socketpair()
             for each in self._heard:

@@ -54,10 +54,7 @@ class Processes:
         listening: Mapping[str, socket.socket],
         restarts: int,
     ) -> None:
-        """Starts nothing yet; a request to stop is passed on to the first command.
-
-        Those that listen are given their sockets. For `restarts` see `launcher`.
-        """
+        """Starts nothing yet; the first command is the one to get requests to stop."""
         self._workdir, self._commands, self._listening = workdir, commands, listening
         self._names = list(commands)
         self._most_restarts, self._restarts = restarts, 0
@@ -261,10 +258,7 @@ class Processes:
         return REFUSED if ends[died] == REFUSED else 1
 
     def _failed(self, ends: dict[str, int]) -> bool:
-        """Returns True if a cluster that was to stop failed, as on a full disk.
-
-        Or if it was killed, and not by the launcher: it has saved nothing.
-        """
+        """Returns True if a cluster told to stop failed, or another one killed it."""
         return any(
             status in (1, REFUSED) or (_was_killed(status) and name not in self._killed)
             for name, status in ends.items()

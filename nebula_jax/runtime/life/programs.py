@@ -1,7 +1,4 @@
-"""Compiled programs, kept from one command to the next.
-
-JAX has the cache; an entry's key has the program, the flags of XLA and the release.
-"""
+"""Compiled programs, cached by JAX by program, flags of XLA and release."""
 
 import hashlib
 import os

@@ -26,10 +26,7 @@ def record_first_step(folder: pathlib.Path, step: int, now: float) -> None:
 def read(
     workdir: pathlib.Path, folders: Iterable[pathlib.Path]
 ) -> list[dict[str, Any]]:
-    """Returns cluster, how (it died) and at of a run's restarts, in their order.
-
-    And seconds from then until every cluster had taken a step; None if one never did.
-    """
+    """Returns restarts: cluster, how, at, seconds until all took a step (or None)."""
     folders = list(folders)
     return [
         death | {"seconds": seconds_until_step(folders, death["at"])}

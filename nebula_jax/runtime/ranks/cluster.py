@@ -27,9 +27,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-# The private imports: no public function returns what Slurm, Open MPI or Kubernetes
-# have set, which coordinator=auto needs before jax.distributed begins, or that it is
-# too late for it to begin.
+# Private: nothing public returns what Slurm, Open MPI or Kubernetes have set, which
+# coordinator=auto needs before jax.distributed begins, or that it is too late for it.
 from jax._src import clusters, xla_bridge
 
 from nebula_jax import errors
@@ -67,10 +66,7 @@ _members: members_lib.Members | None = None
 
 
 def watch(work: activity.Work, interrupt: process.Interrupt) -> None:
-    """Lets the other processes of this cluster see how far this one is.
-
-    In the root, an interrupt of any other process counts too.
-    """
+    """Shows the cluster how far this process is, and the root its interrupts too."""
     if _members is not None:
         _members.work, _members.interrupt = work, interrupt
         interrupt.hear()
@@ -271,11 +267,7 @@ def _listen(address: tuple[str, int], timeout: float) -> socket.socket:
 def _begin_jax(
     service: str, proxied: str, place: _Place, connect_timeout: float
 ) -> None:
-    """Makes one program of the processes, which are all there.
-
-    JAX's service listens at the path `service`, in the root. This process reaches it
-    at `proxied`, HOST:PORT.
-    """
+    """Makes one program of all processes; JAX's `service` is reached at `proxied`."""
     # JAX's handler would swallow SIGTERM.
     jax.config.update("jax_enable_preemption_service", False)
     # Two collectives at once, of one process, may wait for each other on CPUs.

@@ -126,10 +126,7 @@ class Members:
             before = time.monotonic()
 
     def _forgive(self, late: float) -> None:
-        """Leaves out seconds for which this process itself stood still, as if paused.
-
-        Then it has read nothing either, whatever the others have sent.
-        """
+        """Leaves out seconds for which this process, as if paused, has read nothing."""
         if late > STANDSTILL_SECONDS:
             now = time.monotonic()
             for times in (self._heard, self._moved):

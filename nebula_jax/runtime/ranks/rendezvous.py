@@ -226,8 +226,7 @@ def attend(
     """Goes to the root, as another process, and waits for its answer; see `gather`.
 
     Returns the line to it. Raises Absent if nobody answers, the root has ended, or
-    others did not come; errors.SettingsError if they are not the P processes of one
-    run.
+    others did not come; errors.SettingsError if not all P are of one run.
     """
     deadline = time.monotonic() + timeout
     where = endpoints.written(address)

@@ -48,21 +48,13 @@ class Checkpoints:
     ) -> None:
         """Reads the folder's checkpoints; damaged ones are reported and not used.
 
-        Args:
-          settings: of the run, equal in all clusters.
-          every: steps between checkpoints.
-          window: steps that one cluster may be ahead of another.
-          fingerprints: see `check_same_run`.
-          work: of this process, which reports to the peers that it saves.
-          before_save: called with a state before it is saved; raises an error if it
-            must not be.
-          after_save: called in the root with the step and the digest of its manifest,
-            once a state is on the disk.
-          before_restore: called with the step before its state is read or made.
-
-        Raises:
-          checkpoint.CheckpointError: if the folder holds a run with other settings, or
-            checkpoints of which none can be used.
+        They are `every` so many steps; clusters, which have equal `settings`, may be
+        `window` steps apart. For `fingerprints` see `check_same_run`; `work` tells the
+        peers of saving. `before_save` gets a state before it is saved, and raises an
+        error if it must not be; `after_save`, in the root, the step and its manifest's
+        digest once it is on the disk; `before_restore` the step before its state is
+        read or made. Raises checkpoint.CheckpointError if the folder holds a run with
+        other settings, or checkpoints of which none can be used.
         """
         self._workdir, self._cluster = workdir, cluster
         self._settings = dict(settings)
@@ -169,10 +161,7 @@ class Checkpoints:
         )
 
     def steps_of_run(self, step: int) -> Any:
-        """Returns the steps that the run was to have when it saved a checkpoint.
-
-        In other processes than the root those that it is to have now.
-        """
+        """Returns the steps planned as `step` was saved; in other ranks those now."""
         if self._saved is None:
             return _steps_in(self._settings)
         return _steps_in(checkpoint_files.about(self._saved.path, step)["settings"])

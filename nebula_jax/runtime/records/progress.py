@@ -69,10 +69,7 @@ class Skips:
         count: int = 0,
         record: Callable[[int, int], None] = lambda step, count: None,
     ) -> None:
-        """Begins to count, of `allowed` steps in the whole run, those after `count`.
-
-        `record` is given the step and the count at every skip.
-        """
+        """Counts skips from `count` on, of `allowed`; gives `record` step and count."""
         self._cluster, self._allowed, self._record = cluster, allowed, record
         self.count = count  # steps that were skipped so far
         self._is_last_skipped = False
@@ -139,14 +136,11 @@ class Progress:
     ) -> None:
         """Begins after step `start`, from now on.
 
-        Args:
-          start: the step that the run goes on after; 0 at its beginning.
-          log_every: steps between progress lines.
-          links: to the other clusters, whose traffic is reported.
-          allow_nonfinite: steps of the run that may be skipped (`Skips`).
-          phases: of this process, which end with its first step.
-          delay: seconds of an emulated line, both ways, which no kernel measures.
-          trackers: opens what takes the metrics beside the cluster's own files.
+        Means are reported every `log_every` steps, with the traffic of `links`;
+        `allow_nonfinite` steps of the run may be skipped (`Skips`); `phases` end with
+        the first step of this process. `delay` is in seconds, of an emulated line both
+        ways, which no kernel measures; `trackers` opens what takes the metrics beside
+        the cluster's files.
         """
         self._cluster, self._folder = cluster, run_folder.of_cluster(workdir, cluster)
         self._start, self._steps, self._log_every = start, steps, log_every

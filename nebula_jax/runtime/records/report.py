@@ -247,11 +247,7 @@ def clusters(summary: Mapping[str, Any]) -> str:
 
 
 def missing(summary: Mapping[str, Any]) -> str:
-    """Renders which clusters of a run have no figures of its end; empty if all have.
-
-    A full disk, or a kill after the last checkpoint, leaves a cluster without its
-    summary, or with that of an earlier stop.
-    """
+    """Renders which clusters, as after a full disk, have no figures of their end."""
     ends = {each["cluster"]: each["last_step"] for each in summary["clusters"]}
     last = max(ends.values(), default=0)
     names = [name for name in summary["losses"] if ends.get(name) != last]
@@ -295,10 +291,7 @@ def targets(found: Sequence[Mapping[str, Any]]) -> str:
 
 
 def show(markdown: str) -> None:
-    """Prints Markdown: rendered in a terminal, as it is into a pipe or a file.
-
-    What it shows is in files already: no run fails because nobody can read it here.
-    """
+    """Prints Markdown, rendered in a terminal; never fails: files have it already."""
     with process.for_people():
         if process.is_json():  # who reads that has the files
             return

@@ -46,10 +46,7 @@ class About(NamedTuple):
 
     @property
     def settings(self) -> dict[str, str]:
-        """The flags of `run.flags` that are not empty, but those of the connection.
-
-        None without such a file.
-        """
+        """The flags set in `run.flags`, without those of the connection."""
         paths = [each / "run.flags" for each in (self.folder, self.workdir)]
         path = next((each for each in paths if each.is_file()), None)
         lines = path.read_text("utf-8").splitlines() if path else ()
@@ -76,8 +73,7 @@ class WandB:
             dir=str(about.folder),
             config=about.settings,
             resume="allow",
-            # What is printed names other organizations; code and machine are not asked
-            # for.
+            # What is printed names other organizations; code and machine nobody needs.
             settings=wandb.Settings(
                 console="off", disable_git=True, save_code=False, x_disable_meta=True
             ),
@@ -267,11 +263,7 @@ def _left_out(name: str, error: Exception) -> None:
 
 
 def check(given: Sequence[str | metrics.Tracker], metrics_port: str) -> None:
-    """Checks that trackers could be opened, before anything has started.
-
-    Raises errors.SettingsError naming what is wrong; installed.MissingExtra if a
-    library is not installed.
-    """
+    """Raises errors.SettingsError or installed.MissingExtra if one cannot open."""
     for each in given:
         if isinstance(each, str):
             _maker(each)
@@ -286,8 +278,7 @@ def opened(
 ) -> Trackers:
     """Opens trackers, names of MADE_BY or `module:name`, or takes those that are open.
 
-    One that cannot be opened is left out. At `metrics_port`, if not empty,
-    `Prometheus`.
+    One that cannot be opened is left out. `Prometheus` is at a `metrics_port`.
     """
     found: list[metrics.Tracker] = []
     for each in given:

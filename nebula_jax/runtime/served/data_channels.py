@@ -72,13 +72,10 @@ class Part(NamedTuple):
 
 
 def parse(text: str) -> Wanted:
-    """Reads the value of --data.
+    """Reads the value of --data; raises errors.SettingsError if it names no data.
 
     >>> parse("handle:corpus-es@lab-s")
     Wanted(handle='corpus-es', lab='lab-s')
-
-    Raises:
-      errors.SettingsError: if it names no data.
     """
     found = _FLAG.fullmatch(text)
     if found is None or not grants.is_name(found[1]):
@@ -118,10 +115,7 @@ def job_of(handle: str) -> str:
 
 
 def reader_name(lab: str, job: str, cluster: str) -> str:
-    """Returns the name as which a cluster reads.
-
-    No two of a federation have one: in a lab, a job is of one account at a time.
-    """
+    """Returns the name as which a cluster reads, of which a federation has no two."""
     whole = json.dumps([lab, job, cluster]).encode()
     shown = names.label(cluster)[:_CLUSTER_SHOWN].rstrip("-")
     return f"{shown}:{hashlib.sha256(whole).hexdigest()[:16]}"

@@ -52,7 +52,7 @@ class DataService:
         """Opens the corpus, which is packed if it was not before.
 
         `clock` returns unix seconds, by which grants end. Raises errors.NebulaError if
-        there is none such, or it cannot be read.
+        it cannot be read.
         """
         self._folder, self._handle, self._log = folder, handle, log
         self._lab, self._clock = folder.load().name, clock

@@ -101,10 +101,7 @@ class RemoteText:
     def part(
         self, name: str, splits: Sequence[str]
     ) -> tuple[str, dict[str, Sequence[dict[str, np.ndarray]]]]:
-        """Returns a part of the corpus, such as `mono/es`: digest, split -> rows.
-
-        As `packed_sequences.Prepared` has it; raises NoMoreText if it is not there.
-        """
+        """Returns a part, such as `mono/es`, with its digest; raises NoMoreText."""
         found: dict[str, Sequence[dict[str, np.ndarray]]] = {}
         key = ""
         for split in splits:
@@ -186,11 +183,7 @@ class RemoteText:
 
 
 def _dial(routes: connect.Routes) -> Link:
-    """Connects to who serves the data.
-
-    A process that was killed and comes back finds its former session there, which ends
-    when it first tries: so it tries twice.
-    """
+    """Connects; tries twice, as a try ends the former session of a killed process."""
     with contextlib.suppress(session.PeerAborted):
         return routes.dial(data_channels.CLUSTER, None)
     return routes.dial(data_channels.CLUSTER, None)

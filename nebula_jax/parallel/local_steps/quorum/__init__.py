@@ -8,10 +8,8 @@ what it sends, in order, as a log:
     anchor p       the state of fragment p, for a leaf that has missed rounds; of all
                    fragments, and then a verdict that there is nothing before them
 
-So all compute the same anchors from the same messages; digests in the next round prove
-it.
-
-R clusters, P fragments.
+So all compute the same anchors from the same messages; digests prove it in the next
+round. R clusters, P fragments.
 """
 
 import functools
@@ -29,8 +27,7 @@ from nebula_jax.communication.wire import frames
 from nebula_jax.parallel.local_steps import member as member_lib
 from nebula_jax.training import diloco
 
-IN_FLIGHT = frames.MAX_STEP
-"""The step of a Welcome to a leaf that is to wait for the state of the run."""
+IN_FLIGHT = frames.MAX_STEP  # of a Welcome to a leaf that is to wait for the state
 
 EndT = TypeVar("EndT", channels.Sender, channels.Receiver)
 
@@ -46,26 +43,19 @@ class TooFew(errors.PeerAbsent):
 class Verdict(NamedTuple):
     """An entry of the log; integers from 0 to 2^32 - 1."""
 
-    is_state: int
-    """1 if the states of all fragments come with it, 0 if it closes a round."""
-    after: int
-    """The hub's step when it applied the round, or the last one before the states."""
-    step: int
-    """After which the messages were sent: this and the fragment name the round."""
-    fragment: int
-    """Its number; P for the closing messages, the last entry of a run."""
-    version: int
-    """Outer steps that made the anchor before it."""
-    is_last: int = 0
-    """1 for the rounds at the end of a run."""
+    is_state: int  # 1 if all fragments' states come with it, 0 if it closes a round
+    after: int  # the hub's step as it applied the round, or the last before states
+    step: int  # after which messages were sent: with the fragment it names the round
+    fragment: int  # P for the closing messages, the last entry of a run
+    version: int  # outer steps that made the anchor before it
+    is_last: int = 0  # 1 for the rounds at the end of a run
 
 
 class Entry(NamedTuple):
     """A verdict, and what comes with it."""
 
     verdict: Verdict
-    members: tuple[bool, ...]
-    """R, True for those whose messages are in the round; all False with states."""
+    members: tuple[bool, ...]  # R, True for those in the round; all False with states
 
 
 def spec_of_entry(clusters: int) -> dict[str, Any]:
@@ -91,14 +81,7 @@ def entry_of_arrays(arrays: Any) -> Entry:
 
 
 def check(verdict: Verdict, config: diloco.Config, last: int) -> None:
-    """Checks that a hub can have sent a verdict.
-
-    Args:
-      last: its step after which there is none.
-
-    Raises:
-      ValueError: with the numbers that cannot be.
-    """
+    """Raises ValueError if a hub that ends at `last` cannot have sent a verdict."""
     is_state, after, step, fragment, _, is_last = verdict
     if is_state > 1 or is_last > 1:
         raise ValueError(f"is_state={is_state}, is_last={is_last}")
@@ -121,9 +104,8 @@ def check(verdict: Verdict, config: diloco.Config, last: int) -> None:
 def spec_of_state(member: member_lib.Member, fragment: int) -> dict[str, Any]:
     """Returns the specs of a fragment's whole state, for its channel.
 
-    Returns:
-      `about`, [2] uint32: the version of the anchor, and the step after which the
-      messages of its latest round were sent; `outer`, a `diloco.Outer`.
+    `about`, [2] uint32: the version of the anchor, and the step after which the
+    messages of its latest round were sent; `outer`, a `diloco.Outer`.
     """
     begin = functools.partial(diloco.begin, member.config)
     return {
@@ -133,14 +115,7 @@ def spec_of_state(member: member_lib.Member, fragment: int) -> dict[str, Any]:
 
 
 def check_states(states: Sequence[Any], after: int) -> None:
-    """Checks that the states of all fragments can be those of a run.
-
-    Args:
-      states: P, of `spec_of_state`, on the host.
-
-    Raises:
-      ValueError: with the numbers that cannot be.
-    """
+    """Raises ValueError unless P states, on the host, can be those of a run."""
     versions, closed = np.array([state["about"] for state in states]).T.tolist()
     # A step closes one round at most, but the last one as many as there are fragments.
     if sum(versions) > after + len(states) or max(closed) > after:
@@ -159,8 +134,7 @@ class Down(NamedTuple, Generic[EndT]):
     message. The leaf's own are there for one that has rejoined: what its former
     process sent is still in the round."""
     verdicts: EndT
-    states: list[EndT]
-    """P."""
+    states: list[EndT]  # P
 
 
 Opens = Callable[[str, codec_lib.Spec, selector.CodecOrSelector], EndT]
@@ -170,11 +144,7 @@ Opens = Callable[[str, codec_lib.Spec, selector.CodecOrSelector], EndT]
 def open_down(
     opens: Opens[EndT], member: member_lib.Member, clusters: Sequence[str]
 ) -> Down[EndT]:
-    """Opens one end of the channels from the hub to a leaf.
-
-    Args:
-      opens: a method of the link between them.
-    """
+    """Opens an end of the channels from the hub to a leaf by a method of its link."""
     identity = codec_lib.identity()
     return Down(
         {name: open_up(opens, member, name) for name in clusters},

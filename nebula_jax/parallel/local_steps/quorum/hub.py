@@ -39,12 +39,9 @@ many messages, for those that come while it crosses."""
 class Rule:
     """The rule by which a round goes on."""
 
-    quorum: int
-    """K, the clusters that it needs, the hub included."""
-    grace: float
-    """Seconds that it then waits for the others."""
-    timeout: float
-    """Seconds after which it is an error if fewer than K are there."""
+    quorum: int  # K, the clusters that it needs, the hub included
+    grace: float  # seconds that it then waits for the others
+    timeout: float  # seconds after which it is an error if fewer than K are there
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,8 +52,7 @@ class _Leaf:
     link: Link
     down: quorum.Down[channels.Sender]
     up: list[channels.Receiver]
-    follows: bool = False
-    """True if it is sent the log: it has had all before."""
+    follows: bool = False  # True if it is sent the log: it has had all before
 
 
 class Hub:
@@ -74,19 +70,16 @@ class Hub:
         work: activity.Work | None = None,
         log: Callable[[str], None] = print,
     ) -> None:
-        """Opens the channels.
+        """Opens the channels over `links`, to all leaves by name.
 
-        Args:
-          links: name -> link, to all leaves.
-          rejoined: returns the link to a cluster that has rejoined, or None.
-          log: takes a line when a leaf is away, or is back.
+        `rejoined` returns the link to a cluster that has rejoined, or None; `log` takes
+        a line when a leaf is away, or is back.
         """
         self._rounds = rounds.LocalRounds([member], self)
         self._member, self._clusters, self._own = member, list(clusters), own
         self._rule, self._log = rule, log
         self._rejoined, self._work = rejoined, work or activity.Work()
-        self.step = 0
-        """The step at which the hub is."""
+        self.step = 0  # at which the hub is
         self._is_ending = False
         self._applied = 0  # the step at which the latest round was applied
         self._closed = [0] * len(member.specs)  # step of each fragment's latest round
@@ -111,10 +104,7 @@ class Hub:
         return quorum.nbytes([*deltas, leaf.down.verdicts])
 
     def begin(self, start: int) -> None:
-        """Resumes the run after the hub's newest checkpoint, or begins it at 0.
-
-        Leaves that do not have that step get its state.
-        """
+        """Begins after step `start`; leaves without its checkpoint get the state."""
         self.step = self._applied = start
         self._closed = [start] * len(self._closed)
         for leaf in self._leaves.values():
@@ -133,10 +123,8 @@ class Hub:
     ) -> tuple[list[Any], list[messages.Head]]:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
-        Its own messages also have the requests of leaves to end the run.
-
-        Raises:
-          quorum.TooFew: if fewer clusters than the quorum are left for too long.
+        Its own messages also have the requests of leaves to end the run. Raises
+        quorum.TooFew if fewer clusters than the quorum are left for too long.
         """
         self.step = step
 
@@ -170,14 +158,7 @@ class Hub:
     def receive(
         self, step: int, fragment: int, message: Selected
     ) -> list[Selected | None]:
-        """Closes a round: waits as the rule has it, and sends the verdict.
-
-        Returns:
-          R payloads, None of the clusters that the round goes on without.
-
-        Raises:
-          quorum.TooFew: see `after`.
-        """
+        """Returns a closed round's R payloads, None if absent; raises quorum.TooFew."""
         self._gather((step, fragment))
         versions = [*self._member.versions, 0]
         members = tuple(name in self._taken for name in self._clusters)

@@ -51,22 +51,16 @@ class Leaf:
         self._sent: tuple[Key, Selected] | None = None
         self._needs_state = self._has_requested = False
         self._missed = self._from_state = 0
-        self.step = 0
-        """The step at which this cluster is."""
+        self.step = 0  # at which this cluster is
 
     def begin(self, timeout: float, saved: Sequence[int] = ()) -> int:
         """Waits for the hub's Welcome, and for the state of the run if it has begun.
 
-        Args:
-          timeout: seconds to wait for the Welcome.
-          saved: steps that this cluster has saved, as its Hello has them.
-
-        Returns:
-          The step that the run resumes after. The newest checkpoint up to it is to be
-          restored; the first `after` then takes the state that has come.
-
-        Raises:
-          member_lib.RoundError: if that step is not saved here, and no state has come.
+        It waits `timeout` seconds for the Welcome; `saved` are the steps in this
+        cluster's Hello. Returns the step that the run resumes after: the newest
+        checkpoint up to it is to be restored; the first `after` then takes the state
+        that has come. Raises member_lib.RoundError if that step is not saved here, and
+        no state has come.
         """
         start = self._link.wait_for_welcome(timeout)
         if start == quorum.IN_FLIGHT:
@@ -97,12 +91,9 @@ class Leaf:
     ) -> tuple[list[Any], list[messages.Head]]:
         """Sends and applies what is due after an inner step; see `LocalRounds`.
 
-        Several rounds may be due: after them `self.step` is the hub's in the last one.
-        Their heads are in the order of the rounds; `LocalRounds.finish` has none.
-
-        Raises:
-          quorum.LeftOut: if the hub has ended the run without this cluster.
-          member_lib.RoundError: if a message cannot be of its round.
+        Several rounds may be due, their heads in order: `self.step` is then the hub's
+        in the last one. Raises quorum.LeftOut if the hub has ended the run without this
+        cluster, member_lib.RoundError if a message cannot be of its round.
         """
         self.step = step
         (own,), heads = params, []
@@ -131,9 +122,7 @@ class Leaf:
     def finish(self, step: int, params: Sequence[Any]) -> list[Any]:
         """Takes the last rounds, by quorum too, and ends at the anchors.
 
-        Raises:
-          quorum.LeftOut, member_lib.RoundError: as `after`; also if clusters come to
-            different anchors.
+        Raises as `after`; member_lib.RoundError also if clusters come to other anchors.
         """
         self.step = step
         (own,) = params
@@ -150,11 +139,7 @@ class Leaf:
 
     @property
     def described(self) -> dict[str, Any]:
-        """The figures of the rounds for a summary.
-
-        Beside those of `Member`: the rounds that went on without this cluster, and
-        the times that it has resumed from the state of the run.
-        """
+        """The figures of `Member`; rounds missed, and times it took the run's state."""
         own = {"missed": self._missed, "from_state": self._from_state}
         return self._member.described | own
 
@@ -249,10 +234,7 @@ class Leaf:
     # What this cluster sends.
 
     def _request_end(self, is_requested: rounds.Requested) -> None:
-        """Requests the end of the run of the hub, once, if it is requested here.
-
-        Heads are not enough: a cluster that is always late has no message in any round.
-        """
+        """Requests the end once, on the link: late messages are in no round."""
         if not self._has_requested and is_requested():
             self._link.stop()
             self._has_requested = True
@@ -335,11 +317,7 @@ class _Log:
         return is_there
 
     def add_own(self, key: Key, message: Selected) -> None:
-        """Adds the message that this leaf has sent of a round.
-
-        What the hub has sent back stays: the same, or that of the process before, which
-        the round has.
-        """
+        """Adds a message sent here, unless the hub has sent one back, which counts."""
         self._deltas.setdefault((self._own, key), message)
 
     def payloads(self, entry: quorum.Entry) -> list[Selected | None]:
