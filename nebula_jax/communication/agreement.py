@@ -149,10 +149,7 @@ def encode(sent: Sequence[Format], received: Sequence[Format]) -> bytes:
 
 
 def decode(data: bytes, peer: str) -> tuple[list[Description], list[Description]]:
-    """Decodes what `encode` made of a peer's channels: sent, and received.
-
-    Raises session.RemoteProtocolError if it is something else.
-    """
+    """Decodes what `encode` made of channels; raises session.RemoteProtocolError."""
     try:
         sent, received = strict_json.loads(data)
         for each in (*sent, *received):
@@ -175,10 +172,7 @@ def compare(
     sender: str,
     receiver: str,
 ) -> None:
-    """Raises Mismatch, with the first difference, unless two sides' channels agree.
-
-    `senders` are the channels that the side `sender` sends on, in order.
-    """
+    """Raises Mismatch, with the first difference, unless two sides' channels agree."""
     for here, there in zip(senders, receivers, strict=False):
         if here["digest"] != there["digest"]:
             raise Mismatch(_difference(here, there, sender, receiver))

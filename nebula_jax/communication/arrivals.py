@@ -21,10 +21,7 @@ class Checked(Protocol):
 
 
 def check_payload(payload: Any) -> None:
-    """Checks all nodes of a payload that are `Checked`, and that bool is 0 or 1.
-
-    Raises ValueError, which names the leaf, the value and its range.
-    """
+    """Raises ValueError with leaf, value and range at a wrong bool or Checked node."""
     for path, node in _parts(payload, ()):
         try:
             if isinstance(node, Checked):

@@ -143,14 +143,10 @@ def connect(
       route: to the listener, if not `directly`.
       place: of the listener, in errors, if not its address.
 
-    Returns:
-      A link whose peer has sent a Hello that agrees with this one.
-
-    Raises:
-      NobodyThere: if nobody answers in time.
-      ConnectError: if TLS fails for good.
-      Mismatch: if the peer's version or settings differ.
-      session.PeerAborted: if the peer refuses this cluster, with its reason.
+    Returns a link whose peer has sent a Hello that agrees with this one. Raises
+    NobodyThere if nobody answers in time; ConnectError if TLS fails for good; Mismatch
+    if the peer's version or settings differ; session.PeerAborted, with its reason, if
+    it refuses this cluster.
     """
     ours = secrets.token_bytes(SESSION_ID_BYTES)
     way, sign = route or directly(address, peer), greeting.call_sign(ours)
@@ -211,10 +207,7 @@ def _attempt(
     silence: float,
     deadline: float,
 ) -> greeting.Connected:
-    """Makes a connection, and waits on it for the peer's Hello, while bytes come.
-
-    Gives up after `silence` seconds without a byte: none comes while its Hello leaves.
-    """
+    """Connects; waits for the peer's Hello until no byte has come for `silence` s."""
     connected = dial(deadline)
     sock = connected.sock
     try:
@@ -300,10 +293,7 @@ def greet(
     check: Check,
     connected: greeting.Connected | None = None,
 ) -> None:
-    """Compares the peer's Hello with this side's; aborts the link if they differ.
-
-    `connected` shows the peer's certificate, if that is not checked yet.
-    """
+    """Compares both Hellos, and any unchecked certificate; aborts if they differ."""
     try:
         check_agreement(hello, link.peer)
         if connected is not None:

@@ -119,14 +119,10 @@ class Sender:
 class Receiver:
     """The receiving end of a channel.
 
-    Args:
-      sharding: of the received arrays on this cluster's devices.
-      check: raises ValueError at arrays that `recv` must not return; of codecs without
-        a state. What the codec's payload can hold is checked in any case (`arrivals`).
-        In a cluster of several processes the root does both.
-
-    Raises:
-      ValueError: if there is a check, and the codec has a state.
+    `sharding` is of the received arrays on this cluster's devices. `check` raises
+    ValueError at arrays that `recv` must not return. With a check, raises ValueError if
+    the codec has a state. What a payload can hold is checked in any case (`arrivals`).
+    In a cluster of several processes the root does both.
     """
 
     def __init__(
@@ -144,8 +140,7 @@ class Receiver:
         self.format = agreement.format_of(name, spec, codec)
         self._transport, self._channel, self._spec = transport, channel, spec
         self._codec = selector.compiled(codec, sharding)
-        self._codec_here = selector.compiled(codec)
-        """The codec on the root's own device, for `check` in many processes."""
+        self._codec_here = selector.compiled(codec)  # on the root's device, for `check`
         state = jax.eval_shape(lambda: self._codec.init(spec))
         if check is not None and jax.tree.leaves(state):
             raise ValueError(f"{name}: its codec has a state, so it can have no check")
@@ -331,17 +326,14 @@ def as_bytes(leaf: jax.Array) -> np.ndarray:
 
 
 def identity_bytes(identity: Any) -> bytes:
-    """Returns a digest by which two clusters compare their batches of a step.
+    """Returns a digest, [8] bytes, by which clusters compare their batches of a step.
 
     >>> identity_bytes(np.int32([7, 8])) == identity_bytes([7, 8])
     True
 
-    Args:
-      identity: what both clusters know the batch by: its number, the numbers of its
-        examples, or a text; None if they know it by nothing, and all compares equal.
-
-    Returns:
-      [8] bytes; zeros for None.
+    `identity` is what both know the batch by: its number, the numbers of its examples,
+    or a text; None, whose digest is zeros, if they know it by nothing, and all compares
+    equal.
     """
     if identity is None:
         return bytes(frames.IDENTITY_BYTES)

@@ -197,11 +197,9 @@ class Link:
 
         All channels are to be opened before `welcome` is called, or `wait_for_welcome`:
         then they are compared with the peer's, and only then read from. Later ones
-        raise session.LocalProtocolError.
-
-        Args:
-          sharding: of the received arrays (a tree like `spec`, or one for all).
-          check: raises ValueError at arrays that the receiver must not return.
+        raise session.LocalProtocolError. `sharding` of the received arrays is a tree
+        like `spec`, or one for all; `check` raises ValueError at arrays that must not
+        be returned.
         """
         self._formats.check_open(name)
         channel = len(self._formats.received)

@@ -32,10 +32,7 @@ class Loopback:
         self._senders: list[agreement.Format] = []
         self._receivers: list[agreement.Format] = []
         self.sent: collections.Counter[str] = collections.Counter()
-        """Name of a channel -> bytes of its tensors so far.
-
-        A link adds frame heads, and the tables of lengths of compressed tensors.
-        """
+        """Name of a channel -> bytes of its tensors; a link adds heads and tables."""
 
     def sender(
         self, name: str, spec: codec_lib.Spec, codec: selector.CodecOrSelector

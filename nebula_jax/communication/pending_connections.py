@@ -221,16 +221,13 @@ class Acceptor:
         known: Callable[[], Collection[str]] = tuple,
         dropped: Callable[[str, float], object] = lambda line, now: None,
     ) -> None:
-        """Starts to take connections.
+        """Starts to take connections from `listening`, closed with the acceptor.
 
-        Args:
-          listening: bound and listening socket; closed with the acceptor.
-          steps: makes the steps of a connection. It is closed after them, unless they
-            have set its `is_taken`.
-          seconds: that the steps may take.
-          first: the event that the first step waits for.
-          known: returns the groups of the addresses of known peers, which go first.
-          dropped: called with a line when a connection is dropped, and the time.
+        `steps` makes the steps of a connection, which may take `seconds`, and of which
+        the first waits for the event `first`. The connection is closed after them,
+        unless they have set its `is_taken`. `known` returns the groups of the addresses
+        of known peers, which go first; `dropped` is called with a line when a
+        connection is dropped, and the time.
         """
         self.pending = Pool(most())
         self.is_closed = False

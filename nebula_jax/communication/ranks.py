@@ -84,12 +84,9 @@ def bytes_from_root(data: bytes) -> bytes:
 def from_root(arrays: Any, like: Any) -> Any:
     """Puts the root's arrays on the devices of all processes.
 
-        Args:
-          arrays: tree of arrays on the host; of the others nothing is used.
-          like: the same tree of shapes and dtypes, in every process.
-
-    Returns the root's arrays, in a cluster of one process as they are, else a copy on
-    every device.
+    `arrays` on the host are used in the root alone; `like` is their tree of shapes and
+    dtypes, in every process. Returns the root's arrays, in a cluster of one process as
+    they are, else a copy on every device.
     """
     if count() == 1:
         return arrays

@@ -1,7 +1,4 @@
-"""Activities of a process: what it does, as its Pings report it to every peer.
-
-A peer waits longer for some of them: `stuck_peers` has the rule.
-"""
+"""The activities of a process, as Pings report them; `stuck_peers` waits by them."""
 
 import contextlib
 import enum

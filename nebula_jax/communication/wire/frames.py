@@ -84,8 +84,7 @@ class Hello:
     cluster: str  # the sender, such as `generator:0`
     version: str  # the sender's version of nebula_jax
     settings: dict[str, Any]  # values that must be equal on both sides; JSON
-    checkpoints: tuple[int, ...] = ()
-    """Steps that this cluster could go on from, 0 for a fresh start not included."""
+    checkpoints: tuple[int, ...] = ()  # steps that it could go on from, without 0
     details: dict[str, Any] = dataclasses.field(default_factory=dict)
     """Values that the peer needs and that may differ; JSON."""
 
@@ -105,8 +104,7 @@ class Welcome:
     """The start of a run: all clusters are there, and it goes on after `step`."""
 
     step: int
-    channels: bytes = b""
-    """A description of the listener's channels, see `communication.agreement`."""
+    channels: bytes = b""  # of the listener, see `communication.agreement`
 
 
 class Tensor(NamedTuple):

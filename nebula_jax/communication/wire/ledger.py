@@ -1,7 +1,4 @@
-"""The byte ledger of a session: what crossed, by direction, kind and channel.
-
-And what that comes to below TLS, as the kernel counts it.
-"""
+"""The byte ledger of a session: by direction, kind and channel, and below TLS."""
 
 import socket
 import struct

@@ -24,8 +24,7 @@ class Shape(NamedTuple):
 
     channel: int
     sizes: tuple[int, ...]  # bytes of each buffer
-    is_compressed: bool
-    """True if sizes are limits, and a table of the true ones comes first."""
+    is_compressed: bool  # sizes are limits, and a table of the true ones comes first
 
     @property
     def table_bytes(self) -> int:

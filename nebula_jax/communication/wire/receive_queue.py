@@ -1,7 +1,4 @@
-"""What a link keeps of the messages that came: tensors in queues, and what rules a run.
-
-Tensors wait until a receiver takes them. Of control messages the latest ones count.
-"""
+"""The messages that came to a link: tensors in queues, of control ones the latest."""
 
 import collections
 import threading

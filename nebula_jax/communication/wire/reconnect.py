@@ -20,15 +20,11 @@ class Reconnect:
     """The state of a session that may have lost its connection."""
 
     def __init__(self, timeout: float, seed: bytes) -> None:
-        """Starts with a connection, without which a session may be so many seconds.
-
-        `seed` is of the pauses' jitter: many connectors shall not come back as one.
-        """
+        """Starts connected; `timeout` is in seconds, `seed` of the pauses' jitter."""
         self.timeout = timeout
         self._jitter = random.Random(seed)
         self.is_lost = False  # True if it broke, and no other one has opened since
-        self.outages, self.seconds = 0, 0.0
-        """Times that a lost connection came back, and seconds without one in all."""
+        self.outages, self.seconds = 0, 0.0  # reconnections, and seconds without one
         self._lost_at = self._recovered_at = 0.0
         self._away = 0.0  # seconds, before the present loss
         self._crossed = -1

@@ -316,10 +316,7 @@ class Session:
             self.window.acknowledge(head.acknowledged)
 
     def _begin_again(self) -> None:
-        """Sends Hello again to a peer that has nothing, if its own never came.
-
-        It had acknowledged ours, and was restarted since: nothing else is lost.
-        """
+        """Sends Hello again to a peer that acknowledged it, and was restarted since."""
         if self.hello is None and self.window.acknowledged and self._ours is not None:
             self.window = windows.SendWindow()
             self.window.add(self._ours)

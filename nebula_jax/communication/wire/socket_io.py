@@ -36,9 +36,7 @@ class SocketIO:
         self.socket = sock
         self.is_blocked = False  # True if the socket takes no more at present
         self.has_more = False  # True if there was no time to write all
-        self.has_unread = True
-        """True if bytes may wait where no poll sees them: TLS may have read beyond
-        what opened the connection."""
+        self.has_unread = True  # where no poll sees it: TLS may have read ahead
         self.error: OSError | None = None  # of a write, for the thread that reads
         self.tls_bytes = 0  # bytes that TLS has added to what was written
         self._tls: Any = sock if isinstance(sock, ssl.SSLSocket) else None

@@ -1,7 +1,4 @@
-"""The states of a session, and the messages that each of them allows.
-
-Everything that takes a session from one state to the next is in this file.
-"""
+"""The states of a session, all that changes them, and the messages each allows."""
 
 import enum
 from collections.abc import Mapping

@@ -27,10 +27,7 @@ class EntropyError(errors.NebulaError):
 
 
 def with_table(buffers: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Returns a table of the lengths, [8 * buffers + 8] uint8, and the buffers.
-
-    The last 8 are its checksum: lengths are used before the payload has come.
-    """
+    """Returns lengths and their checksum, [8 * buffers + 8] uint8, and the buffers."""
     lengths = np.array([len(each) for each in buffers], ">u8").tobytes()
     total = frames.CHECKSUM.pack(integrity.checksum((lengths,)))
     return [np.frombuffer(lengths + total, np.uint8), *buffers]
