@@ -26,7 +26,6 @@ class Cosigning:
     """
 
     def __init__(self, state: State) -> None:
-        """Opens what this lab has witnessed."""
         self._state = state
         root = member.pinned_authority(state.folder)
         key = certificates.log_key_of(root).hex()
@@ -64,11 +63,9 @@ class Cosigning:
         self._due.add(lab)
 
     async def turn(self) -> None:
-        """Sends the heads that are due, and again those without an answer.
+        """Sends heads that are due, again if unanswered: a peer's disk may be full.
 
-        A proof begins with what the peer has seen: while an answer is in flight, that
-        is not certain, so the next head waits for it. A peer that could not answer, as
-        with a full disk, gets the same head again.
+        A proof begins with what the peer has seen: the next head waits for the answer.
         """
         for lab, made in list(self._state.lines.items()):
             fields, since = self._sent.get(lab, (None, 0.0))
@@ -119,13 +116,9 @@ class Cosigning:
     async def ask(self, lab: str) -> dict[str, str | None]:
         """Asks the other labs what each has witnessed of a lab's log.
 
-        Who asks while another does gets the same answers.
-
-        Returns:
-          Lab -> the head, "" if it has witnessed none, None without an answer.
-
-        Raises:
-          site_folder.FederationError: if no lab can have this name.
+        Returns lab -> the head, "" if it has witnessed none, None without an answer.
+        Who asks while another does gets the same answers. Raises
+        site_folder.FederationError if no lab can have this name.
         """
         site_folder.check_lab(lab)
         answers = {}

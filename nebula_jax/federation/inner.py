@@ -1,11 +1,10 @@
 """The inner network of a lab: trainers and commands connect to their own switch here.
 
-Over TCP a connection begins with proofs of both sides (`security.handshake`) that they
-have the token of this run of the switch, which itself never crosses. That is in a file
-of the lab's owner alone, whose requests these are. Other users of the host come by a
-Unix socket, where the kernel says who they are. Then comes one line of JSON: what is
-requested. The switch answers with another line; after `dial`, the connection then is a
-stream to the other trainer.
+Over TCP both sides first prove (`security.handshake`) that they have the token of this
+run of the switch, which never crosses. It is in a file of the lab's owner alone, whose
+requests these are. Other users of the host come by a Unix socket, where the kernel says
+who they are. A request is one line of JSON, and so is its answer; after `dial`, the
+connection is a stream to the other trainer.
 """
 
 import asyncio
@@ -50,11 +49,9 @@ class Absent(errors.NebulaError):
 class Address(NamedTuple):
     """The inner address of the running switch."""
 
-    host: str
-    """The path of a Unix socket at the port 0."""
+    host: str  # the path of a Unix socket if the port is 0
     port: int
-    token: str
-    """A secret: without it, the switch serves nobody over TCP."""
+    token: str  # a secret: without it, the switch serves nobody over TCP
 
     def __repr__(self) -> str:
         """Leaves the token out."""
@@ -105,11 +102,8 @@ def forget(folder: site_folder.Folder) -> None:
 
 
 def read(folder: site_folder.Folder) -> Address:
-    """Reads the running switch's address; raises NoSwitch if none has written one.
-
-    In the folder of another user it is that of the socket to which a link leads.
-    """
-    if folder.socket.is_symlink():
+    """Reads the running switch's address; raises NoSwitch if none has written one."""
+    if folder.socket.is_symlink():  # in the folder of another user
         return Address(str(folder.socket.resolve()), 0, "")
     try:
         fields = strict_json.loads(folder.running_switch.read_bytes())
@@ -141,19 +135,12 @@ def own_host(folder: site_folder.Folder) -> str:
 def request(
     folder: site_folder.Folder, seconds: float, op: str, **fields: Any
 ) -> tuple[socket.socket, Mapping[str, Any]]:
-    """Sends a request to the own switch, and waits for its answer.
+    """Sends a request to the own switch; returns the connection and its answer.
 
-    Args:
-      seconds: for each of connection and answer.
-
-    Returns:
-      The connection, which ends if the switch's host vanishes, and the answer.
-
-    Raises:
-      NoSwitch: if it does not run, or something else has its address.
-      Refused: with its reason; Lost, if the trainer that is wanted cannot come back.
-      Absent: if the trainer that is wanted is nowhere.
-      OSError: if it does not answer in time.
+    Waits `seconds` for each of connection and answer; the connection ends if the
+    switch's host vanishes. Raises NoSwitch if the switch does not run, or something
+    else has its address; Refused, with its reason; Lost, if the trainer that is wanted
+    cannot come back; Absent, if that is nowhere; OSError without an answer in time.
     """
     address = read(folder)
     try:
@@ -224,13 +211,10 @@ async def read_request(
 ) -> Mapping[str, Any]:
     """Reads a request, over TCP once both sides have proven that they have the token.
 
-    Args:
-      own: the address of this switch; None for who has come by the Unix socket.
-
-    Raises:
-      handshake.Unproven: if the caller does not have the token; it has been told.
-      json_lines.Malformed: if it sends no request.
-      TimeoutError: if it does not send one in time.
+    `own` is the address of this switch; None for who has come by the Unix socket.
+    Raises handshake.Unproven if the caller does not have the token, of which it is
+    told; json_lines.Malformed if it sends no request; TimeoutError if it sends none in
+    time.
     """
     async with asyncio.timeout(REQUEST_SECONDS):
         proven = await _proven(reader, writer, own) if own else None

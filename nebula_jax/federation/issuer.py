@@ -40,7 +40,6 @@ class Process:
     """The authority's process, started when it is first asked."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Starts nothing yet; `command` is its program and arguments."""
         self._command = command
         self._running: subprocess.Popen[bytes] | None = None
         # One request at a time, whoever else waits: no other thread is taken by it.

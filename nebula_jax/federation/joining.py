@@ -31,8 +31,7 @@ from nebula_jax.security.tls import between_labs, certificates
 
 ANSWER_SECONDS = 10.0
 SHOWN = 500
-CLAIM = ("number", "mac")
-"""The fields of a request to join that have an `invitations.Claim`."""
+CLAIM = ("number", "mac")  # fields of a request to join: an `invitations.Claim`
 
 
 class JoinError(errors.NebulaError):
@@ -52,11 +51,7 @@ async def serve(
 ) -> Mapping[str, Any]:
     """Serves the one request of a connection without a certificate, within `seconds`.
 
-    Returns:
-      Request and answer, for the audit log.
-
-    Raises:
-      errors.NebulaError: if it was refused, after that was sent.
+    Returns request and answer, to be logged. A refusal is sent, and raises NebulaError.
     """
     reader, writer = stream
     try:
@@ -116,11 +111,8 @@ def answer(
 def logged(log: audit_log.Log, lab: str, role: str, pem: str) -> Mapping[str, Any]:
     """Records a certificate that the authority has issued, in the log of its lab.
 
-    Returns:
-      The request to put the log's receipt into it: before, no peer takes it.
-
-    Raises:
-      errors.NebulaError: if it is no certificate, or the disk does not take it.
+    Returns the request to put the log's receipt into it: before, no peer takes it.
+    Raises errors.NebulaError if it is no certificate, or the disk does not take it.
     """
     try:
         made = x509.load_pem_x509_certificate(pem.encode("ascii", "replace"))
@@ -136,15 +128,10 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
     """Joins a federation: makes keys, and has them certified.
 
     A lab that was revoked, was off for too long, or whose keys were stolen, comes back
-    so: it gets other certificates, and keeps all else that is in its folder: accounts,
-    log, what it has witnessed, and its incarnations. That of the authority asks its own
-    switch, from inside: nobody elsewhere can take its place.
-
-    Args:
-      folder: of this lab, made here; or that it had before.
-
-    Raises:
-      errors.NebulaError: if it is refused, with the reason; no credentials are made.
+    so: it gets other certificates, and keeps all else in its `folder` (accounts, log,
+    what it has witnessed, incarnations). The authority's lab asks its own switch, from
+    inside: nobody elsewhere can take its place. Raises errors.NebulaError with the
+    reason if it is refused; then no credentials are made.
     """
     here = _here(folder, invitation)
     address = invitation.address if here is None or here.authority else ""
@@ -179,12 +166,9 @@ def join(folder: site_folder.Folder, invitation: invitations.Invitation) -> None
 def _here(
     folder: site_folder.Folder, invitation: invitations.Invitation
 ) -> site_folder.Settings | None:
-    """Returns the settings of the lab if it is here already, to get other credentials.
-
-    It may have been stopped while it joined.
-    """
+    """Returns the settings of the lab if it is here, to get other credentials."""
     if not any(folder.credentials(role).exists() for role in site_folder.ROLES):
-        return None
+        return None  # it may have been stopped while it joined
     here, wanted = folder.load(), (invitation.lab, invitation.fingerprint)
     return here if (here.name, here.fingerprint) == wanted else None
 
@@ -194,14 +178,10 @@ def ask(
 ) -> Mapping[str, Any]:
     """Asks the authority, which is at another lab; see `answer`.
 
-    The connection is one of its own, to the switch of that lab, and needs neither
-    certificate nor revocation list of this one: they may be what is asked for.
-
-    Args:
-      addresses: of switches, one of which may be that lab's, if it has moved.
-
-    Raises:
-      errors.NebulaError: if it cannot be reached, or refuses.
+    The connection is one of its own, to the switch of that lab or, if it has moved, to
+    one at `addresses`, and needs neither certificate nor revocation list of this lab:
+    they may be what is asked for. Raises errors.NebulaError if it cannot be reached, or
+    refuses.
     """
     settings = folder.load()
     context, name = between_labs.joining_context(member.pinned_authority(folder))
@@ -217,8 +197,7 @@ def ask(
 def clock_ahead(address: str) -> float:
     """Returns the seconds by which this clock is ahead of that of a switch (host:port).
 
-    Nothing is verified, since a wrong clock lets nothing be: it is for a person. Raises
-    JoinError without an answer.
+    Verifies nothing: with a wrong clock that fails. Raises JoinError without an answer.
     """
     context = between_labs.unverified_context()
     began = time.time()
@@ -264,11 +243,7 @@ def _request(
 
 
 def found(folder: site_folder.Folder, name: str) -> authority.LocalAuthority:
-    """Founds a federation: makes its authority, and the credentials of its first lab.
-
-    Returns:
-      The authority.
-    """
+    """Founds a federation with one lab and its credentials; returns the authority."""
     site_folder.check_lab(name)
     folder.prepare()
     with audit_log.Log(folder.audit, name) as log:

@@ -34,8 +34,7 @@ from nebula_jax.security.tls import between_labs
 
 CONTROL, DATA, CREDIT, CLOSE = 1, 2, 3, 4
 HEAD = struct.Struct("!II")
-CHUNK_BYTES = 60 << 10
-"""The most data in a message: others get their turn soon, even on a slow line."""
+CHUNK_BYTES = 60 << 10  # of a message: others soon get turns, even on a slow line
 MOST_BYTES = {CONTROL: 1 << 20, DATA: CHUNK_BYTES, CREDIT: 4, CLOSE: 0}
 _CREDIT = struct.Struct("!I")
 WINDOW_BYTES = 4 << 20  # 1 Gbit/s over a round trip of 30 ms
@@ -43,8 +42,7 @@ UNSENT_BYTES = 128 << 10  # in the kernel, before a write waits
 BUFFER_BYTES = 64 << 10  # in the process
 BEAT_SECONDS = 1.0
 SILENCE_SECONDS = 10.0  # without a byte, after which a line counts as broken
-MOST_STREAMS = 128
-"""Of both sides: with a window each way, a line holds 1 GiB at most."""
+MOST_STREAMS = 128  # of both sides: with a window each way, a line holds 1 GiB at most
 MOST_URGENT = 4 << 20
 """Bytes of urgent messages that may wait: revocation lists, of 512 KiB at most, and
 heads of logs. A switch that reads none of them shall not fill this one's memory."""
@@ -63,8 +61,7 @@ class Connection(NamedTuple):
 
     reader: asyncio.StreamReader
     writer: asyncio.StreamWriter
-    peer: between_labs.Peer | None
-    """Whose certificate it is; None if the other side has shown none."""
+    peer: between_labs.Peer | None  # None if the other side has shown no certificate
 
 
 def encode(kind: int, stream: int, data: bytes = b"") -> bytes:
@@ -92,7 +89,6 @@ class Stream:
     """One stream of a line, between a trainer here and one there."""
 
     def __init__(self, line: "Line | _Loop", number: int) -> None:
-        """Begins without credit to send beyond the window."""
         self.line, self.number = line, number
         self.has_ended = False
         loop = asyncio.get_running_loop()
@@ -105,8 +101,7 @@ class Stream:
         self._here = 0  # bytes received and not passed on
         self._received = bytearray()  # however small the pieces are that came
         self._has_more = asyncio.Event()
-        self.is_held = True
-        """True until it is closed here: what has come may wait for a trainer."""
+        self.is_held = True  # True until closed here: what has come may wait
 
     async def opened(self) -> None:
         """Waits until the other lab has opened it; raises a refusal, or LineEnded."""
@@ -146,12 +141,10 @@ class Stream:
             self._taken = 0
 
     def close(self, at_once: bool = False) -> None:
-        """Ends the stream on both sides; drops what is queued if `at_once`.
-
-        Why is for this lab alone: it may name an account, or a path of this host.
-        """
+        """Ends the stream on both sides; drops what is queued if `at_once`."""
         if not self.has_ended:
             self._end()
+            # The reason stays in this lab: it may name an account, or a path here.
             self.line._close(self.number, at_once)
         self.is_held = False
         self._received.clear()
@@ -197,9 +190,7 @@ class Line:
     ) -> None:
         """Takes over a connection that has been checked; `run` moves it.
 
-        Args:
-          beat: returns the fields of a heartbeat.
-          receive: called with each control message.
+        `beat` returns a heartbeat's fields; `receive` is called with control messages.
         """
         self._reader, self._writer, peer = connection
         assert peer is not None  # else it is no other lab's
@@ -208,13 +199,10 @@ class Line:
         self._held: list[Stream] = []  # those, and others of which bytes wait here
         self.bytes_sent = self.bytes_received = 0
         self.since = time.time()
-        self.clock_ahead = 0.0
-        """Seconds by which this machine's clock is ahead of the other's."""
+        self.clock_ahead = 0.0  # seconds by which this clock is ahead of the other's
         self.is_dialer = is_dialer
-        self.wants_successor = asyncio.Event()
-        """Set when a new connection, with new certificates, has to take its place."""
-        self.ended = asyncio.Event()
-        """Set once nothing moves any more."""
+        self.wants_successor = asyncio.Event()  # set to reconnect with new certificates
+        self.ended = asyncio.Event()  # set once nothing moves any more
         self._numbers = itertools.count(1 if is_dialer else 2, 2)
         self._parity = 0 if is_dialer else 1  # of the other side's streams
         self._beat, self._receive = beat, receive
@@ -222,8 +210,7 @@ class Line:
         self._first: collections.deque[bytes] = collections.deque()
         self._first_bytes = 0
         self._changed = asyncio.Event()
-        self.reason = ""
-        """The reason for its end, once it has ended."""
+        self.reason = ""  # the reason for its end, once it has ended
         self._writer.transport.set_write_buffer_limits(BUFFER_BYTES, BUFFER_BYTES // 4)
         sock = self._writer.get_extra_info("socket")
         if sock is None:  # it has ended while its peer was checked: `run` notices
@@ -278,12 +265,7 @@ class Line:
         return self._add(next(self._numbers))
 
     def accept(self, number: int) -> Stream:
-        """Takes a stream that the other side has announced.
-
-        Raises:
-          json_lines.Malformed: if it cannot be a new one of the other side's.
-          Full: if there are too many.
-        """
+        """Takes an announced stream; raises Malformed if not new, Full if too many."""
         if number % 2 != self._parity or number <= 0 or number in self.streams:
             raise json_lines.Malformed(f"announced stream {number}")
         return self._add(number)

@@ -27,28 +27,21 @@ _CHANNEL = struct.Struct("!H")
 _SESSION_BYTES = 16  # the first of an Open's header
 _LONGEST_NAME = 64  # characters of a channel's
 _LONGEST_CODEC = 500  # as a codec string's
-MOST_PAYLOAD = 1 << 40
-"""Bytes of a tensor: more than any has, and so few that sums stay numbers that an entry
-of the audit log takes."""
+MOST_PAYLOAD = 1 << 40  # bytes of a tensor; sums stay numbers that the audit log takes
 MOST_KINDS = 4096  # on one stream: each is an entry of the audit log
 MOST_SESSIONS = 1000  # whose names are kept
-MOST_NAMES = 1 << 24
-"""Characters of all of them, to which a Welcome may add 6 MiB: they fit a `Store`."""
+MOST_NAMES = 1 << 24  # characters in all; a Welcome may add 6 MiB: they fit a `Store`
 
 
 class Unreadable(errors.NebulaError):
     """A stream that is neither a handshake nor sealed frames."""
 
 
-Channels = list[list[str]]
-"""Name and codec of each channel that a side sends on."""
-Known = dict[str, list[Channels]]
-"""Session -> the channels of its listener, and those of its connector."""
+Channels = list[list[str]]  # name and codec of each channel that a side sends on
+Known = dict[str, list[Channels]]  # session -> the listener's, then the connector's
 
-Admit = Callable[[str, int], None]
-"""(Kind of a frame, its bytes) -> nothing; see `Meter`."""
-Passed = Callable[[int], None]
-"""Bytes -> nothing; see `Meter`."""
+Admit = Callable[[str, int], None]  # (kind of a frame, its bytes); see `Meter`
+Passed = Callable[[int], None]  # (bytes); see `Meter`
 
 
 class Names:
@@ -62,12 +55,10 @@ class Names:
         known: Known | None = None,
         check: Callable[[list[Channels]], None] = lambda sides: None,
     ) -> None:
-        """Starts before the first frame.
+        """Starts before the first frame; changes `known` in place.
 
-        Args:
-          known: is changed in place.
-          check: given the channels of both sides when they are known, and before each
-            tensor crosses; raises errors.NebulaError if they may not.
+        `check` is given the channels of both sides when they are known, and before each
+        tensor crosses; it raises errors.NebulaError if they may not.
         """
         self._known: Known = {} if known is None else known
         self._check = check
@@ -110,8 +101,7 @@ class Names:
     def of(self, is_listener: bool) -> list[str]:
         """Returns the names of the channels on which a side sends.
 
-        Raises:
-          errors.NebulaError: if they may not cross, by the policy of now.
+        Raises errors.NebulaError if they may not cross, by the policy of now.
         """
         found = self._known.pop(self._session, None)
         if found is None:
@@ -127,15 +117,12 @@ class Meter:
     def __init__(
         self, names: Names, is_listener: bool, admit: Admit, passed: Passed
     ) -> None:
-        """Starts before the first byte.
+        """Starts before the first byte; both directions of a stream share `names`.
 
-        Args:
-          names: of the stream's channels; both directions share them.
-          is_listener: whether it is the listener that sends in this direction.
-          admit: given the kind of a frame and its bytes, before any of them is passed
-            on; raises errors.NebulaError if they may not pass.
-          passed: given the number of bytes that are passed on: a head may claim more
-            than ever comes.
+        The listener sends in this direction if `is_listener`. `admit` is given the kind
+        of a frame and its bytes, before any of them is passed on, and raises
+        errors.NebulaError if they may not pass; `passed` is given how many bytes do,
+        since a head may claim more than ever comes.
         """
         self.seen: dict[str, list[int]] = {}
         """Kind -> [frames, bytes]; until `end` a frame counts whole at its head."""
@@ -151,9 +138,7 @@ class Meter:
     def feed(self, data: bytes | memoryview) -> None:
         """Takes the next bytes, before they are passed on.
 
-        Raises:
-          Unreadable: if they are no stream of ours.
-          errors.NebulaError: of `admit`.
+        Raises Unreadable if they are no stream of ours; errors.NebulaError as `admit`.
         """
         view = memoryview(data)
         while len(view):
@@ -169,11 +154,7 @@ class Meter:
                 self._begin()
 
     def end(self) -> int:
-        """Ends the count with what has come.
-
-        Returns:
-          Bytes of a frame that were admitted and will not come.
-        """
+        """Ends the count; returns the bytes that were admitted and will not come."""
         missing, self._left = self._left, 0
         if missing:
             self.seen[self._kind][1] -= missing

@@ -48,14 +48,10 @@ async def accepted(
 
 
 async def accept(folder: site_folder.Folder, sock: socket.socket) -> line.Connection:
-    """Shakes hands with whoever has connected.
+    """Shakes hands with whoever has connected; closes `sock` if this raises.
 
-    Args:
-      sock: that was accepted; closed if this raises.
-
-    Raises:
-      site_folder.Refusal: with the reason, if it must not be used.
-      OSError: if there was no handshake; ssl.SSLError is one.
+    Raises site_folder.Refusal, with the reason, if the connection must not be used, and
+    OSError, such as ssl.SSLError, if there was no handshake.
     """
     loop = asyncio.get_running_loop()
     try:
@@ -102,9 +98,8 @@ async def dial(
 ) -> line.Connection:
     """Connects to the switch of a lab at an address.
 
-    Raises:
-      site_folder.Refusal: with the reason, if it must not be used, or is another lab's.
-      OSError: if nobody answers in time, or there was no handshake.
+    Raises site_folder.Refusal, with the reason, if it must not be used, or is another
+    lab's; OSError if nobody answers in time, or there was no handshake.
     """
     made = between_labs.client_context
     context = await asyncio.to_thread(made, folder, shows_expired=True)
@@ -130,8 +125,7 @@ async def _checked(
 ) -> line.Connection:
     """Checks whose connection it is; closes it if it must not be used.
 
-    Args:
-      lab: that was dialed; empty if somebody has, perhaps without a certificate.
+    `lab` was dialed; it is empty if somebody has, perhaps without a certificate.
     """
     try:
         tls: ssl.SSLObject = writer.get_extra_info("ssl_object")

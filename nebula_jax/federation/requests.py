@@ -22,8 +22,7 @@ _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _NAME = re.compile(r"[0-9a-f]{16}")
 _ACCOUNT = re.compile(r"[a-z][a-z0-9-]{0,31}@[a-z0-9-]{1,63}")
 WAITING_SECONDS = 30.0  # after its last attempt a trainer is no longer shown
-RECORDED = ("job", "checkpoint", "data", "fault")
-"""The kinds of entries that a trainer may put into the audit log."""
+RECORDED = ("job", "checkpoint", "data", "fault")  # kinds that a trainer may log
 
 
 def is_job(name: str) -> bool:
@@ -61,8 +60,7 @@ async def serve(
 ) -> None:
     """Serves one request of a connection; raises errors.NebulaError if it is refused.
 
-    Args:
-      asker: the connection; after `dial` a stream, and held open after `serve`.
+    `asker` is the connection: after `dial` a stream, and held open after `serve`.
     """
     made = _Request(switch, fields, account, asker)
     match json_lines.field(fields, "op", str):
@@ -253,10 +251,7 @@ class _Request(NamedTuple):
                 del switch.served[key]
 
     async def record(self, kept: upkeep.Upkeep) -> None:
-        """Puts an entry into the audit log, on the disk; the owner any, as commands do.
-
-        Peers witness what checkpoints and changes of the owner's stand on.
-        """
+        """Puts an entry into the audit log, on the disk; the owner may put in any."""
         kind: str = json_lines.field(self.fields, "kind", str)
         what = json_lines.field(self.fields, "what", dict)
         if kind not in RECORDED and not self.account.is_owner:
@@ -267,7 +262,7 @@ class _Request(NamedTuple):
         self.switch.record(kind, self.account.name, **what)
         await asyncio.to_thread(self.switch.audit.commit)
         if kind == "checkpoint" or kind not in RECORDED:
-            kept.cosigning.send()
+            kept.cosigning.send()  # peers witness what such entries stand on
 
 
 def _away(switch: State, kept: upkeep.Upkeep, lab: str) -> str:

@@ -68,15 +68,10 @@ class Switch:
         inside: socket.socket,
         started: Callable[[], None] = lambda: None,
     ) -> None:
-        """Runs until `stop`.
+        """Runs until `stop`; raises site_folder.FederationError if a part has failed.
 
-        Args:
-          listening: bound to the outside address, for other switches; None to dial
-            alone.
-          peers: labs to dial, with the addresses of their switches.
-
-        Raises:
-          site_folder.FederationError: if a part that it needs has failed.
+        `listening` is bound to the outside address, for other switches (None to dial
+        alone); `peers` are labs to dial, with the addresses of their switches.
         """
         folder, begin = self.state.folder, self._begin
         host, port = inside.getsockname()[:2]
@@ -143,8 +138,7 @@ class Switch:
     async def _keep_dialing(self, lab: str, address: tuple[str, int]) -> None:
         """Keeps a line to a lab at an address; a successor is there before it ends.
 
-        While there is another line to the lab, dialed by it or to another of its
-        addresses, none is made.
+        While another line to the lab stands, whoever has dialed it, none is made.
         """
         pause, logged, where = 0.0, "", endpoints.written(address)
         made: line.Line | None = None
@@ -171,10 +165,9 @@ class Switch:
                 ends = {running, renewed}
                 await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
                 renewed.cancel()
-                # A line that ends at once is an entry in two logs: dial less and less
-                # often. The successor of one that still runs is dialed at once.
+                # A line that ends at once costs two log entries: dial ever less often.
                 has_lasted = time.monotonic() - began > LONGEST_PAUSE
-                if has_lasted or not running.done():
+                if has_lasted or not running.done():  # its successor: dialed at once
                     pause = 0.0
                 elif await self._is_revoked():
                     self.state.no_line[lab] = REVOKED
@@ -192,10 +185,7 @@ class Switch:
         return None if other is made or other is None or other.is_closed else other
 
     async def _is_revoked(self) -> bool:
-        """Finds out if a line ended at once because this lab was revoked.
-
-        No line tells it, so the list is fetched.
-        """
+        """Finds out if this lab was revoked: by the list, since no line tells it."""
         with contextlib.suppress(errors.NebulaError):
             await self.upkeep.fetch_list()
         if not await self._has_revoked_certificate():
@@ -216,7 +206,6 @@ class Switch:
         return line.Line(connection, is_dialer=is_dialer, beat=beat, receive=receive)
 
     async def _run_line(self, made: line.Line) -> None:
-        """Moves what crosses on a line until it ends."""
         lab = made.lab
         former = self._standing(lab, made)
         if former is not None and former.is_dialer != made.is_dialer:

@@ -22,7 +22,6 @@ class Shares:
     """The streams of one line, and their turns."""
 
     def __init__(self) -> None:
-        """Starts without streams."""
         self._accounts: dict[str, _Account] = {}
         self._owners: dict[Hashable, _Account] = {}
         self._ending: set[Hashable] = set()

@@ -40,15 +40,12 @@ class QuotaSpent(errors.NebulaError):
 class Served(NamedTuple):
     """A trainer here that waits for others."""
 
-    address: tuple[str, int]
-    """On the inner network."""
+    address: tuple[str, int]  # on the inner network
     account: accounts.Account
-    is_shared: bool = False
-    """True if trainers of this lab's other accounts may dial it too."""
+    is_shared: bool = False  # True if this lab's other accounts may dial it too
     lab: str = ""
     """The only one whose trainers may dial it; empty if the policy has them."""
-    writer: asyncio.StreamWriter | None = None
-    """To tell it that others cannot come back."""
+    writer: asyncio.StreamWriter | None = None  # to tell it that others cannot return
 
 
 class State:
@@ -58,27 +55,21 @@ class State:
         self,
         folder: site_folder.Folder,
         log: Callable[[str], None] = print,
-        issuer: joining.Ask | None = None,
+        issuer: joining.Ask | None = None,  # the authority, if it is this lab's
     ) -> None:
-        """Opens what the switch needs; raises errors.NebulaError if it does not serve.
-
-        Args:
-          issuer: the authority, if it is this lab's.
-        """
+        """Opens what the switch needs; raises NebulaError if it does not serve."""
         self.folder, self.log = folder, log
         self.settings = folder.load()
         self.lab = self.settings.name
         self.people = accounts.Accounts(folder.path)
         self.is_issuer = not self.settings.authority  # that is this lab's
-        self.peers: list[str] = []
-        """Addresses of the switches that this one dials."""
+        self.peers: list[str] = []  # addresses of the switches that this one dials
         self._issuer, self._issued = issuer, dict[str, pending_connections.Allowance]()
         """Lab -> how many certificates it may still get: each is a log entry."""
         self._away: tuple[float, str] | None = None
         """Until when the authority is not asked again, and why."""
         self.lines: dict[str, line.Line] = {}
-        self.served: dict[tuple[str, str], Served] = {}
-        """(job, cluster) -> the trainer here that is it."""
+        self.served: dict[tuple[str, str], Served] = {}  # (job, cluster) -> the trainer
         self.refusals: dict[tuple[str, str], str] = {}
         """(job, cluster) -> why its stream was ended, for its next attempt."""
         self.waiting: dict[tuple[str, str], tuple[float, checkup.Check]] = {}
@@ -89,26 +80,20 @@ class State:
         self._carried = store.Store(folder.carried, CARRIED)
         self._carried.create()
         before = self._carried.read()
-        self.used = collections.Counter(before["used"])
-        """Job -> bytes, counted frame by frame."""
+        self.used = collections.Counter(before["used"])  # job -> bytes, frame by frame
         self.charged = collections.Counter(before["charged"])
         """Account -> bytes that have come, for its quota."""
         self.sessions: meter.Known = before["sessions"]
         self.accounts = {each.name: each for each in self.people.listing()}
         """As upkeep has read them last; those that are newer have no limits yet."""
-        self.gone: dict[str, str] = {}
-        """Lab -> why no line to it can come back: its certificate was revoked."""
-        self.no_line: dict[str, str] = {}
-        """Lab -> why the last attempt has made no line to it."""
-        self.expired = ""
-        """What has expired lately, of this lab or of one that tried to connect."""
-        self.is_revoked = False
-        """True if this lab has to join again: no line comes back before."""
+        self.gone: dict[str, str] = {}  # lab -> why no line comes back: it was revoked
+        self.no_line: dict[str, str] = {}  # lab -> why the last attempt made no line
+        self.expired = ""  # what has expired, of this lab or one that tried to connect
+        self.is_revoked = False  # True if this lab has to join again: no line till then
         self.rules = policy.load(folder.path / policy.FILE)
         self.audit = audit_log.Log(folder.audit, self.lab)
         """Open last: whoever has it open is the only switch of its lab."""
-        self.members = _known(folder, self.is_issuer)
-        """Other labs of the federation, as far as this one knows."""
+        self.members = _known(folder, self.is_issuer)  # other labs, as far as is known
         self._noted: dict[str, pending_connections.RejectedLog] = {}
         self._allowances: dict[str, pending_connections.Allowance] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -125,8 +110,7 @@ class State:
     async def ask(self, fields: Mapping[str, Any]) -> Mapping[str, Any]:
         """Asks the authority, here or at another lab; records what is issued here.
 
-        Raises:
-          errors.NebulaError: if it cannot be reached, or refuses.
+        Raises errors.NebulaError if it cannot be reached, or refuses.
         """
         if self._issuer is None:
             return await self._ask_elsewhere(fields)
@@ -186,10 +170,8 @@ class State:
     def note(self, cause: str, text: str, kind: str, who: str, /, **what: Any) -> None:
         """Logs a line, and records the same: a few times, then once in a while.
 
-        Args:
-          cause: a peer, or what stands for all strangers, who can cause very many: an
-            entry tells how many others it stands for.
-          text: the line.
+        `cause` is a peer, or what stands for all strangers, who can cause very many: an
+        entry tells how many others it stands for.
         """
         limit = self._noted.get(cause)
         if limit is None:
@@ -227,9 +209,7 @@ class State:
     def check_named(self, job: str, cluster: str = "") -> None:
         """Raises inner.Refused if it is open which of several labs gets a job's data.
 
-        Args:
-          job: whose trainer has named no lab.
-          cluster: that would be at another lab; empty for any.
+        The job's trainer has named none. `cluster` would be at another lab; "" for any.
         """
         others = sorted(self.members | set(self.lines))
         if len(others) > 1 and not self.rules.names_lab(job, cluster):
@@ -281,13 +261,10 @@ class State:
     ) -> None:
         """Carries a stream to its end, and records what it has carried.
 
-        That is recorded however it ends, also if it is cancelled. A stream between
-        two trainers here is carried twice, and counts once: the one that dialed pays.
-
-        Args:
-          about, trainer, end: the stream, the trainer here, and the other end.
-          account: of this lab that pays for it.
-          is_listener: whether the trainer here is the one that listens.
+        That is recorded however it ends, also if it is cancelled. A stream between two
+        trainers here is carried twice, and counts once: the one that dialed pays.
+        `account` is this lab's, and pays; with `is_listener` the trainer here is the
+        one that listens.
         """
         number = next(self._numbers)
         self.in_flight[number] = (about, time.time())
@@ -367,12 +344,9 @@ class State:
 
 
 def _known(folder: site_folder.Folder, is_issuer: bool) -> set[str]:
-    """Returns the labs whose logs this one has witnessed, and the authority's.
-
-    Who answers at the address of that, before it was ever met, may be a third lab.
-    """
+    """Returns the labs whose logs this one has witnessed, and the authority's."""
     seen = audit.paths(folder.audit).peers.glob(f"*{witness.SUFFIX}")
     known = {each.stem for each in seen}
-    if not is_issuer:
+    if not is_issuer:  # before they met, a third lab may answer at its address
         known.add(member.issuing_lab(member.pinned_authority(folder)))
     return known

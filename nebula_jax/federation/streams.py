@@ -17,35 +17,27 @@ SMALL_BYTES = 16 << 10  # a trainer that sends less at a time trickles:
 GATHER_SECONDS = 0.002  # what comes meanwhile goes on as one message
 LEFT_SECONDS = 5.0  # for a trainer to take what came before the stream's end
 
-Trainer = tuple[asyncio.StreamReader, asyncio.StreamWriter]
-"""The connection to a trainer here."""
+Trainer = tuple[asyncio.StreamReader, asyncio.StreamWriter]  # connection to one here
 
 
 class About(NamedTuple):
     """A stream, as both switches have it in their logs."""
 
-    name: str
-    """Drawn by the switch of the connector."""
+    name: str  # drawn by the switch of the connector
     job: str
-    account: str
-    """The connector's, such as `ana@lab-s`."""
-    connector: str
-    """The cluster that dials."""
-    listener: str
-    """The cluster that it dials."""
-    lab: str
-    """The other lab."""
+    account: str  # the connector's, such as `ana@lab-s`
+    connector: str  # the cluster that dials
+    listener: str  # the cluster that it dials
+    lab: str  # the other lab
 
 
 @dataclasses.dataclass
 class Carried:
     """The frames that one stream has carried so far, whether or not it has ended."""
 
-    sent: meter.Meter
-    """From the trainer here."""
+    sent: meter.Meter  # from the trainer here
     received: meter.Meter
-    refusal: errors.NebulaError | None = None
-    """The reason why this switch ended it, if it did."""
+    refusal: errors.NebulaError | None = None  # why this switch ended it, if it did
 
 
 async def carry(
@@ -53,10 +45,7 @@ async def carry(
     end: line.Stream,
     carried: Carried,
 ) -> None:
-    """Carries a stream until either side ends it, or the switch does.
-
-    `carried` counts what passes, in place, for whoever cancels this, too.
-    """
+    """Carries a stream to its end; counts into `carried`, also if it is cancelled."""
     reader, writer = trainer
 
     async def outward() -> None:

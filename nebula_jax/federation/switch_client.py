@@ -51,11 +51,9 @@ class Recorder:
         cluster: str,
         log: Callable[[str], None] = print,
     ) -> None:
-        """Records nothing yet; for the arguments see `Trainer`.
+        """Records nothing yet, and without a `folder` nothing at all; see `Trainer`.
 
-        Args:
-          folder: of the lab; None to record nothing at all.
-          log: called with a line about each entry that was given up.
+        `log` is called with a line about each entry that was given up.
         """
         self._folder, self._log = folder, log
         self._about = {"job": job, "cluster": cluster}
@@ -102,18 +100,14 @@ class Trainer:
     ) -> None:
         """Begins its next incarnation.
 
-        Args:
-          lab: the only one that its peers may be of; empty for any.
-          log: called with a line about the lab of each peer, and if the switch goes.
-
-        Raises:
-          errors.NebulaError: if it has no credentials, or runs already.
+        Its peers may be of `lab` alone (empty for any). `log` is called with a line
+        about the lab of each peer, and if the switch goes. Raises errors.NebulaError if
+        it has no credentials, or runs already.
         """
         self.folder, self.job, self.cluster = folder, job, cluster
         self._lab, self._log = lab, log
         self.on_gone: Callable[[str, str, bool], None] = lambda owner, why, may: None
-        """Is called with the DNS name of peers that are gone, why, and if they may come
-        back."""
+        """Is called with the DNS name of lost peers, why, and if they may come back."""
         self._met: set[str] = set()
         private_files.keep_out_of_core_dumps()
         trainer_keys.prepare(folder)
@@ -190,15 +184,10 @@ class Trainer:
                 self._log(f"{printable.line(offer.cluster)} is at {peer.lab}")
 
     def serve(self, port: int, is_shared: bool = False) -> None:
-        """Lets others reach this process, until it is closed.
+        """Lets others reach this process, on an inner `port`, until it is closed.
 
-        Args:
-          port: where it listens, on the inner network.
-          is_shared: True if other accounts of this lab may reach it too, though the
-            job is this one's.
-
-        Raises:
-          errors.NebulaError: if the switch does not run, or refuses.
+        With `is_shared` other accounts of this lab may too, though the job is this
+        one's. Raises errors.NebulaError if the switch does not run, or refuses.
         """
 
         def request() -> socket.socket:

@@ -22,10 +22,7 @@ def renew(folder: site_folder.Folder) -> None:
 
 
 def refresh(folder: site_folder.Folder) -> None:
-    """Gets a newer revocation list and a newer certificate for trainers, if any is due.
-
-    For arguments and errors see `renew`.
-    """
+    """Gets a newer revocation list and certificate, if due; for errors see `renew`."""
     listed = revocation.RevocationList(folder, "trainer")
     number = listed.number
     answer = inner.ask(folder, ANSWER_SECONDS, "list", number=number)

@@ -1,7 +1,4 @@
-"""The upkeep of a switch: certificates, revocations, quotas, and what is on the disk.
-
-What is done here is done now and then, whatever crosses meanwhile.
-"""
+"""The upkeep of a switch: certificates, revocations, quotas, and what is on disk."""
 
 import asyncio
 import contextlib
@@ -30,24 +27,20 @@ class Upkeep:
     """The upkeep of one switch. Whatever takes the disk is done in threads."""
 
     def __init__(self, state: State) -> None:
-        """Reads the revocation list of the lab."""
         self.state = state
         self._kept = revocation.RevocationList(state.folder)
-        self.number = 0
-        self.listed: revocation.Listed | None = None
-        """The epoch of revocation, and the newest list that served, if any did."""
+        self.number = 0  # the epoch of revocation
+        self.listed: revocation.Listed | None = None  # the newest that served, if any
         self._read_list()
         self._enforced = self.number
         self.cosigning = cosigning.Cosigning(state)
-        """The cosignatures of heads of audit logs, this lab's and its peers'."""
         self._policy = state.folder.path / policy.FILE
         self._policy_seen = self._stamp()
         self._carried = state.counts()
         self._saved = self._listed = self._next_look = 0.0
         self._failed: dict[str, tuple[str, float]] = {}
         """What went wrong last, by what was done, and when that was said."""
-        self._under_way: set[tuple[str, str]] = set()
-        """Each lab and kind of its messages of which one waits for the disk."""
+        self._under_way: set[tuple[str, str]] = set()  # (lab, op) waiting for the disk
 
     async def run(self) -> None:
         """Does what is due, again and again; none waits for another's disk."""
@@ -183,7 +176,6 @@ class Upkeep:
         self.number = found.number if found else self._kept.number
 
     async def _has_list(self) -> bool:
-        """Returns True if there is a revocation list that serves."""
         try:
             await asyncio.to_thread(self._kept.check)
         except revocation.ListRefused:
@@ -218,11 +210,7 @@ class Upkeep:
         self.state.note(LISTS, text, "certificate", self.state.lab, **about)
 
     def _enforce(self) -> None:
-        """Ends the lines to labs whose certificate was revoked.
-
-        That is recorded when all have ended: the log may take nothing, as when its disk
-        has failed.
-        """
+        """Ends the lines to labs whose certificate was revoked."""
         self._enforced, ended = self.number, []
         for lab, each in list(self.state.lines.items()):
             if self._is_revoked(lab, each.begin):
@@ -230,7 +218,7 @@ class Upkeep:
                 each.close(self.state.gone[lab])
                 self.state.lost(lab, self.state.gone[lab])
                 ended.append(lab)
-        for lab in ended:
+        for lab in ended:  # recorded last: the log may take nothing (a disk failed)
             text, about = self.state.gone[lab], {"event": "revoked", "lab": lab}
             self.state.note(LISTS, text, "certificate", self.state.lab, **about)
 
