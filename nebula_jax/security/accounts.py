@@ -23,8 +23,7 @@ from nebula_jax.security import store as store_lib
 from nebula_jax.security.membership import site_folder
 
 FILE = "people.json"  # in the folder of the federation
-OWNER = "owner"
-"""The account of the user whose folder it is."""
+OWNER = "owner"  # the account of the user whose folder it is
 ACTIVE, SUSPENDED, REMOVED = "active", "suspended", "removed"
 
 TRANSITIONS: Mapping[tuple[str, str], str] = {
@@ -39,8 +38,7 @@ PARTS = ("accounts", "handles", "grants")  # of the file
 Record = Callable[..., object]
 """Called as `record(kind, **what)` within a change, which is the owner's, before it is
 written: a change that cannot be recorded is not made. No secret is among the values."""
-MOST_BYTES = 2**50
-"""The largest quota: sums of bytes stay far below 2**63."""
+MOST_BYTES = 2**50  # the largest quota: sums of bytes stay far below 2**63
 MOST_SHARE = 1000.0
 _NAME = re.compile(r"[a-z][a-z0-9-]{0,31}")
 
@@ -71,16 +69,12 @@ class Account(NamedTuple):
 
 
 class Accounts:
-    """The accounts in one folder; several processes of its user may have it open.
-
-    Attributes:
-      store: the file, with their handles and grants.
-    """
+    """The accounts in one folder; several processes of its user may have it open."""
 
     def __init__(self, folder: pathlib.Path, record: Record | None = None) -> None:
         """Takes a folder's accounts; raises PrivateFileError if others can use it."""
         folder = private_files.folder(folder.resolve())
-        self.store = store_lib.Store(folder / FILE, PARTS)
+        self.store = store_lib.Store(folder / FILE, PARTS)  # handles and grants, too
         self._record = record
 
     @classmethod
@@ -208,11 +202,7 @@ def check_not_removed(found: Account) -> None:
 
 
 def why_barred(found: Account, total: int) -> str:
-    """Returns why nothing more of an account may cross the line; empty if it may.
-
-    Args:
-      total: bytes of it that have crossed.
-    """
+    """Returns why an account may send no more after `total` bytes; empty if it may."""
     quota = found.limits.quota_bytes
     if found.state != ACTIVE:
         return f"{found.name} may do nothing: it is {found.state}"

@@ -22,8 +22,7 @@ from typing import Any, NamedTuple
 from nebula_jax import errors, printable
 from nebula_jax.security import accounts, store
 
-MOST = 2**53
-"""The largest number of rows: every JSON reader has it exactly."""
+MOST = 2**53  # the largest number of rows: every JSON reader has it exactly
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]{0,58}")
 """A handle's name is a part of its job's, which has up to 64 characters."""
 
@@ -103,16 +102,11 @@ class Grants:
         vocabulary: str,
         about: str,
     ) -> Handle:
-        """Registers a corpus.
+        """Registers a corpus; raises GrantError if the name is taken or is none.
 
-        Args:
-          name: of the handle; it is never given to another.
-          provider: JSON object that the serving process understands, such as
-            {"text_folder": "/data/es"}. No consumer gets it.
-          vocabulary: digest of the vocabulary whose ids are served.
-
-        Raises:
-          GrantError: if the name is taken or is none.
+        The name is never given to another. `provider` is a JSON object that the serving
+        process understands, such as {"text_folder": "/data/es"}, and no consumer gets;
+        `vocabulary` is the digest of the vocabulary whose ids are served.
         """
         check_name(name)
         made = Handle(name, rows, vocabulary, printable.line(about, 500))
@@ -137,13 +131,9 @@ class Grants:
     def give(self, given: Grant, now: float) -> None:
         """Gives a grant, in place of an earlier one of the subject for the handle.
 
-        Args:
-          given: to an account here, or one of another lab; nothing of it is used,
-            whatever was of an earlier one.
-
-        Raises:
-          accounts.AccountError: if there is no such account here.
-          GrantError: if it leaves nothing, or there is no such handle.
+        Nothing of it is used, whatever was of an earlier one. Raises
+        accounts.AccountError if it is for this lab, which has no such account;
+        GrantError if it leaves nothing, or there is no such handle.
         """
         if given.rows is None and given.until is None:
             raise GrantError("a grant has a bound: rows, or a day when it ends")
@@ -174,14 +164,9 @@ class Grants:
     def use(self, subject: str, handle: str, rows: int, now: float) -> None:
         """Counts a use that is about to be served; all of it or, if refused, nothing.
 
-        Args:
-          subject: who reads, as proven.
-          handle: its name, as the consumer sent it.
-          rows: that will be served; none, before a session begins.
-
-        Raises:
-          GrantError: in one line with what is left and what to do; nothing may be
-            served.
+        `subject` is who reads, as proven; `handle` its name, as the consumer sent it;
+        `rows` those to be served, or none before a session begins. Raises GrantError,
+        in one line with what is left and what to do: then nothing may be served.
         """
         with self._store.changing() as tables:
             grant = _usable(tables, subject, handle, rows, now)

@@ -29,10 +29,8 @@ from nebula_jax import errors
 
 RENDEZVOUS, SERVICE = "rendezvous", "service"
 """Purposes in a cluster: to meet the others, and to reach JAX's service."""
-MOST_BYTES = 1 << 10
-"""Of a message."""
-REFUSED: Mapping[str, Any] = {"refused": "proof"}
-"""The listener's reply to who proves nothing."""
+MOST_BYTES = 1 << 10  # of a message
+REFUSED: Mapping[str, Any] = {"refused": "proof"}  # reply to who proves nothing
 
 _LISTENER, _CALLER = "listener", "caller"
 
@@ -48,13 +46,10 @@ class OtherSecret(Unproven):
 class Claim(NamedTuple):
     """The facts that both proofs of a connection are about."""
 
-    address: str
-    """The listener's, HOST:PORT."""
-    number: int
-    """The caller's: in a cluster its rank."""
+    address: str  # the listener's, HOST:PORT
+    number: int  # the caller's: in a cluster its rank
     purpose: str
-    of_listener: str
-    """Its challenge."""
+    of_listener: str  # its challenge
     of_caller: str
 
 
@@ -68,16 +63,9 @@ def claim(
 ) -> tuple[Claim, dict[str, Any]]:
     """Answers the listener's challenge, as a caller.
 
-    Args:
-      secret: random; 32 characters or more.
-      address: the listener's, HOST:PORT.
-      number: of this process, such as its rank.
-
-    Returns:
-      The claim, for `check_listener`; and the message.
-
-    Raises:
-      Unproven: if the listener's message is no challenge.
+    `secret` is random, of 32 characters or more; `address` the listener's, HOST:PORT;
+    `number` this process's, such as its rank. Returns the claim, for `check_listener`,
+    and the message. Raises Unproven if the listener's message is no challenge.
     """
     own = secrets.token_hex(32)
     claimed = Claim(address, number, purpose, _random(asked), own)
@@ -89,17 +77,10 @@ def claim(
 def check_caller(
     secret: bytes, address: str, asked: Mapping[str, Any], message: Mapping[str, Any]
 ) -> tuple[Claim, dict[str, Any]]:
-    """Checks, as the listener, what a caller answers.
+    """Checks a caller's answer, as the listener; returns what is proven and the reply.
 
-    Args:
-      secret, address: as for `claim`.
-      asked: this side's own message, of the same connection.
-
-    Returns:
-      What is proven, and the reply.
-
-    Raises:
-      Unproven: if the peer does not have the secret.
+    `asked` is this side's own message, of the same connection; for `secret` and
+    `address` see `claim`. Raises Unproven if the peer does not have the secret.
     """
     number, purpose = message.get("number"), message.get("purpose")
     if type(number) is not int or not isinstance(purpose, str):
@@ -112,9 +93,8 @@ def check_caller(
 def check_listener(secret: bytes, claimed: Claim, reply: Mapping[str, Any]) -> None:
     """Checks, as the caller, what the listener replies.
 
-    Raises:
-      OtherSecret: if it says that this process has proven nothing.
-      Unproven: if the peer does not have the secret.
+    Raises OtherSecret if it says that this process has proven nothing, Unproven if it
+    does not have the secret.
     """
     if reply == REFUSED:
         raise OtherSecret("who listens has another secret, or another address")

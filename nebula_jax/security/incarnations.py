@@ -17,10 +17,8 @@ import time
 from nebula_jax import errors, printable
 from nebula_jax.security import names, store
 
-SALT_BITS = 31
-"""Random bits of a start, below its number, in the 63 that are shown."""
-MOST_OF_LAB = 256
-"""Clusters of one lab whose numbers are kept: it can make up names without end."""
+SALT_BITS = 31  # random bits of a start, below its number, in the 63 that are shown
+MOST_OF_LAB = 256  # clusters of a lab whose numbers are kept: it can make up names
 
 
 class IncarnationError(errors.NebulaError):
@@ -36,15 +34,11 @@ class Incarnations:
     """The numbers that one trainer of one job has on disk, and a lock on them."""
 
     def __init__(self, folder: pathlib.Path, job: str, cluster: str) -> None:
-        """Begins the next incarnation.
+        """Begins the next incarnation, in a folder for all trainers of a lab.
 
-        Args:
-          folder: for all trainers of a lab.
-
-        Raises:
-          IncarnationError: if the trainer runs already.
-          store.StoreError: if its numbers cannot be read. They keep a restored copy of
-            a machine out, so they are not made anew.
+        Raises IncarnationError if the trainer runs already, store.StoreError if its
+        numbers cannot be read: they keep a restored copy of a machine out, so none are
+        made anew.
         """
         where = folder / job.replace("/", "-")
         for each in (folder, where):  # the mode of parents is not asked for
@@ -67,19 +61,13 @@ class Incarnations:
         except BaseException:
             os.close(self._lock)
             raise
-        self.own = shown(own["number"])
-        """What this incarnation shows its peers: its number, and what is random."""
+        self.own = shown(own["number"])  # its number and random bits, as peers see them
 
     def admit(self, peer: str, incarnation: int) -> None:
-        """Takes the number that a peer shows.
+        """Takes what a peer, such as `generator:0 of lab-s`, shows; see `shown`.
 
-        Args:
-          peer: its name, such as `generator:0 of lab-s`.
-          incarnation: what it shows, see `shown`.
-
-        Raises:
-          IncarnationError: if it has shown a higher number, or another start has shown
-            this one; or its lab has more names than any has clusters.
+        Raises IncarnationError if it has shown a higher number, or another start has
+        shown this one, or its lab has more names than any has clusters.
         """
         with self._store.changing() as tables:
             peers = tables["peers"]

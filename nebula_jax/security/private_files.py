@@ -16,10 +16,8 @@ from collections.abc import Iterator
 
 from nebula_jax import errors, files
 
-MOST_BYTES = 2**16
-"""A secret is a line; a longer file is another file, given by mistake."""
-LOCK_SECONDS = 10.0
-"""Another process holds a lock for milliseconds, unless it is stopped."""
+MOST_BYTES = 2**16  # a secret is a line; a longer file was given by mistake
+LOCK_SECONDS = 10.0  # others hold a lock for milliseconds, unless they are stopped
 _POLL_SECONDS = 0.002
 
 
@@ -34,9 +32,8 @@ class LockedError(PrivateFileError):
 def folder(path: pathlib.Path) -> pathlib.Path:
     """Makes a folder for this user alone, unless it is there; returns the same path.
 
-    Raises:
-      PrivateFileError: if it cannot be made, is a link or a file, belongs to another
-        user or is open to one.
+    Raises PrivateFileError if it cannot be made, is a link or a file, belongs to
+    another user or is open to one.
     """
     try:
         with contextlib.suppress(FileExistsError):
@@ -49,14 +46,10 @@ def folder(path: pathlib.Path) -> pathlib.Path:
 
 
 def read(path: pathlib.Path, most: int = MOST_BYTES) -> str:
-    """Reads the text of a file that is this user's own.
+    """Reads the text of a file, of at most `most` bytes, that is this user's own.
 
-    Args:
-      most: bytes that it may have.
-
-    Raises:
-      PrivateFileError: if it is missing, is a link or a folder, belongs to another
-        user or is open to one; or if it is no short text.
+    Raises PrivateFileError if it is missing, is a link or a folder, belongs to another
+    user or is open to one; or if it is no short text.
     """
     try:
         # A pipe in the file's place must not stop the process.
@@ -89,12 +82,8 @@ def write(path: pathlib.Path, text: str) -> None:
 def lock(path: pathlib.Path) -> int:
     """Takes a lock that one process, and one thread of it, has at a time.
 
-    Returns:
-      A descriptor, which gives the lock back when it is closed.
-
-    Raises:
-      LockedError: if another has it for LOCK_SECONDS.
-      PrivateFileError: if it cannot be made.
+    Returns a descriptor, which gives the lock back when closed. Raises LockedError if
+    another has it for LOCK_SECONDS, PrivateFileError if it cannot be made.
     """
     try:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC

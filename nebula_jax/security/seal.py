@@ -34,8 +34,7 @@ from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 from nebula_jax import errors
 
 KEY_BYTES, SECRET_BYTES = 32, 32
-MAGIC = b"NEBS"
-"""The first bytes of a sealed frame."""
+MAGIC = b"NEBS"  # the first bytes of a sealed frame
 TAG_BYTES = 16
 _PAYLOAD, _HEAD = 0, 1  # the parts of a frame
 _NONCE = struct.Struct("!IQ")  # part of the frame, number of the frame
@@ -53,14 +52,10 @@ class SealError(errors.NebulaError):
 class Offer(NamedTuple):
     """One side's part of the keys."""
 
-    secret: bytes
-    """32 fresh random bytes."""
-    incarnation: int
-    """The number of starts of the side's process, see `incarnations`."""
-    cluster: str
-    """The side's, such as `generator:0`."""
-    job: str
-    """The job that both take part in."""
+    secret: bytes  # 32 fresh random bytes
+    incarnation: int  # see `incarnations`
+    cluster: str  # the side's, such as `generator:0`
+    job: str  # that both take part in
 
     def encode(self) -> bytes:
         """Returns its OFFER_BYTES bytes, which only the peer may see."""
@@ -91,8 +86,7 @@ class Side(NamedTuple):
     """The part that one side has brought into the keys."""
 
     offer: Offer
-    certificate: bytes
-    """DER."""
+    certificate: bytes  # DER
 
 
 def seals(connector: Side, listener: Side) -> tuple["Seal", "Seal"]:
@@ -111,11 +105,7 @@ class Seal:
     magic, tag_bytes, what, is_sealed = MAGIC, TAG_BYTES, "MAC", True
 
     def __init__(self, key: bytes) -> None:
-        """Starts before the first frame.
-
-        Args:
-          key: 32 bytes, of this direction of this connection alone.
-        """
+        """Starts with a key of 32 bytes, of this direction of this connection alone."""
         self._key, self._frame = algorithms.AES(key), 0
         self._decryptor: AEADDecryptionContext | None = None  # of the present payload
         self._scratch = bytearray()
@@ -149,10 +139,7 @@ class Seal:
         return (sealed,), made.tag
 
     def reveal(self, buffer: Any) -> None:
-        """Decrypts the next part of the present frame's payload, in place.
-
-        It may be what nobody has sent, until `is_whole`.
-        """
+        """Decrypts the payload's next part in place, unverified until `is_whole`."""
         if self._decryptor is None:
             self._decryptor = self._cipher(_PAYLOAD).decryptor()
             self._scratch = self._scratch or bytearray(_PIECE_BYTES)

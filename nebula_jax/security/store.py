@@ -18,8 +18,7 @@ from nebula_jax.security import private_files
 
 MOST_BYTES = 1 << 26  # 300,000 grants
 
-Tables = dict[str, dict[str, Any]]
-"""Part -> the key of a row -> the row."""
+Tables = dict[str, dict[str, Any]]  # part -> the key of a row -> the row
 
 
 class StoreError(errors.NebulaError):
@@ -27,11 +26,7 @@ class StoreError(errors.NebulaError):
 
 
 class Store:
-    """The file, in a private folder.
-
-    Args:
-      parts: names of its tables.
-    """
+    """The file, in a private folder; its tables have the names `parts`."""
 
     def __init__(self, path: pathlib.Path, parts: Sequence[str]) -> None:
         self.path, self._parts = path, parts

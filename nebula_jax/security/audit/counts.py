@@ -29,11 +29,8 @@ Counts = dict[tuple[str, ...], tuple[int, int]]
 def reconcile(ours: pathlib.Path, peers: pathlib.Path) -> list[str]:
     """Compares the counts in the folders `audit` of two labs, or copies of them.
 
-    Returns:
-      The differences, a sentence each, by the names of streams; [] if all agree.
-
-    Raises:
-      AuditError: if a log cannot be read.
+    Returns the differences, a sentence each, by the names of streams; [] if all agree.
+    Raises AuditError if a log cannot be read.
     """
     lab, peer = (signed_heads.verifier_of(folder).lab for folder in (ours, peers))
     return compare(audit_entries.read(ours), audit_entries.read(peers), lab, peer)

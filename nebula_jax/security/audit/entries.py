@@ -28,10 +28,8 @@ from typing import Any, NamedTuple
 from nebula_jax import printable
 from nebula_jax.security import audit
 
-MOST_BYTES = 65_536
-"""Bytes of a line: more would be data, which does not belong here."""
-MOST_CHARACTERS = 4_096
-"""Characters of a text in it; a longer one, which a peer might send, is cut."""
+MOST_BYTES = 65_536  # of a line: more would be data, which does not belong here
+MOST_CHARACTERS = 4_096  # of a text in it; a longer one, as a peer may send, is cut
 MOST_LEVELS = 8
 _LARGEST = 2**64  # of a number; what other readers of JSON make of more differs
 _KIND_RE = re.compile(r"[a-z][a-z0-9_.-]{0,47}")
@@ -41,27 +39,22 @@ _SECRET_NAME_RE = re.compile(
     re.IGNORECASE,
 )
 _SECRET_RE = re.compile(r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY|nebula1\.[A-Za-z0-9_-]{16}")
-HIDDEN = "(may be a secret)"
-"""The text that takes the place of a peer's in an entry that must not have that."""
+HIDDEN = "(may be a secret)"  # in place of a peer's text that an entry must not have
 _FIELDS = {"after", "kind", "salt", "time", "what", "who"}
 SALT_BYTES = 16
 _ROOT_RE = re.compile(r"[0-9a-f]{64}")
 _SALT_RE = re.compile(r"[0-9a-f]{32}")
-CUT_OFF = "cut off"
-"""An event that a log notes about itself."""
+CUT_OFF = "cut off"  # an event that a log notes about itself
 
 
 class Entry(NamedTuple):
     """An entry of the log."""
 
-    number: int
-    """From 0; it is in line `number + 1`."""
+    number: int  # from 0; it is in line `number + 1`
     kind: str
-    time: str
-    """UTC, as in 2026-11-22T14:03:11.250Z; informative only."""
+    time: str  # UTC, as in 2026-11-22T14:03:11.250Z; informative only
     who: str
-    what: dict[str, Any]
-    """JSON values."""
+    what: dict[str, Any]  # JSON values
 
 
 def may_be_secret(text: str) -> bool:
@@ -70,13 +63,10 @@ def may_be_secret(text: str) -> bool:
 
 
 def without_secret(text: str) -> str:
-    """Returns a text of a peer as an entry takes it.
+    """Returns a text of a peer as an entry takes it; HIDDEN if it may be a secret.
 
     >>> without_secret("held_out")
     'held_out'
-
-    Args:
-      text: any; HIDDEN takes its place if it may be a secret.
     """
     return HIDDEN if may_be_secret(text) else text
 
@@ -124,14 +114,9 @@ def encode(
 
 
 def decode(index: int, line: bytes) -> Entry:
-    """Reads an entry from its line, without its end.
+    """Reads the entry `index`, from 0, from its line (any bytes), without its end.
 
-    Args:
-      index: of the entry, from 0.
-      line: any bytes.
-
-    Raises:
-      audit.AuditError: if `encode` cannot have written it.
+    Raises audit.AuditError if `encode` cannot have written it.
     """
     try:
         if len(line) > MOST_BYTES:
@@ -173,10 +158,8 @@ def is_after(line: bytes, root: bytes) -> bool:
 def lines(folder: pathlib.Path) -> Iterator[bytes]:
     """Yields the lines of a folder's log, without their ends.
 
-    A last line without an end, which is just being written, is left out.
-
-    Raises:
-      audit.AuditError: if it cannot be read, or a line is longer than any can be.
+    Leaves out a last line that is just being written. Raises audit.AuditError if the
+    log cannot be read, or a line is longer than any can be.
     """
     path = audit.paths(folder).log
     with audit.disk_errors(path), path.open("rb") as stream:
@@ -198,7 +181,6 @@ def read(folder: pathlib.Path) -> Iterator[Entry]:
 
 
 def _canonical(value: Any) -> bytes:
-    """Returns the one spelling of a JSON value."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False)
     return text.replace("\x7f", "\\u007f").encode("ascii")
 

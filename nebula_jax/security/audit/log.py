@@ -38,10 +38,8 @@ from nebula_jax.security.tls import certificates
 
 _ADVICE = "`nebula audit verify` names what was changed"
 _FLAGS = os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_NOFOLLOW | os.O_CLOEXEC
-MOST_WAITING = 1 << 24
-"""Bytes of entries that may wait for a disk that hangs or is full."""
-MOST_LEAVES = 4096
-"""Hashes of lines that a peer is given at once: 0.3 MB of a message."""
+MOST_WAITING = 1 << 24  # bytes of entries that wait for a disk that hangs or is full
+MOST_LEAVES = 4096  # hashes of lines that a peer gets at once: 0.3 MB of a message
 
 
 def _utc_now() -> datetime.datetime:
@@ -61,18 +59,12 @@ class Log:
         lab: str,
         clock: Callable[[], datetime.datetime] = _utc_now,
     ):
-        """Opens the log of a lab, or begins it.
+        """Opens the log of a lab, or begins it; compares all entries with its head.
 
-        All entries are compared with the newest head.
-
-        Args:
-          folder: `audit` in the folder of a federation.
-          clock: for the times in the entries, which inform and decide nothing.
-
-        Raises:
-          AuditError: if it cannot be read or written, or entries that a head covers
-            have changed.
-          private_files.PrivateFileError: if others can read its key.
+        `folder` is `audit` in the folder of a federation; `clock` is for the times in
+        the entries, which inform and decide nothing. Raises AuditError if the log
+        cannot be read or written, or entries that a head covers have changed;
+        private_files.PrivateFileError if others can read its key.
         """
         self._folder, self.lab, self._clock = folder, lab, clock
         self._paths = paths = audit.paths(folder)
@@ -119,18 +111,11 @@ class Log:
             self.close()
 
     def append(self, kind: str, who: str, /, **what: Any) -> int:
-        """Appends an entry, which `commit` or a head brings to the disk.
+        """Appends an entry, which `commit` or a head brings to disk; returns its index.
 
-        Args:
-          kind: as in `job` or `account.add`.
-          what: JSON values by name; `event` is a verb in the past tense.
-
-        Returns:
-          Its index.
-
-        Raises:
-          AuditError: if it is no entry, or there may be a secret in it, or too many
-            wait for the disk; then it is not there.
+        `kind` is as in `job` or `account.add`; `what` has JSON values by name, of which
+        `event` is a verb in the past tense. Raises AuditError, without appending, if it
+        is no entry, there may be a secret in it, or too many wait for the disk.
         """
         with self._mutex:
             self._check_usable()
@@ -151,9 +136,8 @@ class Log:
     def commit(self) -> None:
         """Returns when all entries so far would outlive a power cut.
 
-        Raises:
-          AuditError: if the disk takes nothing, as when it is full: they wait for the
-            next call. If it fails, nothing more can be appended.
+        Raises AuditError if the disk takes nothing, as when it is full: they wait for
+        the next call. If the disk fails, nothing more can be appended.
         """
         with self._syncing, audit.disk_errors(self._folder):
             self._check_usable()
@@ -163,11 +147,8 @@ class Log:
     def receipt(self, facts: bytes) -> bytes:
         """Signs what an entry is about, once all entries so far are on the disk.
 
-        Args:
-          facts: of a certificate, see `tls.certificates.facts`; no head.
-
-        Raises:
-          AuditError: if the disk fails.
+        `facts` are those of a certificate (`tls.certificates.facts`), and no head.
+        Raises AuditError if the disk fails.
         """
         self.commit()
         return self._key.sign(facts)
@@ -190,13 +171,10 @@ class Log:
     def head_after(self, seen: int) -> tuple[signed_heads.SignedHead, list[bytes]]:
         """Signs what there is, for a peer that has seen so many entries.
 
-        Returns:
-          The newest head, or if that is too far from what the peer has seen one that is
-          not; and the hashes of the lines between (`signed_heads.continues`).
-
-        Raises:
-          signed_heads.HeadError: if it has never had so many entries.
-          AuditError: if it cannot be written.
+        Returns the newest head, or if that is too far from what the peer has seen one
+        that is not; and the hashes of the lines between (`signed_heads.continues`).
+        Raises signed_heads.HeadError if it never had so many, AuditError if it cannot
+        be written.
         """
         newest = self.sign_head()
         if seen > newest.size:
@@ -217,17 +195,10 @@ class Log:
         return self._cosigned[peer][0].size if peer in self._cosigned else 0
 
     def add_cosignature(self, peer: str, text: str, cosignature: str) -> bool:
-        """Keeps a peer's cosignature of a head of this log.
+        """Keeps a peer's cosignature of a head, whose `text` was sent to it.
 
-        Args:
-          text: the head that was sent to it.
-          cosignature: its answer.
-
-        Returns:
-          True if it is kept; False if the peer has cosigned as many entries before.
-
-        Raises:
-          AuditError: if it does not hold, or cannot be read or written.
+        Returns True if it is kept, False if the peer has cosigned as many entries
+        before. Raises AuditError if it does not hold, or cannot be read or written.
         """
         head = signed_heads.read(text)
         by = signed_heads.read_cosignature(cosignature)
@@ -311,7 +282,6 @@ class Log:
     # Writing.
 
     def _take(self, line: bytes) -> None:
-        """Takes an entry in, as the last one."""
         self._leaves.append(signed_heads.leaf(line))
         root = signed_heads.chained(self._roots[-1], self._leaves[-1:])
         self._roots.append(root)

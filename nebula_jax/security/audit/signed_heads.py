@@ -30,8 +30,7 @@ from nebula_jax import printable
 from nebula_jax.security import audit
 from nebula_jax.security.audit import AuditError
 
-EMPTY = bytes(32)
-"""The root of a log without a line."""
+EMPTY = bytes(32)  # the root of a log without a line
 _LAB, _HASH, _SIGNATURE = "([a-z0-9-]{1,63})", "([0-9a-f]{64})", "([0-9a-f]{128})"
 _HEAD = re.compile(f"{_LAB} (0|[1-9][0-9]{{0,15}}) {_HASH} {_SIGNATURE}")
 _COSIGNATURE = re.compile(f"{_LAB} {_HASH} {_SIGNATURE}")
@@ -46,8 +45,7 @@ class Verifier(NamedTuple):
     """The public key of a log."""
 
     lab: str
-    key: str
-    """32 bytes of Ed25519, in hexadecimal."""
+    key: str  # 32 bytes of Ed25519, in hexadecimal
 
     @property
     def text(self) -> str:
@@ -60,8 +58,7 @@ class SignedHead(NamedTuple):
 
     lab: str
     size: int
-    root: str
-    """32 bytes, in hexadecimal."""
+    root: str  # 32 bytes, in hexadecimal
     signature: str = ""
 
     @property
@@ -107,9 +104,8 @@ def chained(root: bytes, leaves: Iterable[bytes]) -> bytes:
 def continues(old: SignedHead, new: SignedHead, leaves: Sequence[bytes]) -> bool:
     """Returns True if a head is that of the same log, grown.
 
-    Args:
-      leaves: the hashes of the lines between; anything from anybody. Every log
-        continues one without entries, for which there are none.
+    `leaves` are the hashes of the lines between: anything, from anybody. Every log
+    continues one without entries, for which there are none.
     """
     if old.size == 0:
         return not leaves and old.root == EMPTY.hex()

@@ -40,12 +40,9 @@ class _Entries(NamedTuple):
     """The entries of a log, as far as they are compared."""
 
     size: int
-    roots: dict[int, str]
-    """The root of the first so many entries, of the sizes that were asked for."""
-    unlinked: int | None
-    """The first index whose line does not follow the one before."""
-    unreadable: int | None
-    """The first index whose line is not written as an entry is."""
+    roots: dict[int, str]  # size that was asked for -> the root of so many entries
+    unlinked: int | None  # the first index whose line does not follow the one before
+    unreadable: int | None  # the first whose line is not written as an entry is
     has_end: bool
 
 
@@ -54,21 +51,14 @@ def verify(
     seen: Sequence[tuple[str, SignedHead]] = (),
     verifier: Verifier | None = None,
 ) -> list[str]:
-    """Verifies the audit log in a folder.
+    """Verifies the audit log in a folder: `audit` of a lab, or a copy of its files.
 
-    Args:
-      folder: `audit` of a lab, or a copy of its files.
-      seen: labs with the head of this log that each keeps: `witness.Seen.head`. Without
-        them a copy that was rolled back as a whole, or signed anew, or is not what the
-        lab shows to another, cannot be found.
-      verifier: the public key of the log as the reader has it from elsewhere; None for
-        the one in the folder, which whoever changed the copy could have changed too.
-
-    Returns:
-      What is wrong, a sentence each, the first bad entry first; [] if nothing is.
-
-    Raises:
-      AuditError: if a file cannot be read.
+    `seen` are labs with the head of this log that each keeps (`witness.Seen.head`):
+    without them a copy that was rolled back as a whole, or signed anew, or is not what
+    the lab shows to another, cannot be found. `verifier` is the public key of the log
+    as the reader has it from elsewhere; None for the one in the folder, which whoever
+    changed the copy could have changed too. Returns what is wrong, a sentence each, the
+    first bad entry first; [] if nothing is. Raises AuditError if a file cannot be read.
     """
     beside = None
     with contextlib.suppress(audit.AuditError):
@@ -86,15 +76,9 @@ def verify(
 def examine(
     copy: Copy, who: Verifier, seen: Sequence[tuple[str, SignedHead]] = ()
 ) -> list[str]:
-    """Verifies the files of an audit log.
+    """Verifies the files of an audit log, which may have any bytes; see `verify`.
 
-    Args:
-      copy: any bytes.
-      who: the public key of the log.
-      seen: see `verify`.
-
-    Returns:
-      What is wrong, the first bad entry first.
+    Returns what is wrong, the first bad entry first. `who` is the log's public key.
     """
     signed, wrong = _own_heads(copy.head, who, seen)
     try:
@@ -166,11 +150,7 @@ def _own_heads(
 
 
 def _read(log: BinaryIO, sizes: Collection[int]) -> _Entries:
-    """Reads the entries once; nothing of them is kept.
-
-    Args:
-      sizes: whose roots are wanted.
-    """
+    """Reads the entries once, keeping none; `sizes` are those whose roots to find."""
     size, root = 0, signed_heads.EMPTY
     roots = {0: root.hex()}
     unlinked = unreadable = None
@@ -235,8 +215,7 @@ def _named(first: int, last: int | None = None) -> str:
 def _opened(paths: audit.Paths, stack: contextlib.ExitStack) -> Copy:
     """Opens the files until the stack ends; missing ones are empty.
 
-    A switch appends meanwhile, and does not wait: read last, the log has all that the
-    other files cover.
+    A switch appends meanwhile: the log, read last, has all that the others cover.
     """
 
     def opened(path: pathlib.Path) -> BinaryIO:

@@ -25,16 +25,14 @@ from nebula_jax.security import audit, private_files
 from nebula_jax.security.audit import AuditError, signed_heads
 from nebula_jax.security.membership import site_folder
 
-SUFFIX = ".seen"
-"""Of a file for each peer: the newest head, and the public key of its log."""
+SUFFIX = ".seen"  # of a file for each peer: the newest head, and its log's public key
 
 
 class Seen(NamedTuple):
     """The newest head of a peer's log that this lab has cosigned."""
 
     head: signed_heads.SignedHead
-    verifier: signed_heads.Verifier
-    """The public key of the peer's log."""
+    verifier: signed_heads.Verifier  # the public key of the peer's log
 
 
 class Witness:
@@ -43,14 +41,10 @@ class Witness:
     def __init__(
         self, folder: pathlib.Path, known: signed_heads.Verifier | None = None
     ) -> None:
-        """Makes one, with what it has seen before.
+        """Makes one, with what it has seen before in `folder`, its own lab's `audit`.
 
-        Args:
-          folder: `audit` of the witness's own lab.
-          known: the public key of the one log that is known beforehand.
-
-        Raises:
-          AuditError: if the folder cannot be used.
+        `known` is the public key of the one log that is known beforehand. Raises
+        AuditError if the folder cannot be used.
         """
         self._folder, self._known = audit.paths(folder).peers, known
         with audit.disk_errors(self._folder):
@@ -79,10 +73,7 @@ class Witness:
         raise AuditError(f"{path}: the file is damaged: put a copy of it back")
 
     def size(self, peer: str) -> int:
-        """Returns the size from which a peer has to prove the next head.
-
-        For errors see `seen`.
-        """
+        """Returns the size from which a peer proves the next head; errors as `seen`."""
         seen = self.seen(peer)
         return seen.head.size if seen else 0
 
@@ -91,17 +82,11 @@ class Witness:
     ) -> signed_heads.SignedHead:
         """Keeps a head of a peer's log on the disk, if it continues what was seen.
 
-        Args:
-          text: of the head; any text.
-          leaves: `Log.head_after` what `size(peer)` says; any bytes.
-          verifier: the public key of the peer's log; any text.
-
-        Returns:
-          The head, which may be cosigned.
-
-        Raises:
-          AuditError: if it is refused, or what was seen cannot be read or written.
-          private_files.PrivateFileError, site_folder.FederationError: likewise.
+        `text` (of the head) and `verifier` (the public key of the peer's log) are any
+        text, `leaves` (as of `Log.head_after`, given `size(peer)`) any bytes. Returns
+        the head, which may be cosigned. Raises AuditError if it is refused, or what was
+        seen cannot be read or written; private_files.PrivateFileError,
+        site_folder.FederationError likewise.
         """
         try:
             new = Seen(signed_heads.read(text), signed_heads.read_verifier(verifier))

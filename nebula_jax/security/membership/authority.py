@@ -29,8 +29,7 @@ from nebula_jax.security.membership import (
 from nebula_jax.security.membership.site_folder import FederationError
 from nebula_jax.security.tls import certificates, credentials
 
-ROOT_LIFETIME = datetime.timedelta(days=3650)
-"""Longer than any federation: with another root every lab would join anew."""
+ROOT_LIFETIME = datetime.timedelta(days=3650)  # with another, all labs would join anew
 ISSUER_LIFETIME = datetime.timedelta(days=365)
 """The key that issues is online. Its root, kept offline, replaces it in time; see
 `checkup.issuer`."""
@@ -40,8 +39,7 @@ is away for four days. A stolen key serves for so long, unless it is revoked."""
 LIST_LIFETIME = LEAF_LIFETIME
 """A lab that has had no newer revocation list for so long admits nobody. The list is
 signed anew every day: it is the short-lived status of certificates that live longer."""
-LIST_RENEWAL = datetime.timedelta(days=1)
-"""The age at which a revocation list is signed anew."""
+LIST_RENEWAL = datetime.timedelta(days=1)  # age at which a list is signed anew
 MOST_REQUEST_BYTES = 1 << 14  # a request for P-256 has 350
 GRACE = datetime.timedelta(days=14)
 """A lab that was off, or could not reach the authority, may renew certificates that
@@ -55,16 +53,10 @@ PARTS = ("invitations", "labs")
 
 
 class _Keys(NamedTuple):
-    """The keys of an authority.
+    """The keys of an authority."""
 
-    Attributes:
-      signer: the one that issues.
-      issuers: the certificates of that and of all before it, the newest first.
-      root: the certificate of the root.
-    """
-
-    signer: certificates.Authority
-    issuers: Sequence[x509.Certificate]
+    signer: certificates.Authority  # the one that issues
+    issuers: Sequence[x509.Certificate]  # of that and all before, newest first
     root: x509.Certificate
 
 
@@ -72,14 +64,9 @@ class LocalAuthority:
     """An authority whose key lies in the folder of a lab.
 
     Several processes may use it at once, such as a switch and a command: a change is
-    made under a lock, and is on the disk, whole or not at all, when it is done.
-
-    Attributes:
-      lab: that it belongs to.
-      fingerprint: of its certificate.
-
-    Raises:
-      FederationError: if it is not there, or others can read its key.
+    made under a lock, and is on the disk, whole or not at all, when it is done. `lab`
+    is whose it is, `fingerprint` its certificate's. Raises FederationError if it is not
+    there, or others can read its key.
     """
 
     def __init__(self, folder: site_folder.Folder) -> None:
@@ -115,14 +102,10 @@ class LocalAuthority:
     ) -> "LocalAuthority":
         """Makes an authority, with its lab as the first member.
 
-        Args:
-          folder: of the lab; it is made if missing.
-          lab: the name of the lab, which is in the authority's certificate.
-          log_key: public, of the lab's audit log: it is there as well, and peers refuse
-            what has no receipt of that log.
-
-        Raises:
-          FederationError: if there is one already, or it cannot be made.
+        The name of the lab is in the authority's certificate, and so is `log_key`, the
+        public key of the lab's audit log: peers refuse what has no receipt of that log.
+        `folder` is made if missing. Raises FederationError if an authority is there, or
+        cannot be made.
         """
         site_folder.check_lab(lab)
         folder.prepare()
@@ -157,13 +140,9 @@ class LocalAuthority:
         """Replaces the key that issues; returns the number of a list of the new key.
 
         Lists that the former key signs are refused from then on; its certificates serve
-        until labs renew them.
-
-        Args:
-          root_pem: the root's key and certificate, as `create` has written them.
-
-        Raises:
-          FederationError: if that is another root, or the list cannot be put in.
+        until labs renew them. `root_pem` is the root's key and certificate, as `create`
+        wrote them. Raises FederationError if that is another root, or the list cannot
+        be put in.
         """
         before = self._keys()
         try:
@@ -188,15 +167,10 @@ class LocalAuthority:
     def invite(self, lab: str, address: str) -> str:
         """Makes an invitation, which replaces an older one for the same lab.
 
-        Args:
-          lab: the name for which it serves; this one's own at its own switch alone.
-          address: host:port at which the lab reaches the authority's switch.
-
-        Returns:
-          One line, which is secret.
-
-        Raises:
-          FederationError: if an argument does not serve.
+        Returns one line, which is secret. `lab` is the name for which it serves, this
+        one's own at its own switch alone; `address` the host:port at which the lab
+        reaches the authority's switch. Raises FederationError if an argument does not
+        serve.
         """
         site_folder.check_lab(lab)
         if not site_folder.is_address(address):
@@ -216,16 +190,11 @@ class LocalAuthority:
         """Uses an invitation up, and admits the lab. Of two attempts at once one wins.
 
         A lab that is a member already gets other certificates: those that it had are
-        revoked, since who invited it anew may know that others have their keys.
-
-        Args:
-          claim: made with the secret of the invitation, see `invitations.claim`.
-          lab: the name under which its bearer wants to join.
-          requests: of certificates (PEM), which it wants.
-
-        Raises:
-          site_folder.Refusal: if it does not serve; the reason is a key of
-            `invitations.REASONS`.
+        revoked, since who invited it anew may know that others have their keys. `claim`
+        is made with the secret of the invitation (`invitations.claim`); its bearer
+        wants to join as `lab`, with certificates for `requests` (PEM). Raises
+        site_folder.Refusal if it does not serve; the reason is a key of
+        `invitations.REASONS`.
         """
         with self._ledger.changing() as ledger:
             if reason := _refusal(ledger, claim, lab, requests):
@@ -254,12 +223,9 @@ class LocalAuthority:
     def renew(self, renewal: member.Renewal) -> tuple[bytes, str, str]:
         """Issues a certificate to who has the key of a former one.
 
-        Returns:
-          The certificate (PEM), its lab and its role.
-
-        Raises:
-          site_folder.Refusal: if the former certificate is not one of this authority
-            that is valid within GRACE and not revoked; or as `certify`.
+        Returns the certificate (PEM), its lab and its role. Raises site_folder.Refusal
+        if the former one is not this authority's, valid within GRACE and not revoked;
+        or as `certify`.
         """
         try:
             keys = self._keys()
@@ -299,15 +265,10 @@ class LocalAuthority:
     def certify(self, csr_pem: bytes, lab: str, role: str) -> bytes:
         """Issues a certificate, which peers refuse until `attach`.
 
-        Args:
-          csr_pem: a request, from whom the caller has checked to be the lab.
-
-        Returns:
-          The certificate (PEM), and that of the key which has signed it.
-
-        Raises:
-          site_folder.Refusal: if the request does not serve, or the lab is no member.
-          errors.NebulaError: if the disk does not take it.
+        `csr_pem` is a request, from whom the caller has checked to be the lab. Returns
+        the certificate (PEM), and that of the key which has signed it. Raises
+        site_folder.Refusal if the request does not serve, or the lab is no member;
+        errors.NebulaError if the disk does not take it.
         """
         key, now = requested_key(csr_pem), site_folder.utc_now()
         with self._ledger.changing() as ledger:
@@ -336,8 +297,7 @@ class LocalAuthority:
     def attach(self, certificate_pem: bytes, receipt: bytes) -> bytes:
         """Puts a receipt into a certificate that was issued; a wrong one is no use.
 
-        Raises:
-          site_folder.Refusal: if this authority has not issued it.
+        Raises site_folder.Refusal if this authority has not issued it.
         """
         signer = self._keys().signer
         try:
@@ -352,9 +312,8 @@ class LocalAuthority:
         """Revokes the certificates of a lab; returns the number of the new list.
 
         It gets no other until it has been invited anew: an invitation is withdrawn.
-
-        Raises:
-          FederationError: if it was never a member nor invited, or has the authority.
+        Raises FederationError if it was never a member nor invited, or has the
+        authority.
         """
         site_folder.check_lab(lab)
         if lab == self.lab:
@@ -437,11 +396,8 @@ def _is_issued(certificate: x509.Certificate, issuer: x509.Certificate) -> bool:
 def requested_key(csr_pem: bytes) -> Any:
     """Returns the public key of a request whose sender has the private one.
 
-    Args:
-      csr_pem: from anybody.
-
-    Raises:
-      site_folder.Refusal: if it is no such request, or its key is weak.
+    `csr_pem` is from anybody. Raises site_folder.Refusal if it is no such request, or
+    its key is weak.
     """
     try:
         if len(csr_pem) > MOST_REQUEST_BYTES:

@@ -14,12 +14,10 @@ from nebula_jax.security.membership import member, revocation, site_folder
 
 MOST_CLOCK_SECONDS = member.BACKDATED.total_seconds() / 2
 """A larger difference is wrong: with twice that, new certificates are not valid yet."""
-LATE = 2 / 5
-"""The part of a certificate's life after which its renewal has failed for a day."""
+LATE = 2 / 5  # of a certificate's life: by then its renewal has failed for a day
 ISSUER_NOTICE = datetime.timedelta(days=60)
 """So long before its end it is said that the key that issues has to be replaced."""
-OLD_LIST = 2 * 86400.0
-"""The authority signs a new list every day."""
+OLD_LIST = 2 * 86400.0  # the authority signs a new list every day
 
 FINE, WRONG, UNCLEAR = "ok", "wrong", "note"
 
@@ -27,12 +25,9 @@ FINE, WRONG, UNCLEAR = "ok", "wrong", "note"
 class Check(NamedTuple):
     """A check and its result."""
 
-    what: str
-    """Was looked at, in a word or two."""
-    state: str
-    """FINE, WRONG, or UNCLEAR if it could not be found out or can wait."""
-    text: str
-    """The result, and what to do if something is wrong."""
+    what: str  # what was looked at, in a word or two
+    state: str  # FINE, WRONG, or UNCLEAR if it could not be found out or can wait
+    text: str  # the result, and what to do if something is wrong
 
     def __str__(self) -> str:
         text = printable.line(self.text, printable.LINE_LIMIT)

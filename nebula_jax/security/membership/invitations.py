@@ -20,8 +20,7 @@ from typing import NamedTuple
 from nebula_jax import strict_json
 from nebula_jax.security.membership import site_folder
 
-LIFETIME = datetime.timedelta(hours=1)
-"""As long as it takes two people to pass on a line."""
+LIFETIME = datetime.timedelta(hours=1)  # in which two people can pass on a line
 SECRET_BYTES = 32  # which nobody guesses; who tries is in the audit log
 PREFIX = "nebula1."
 _CLAIM = "nebula claim 1"
@@ -37,21 +36,13 @@ REASONS = {
 
 @dataclasses.dataclass(frozen=True)
 class Invitation:
-    """An invitation as the lab that joins reads it.
+    """An invitation as the lab that joins reads it."""
 
-    Attributes:
-      address: host:port of the authority's switch.
-      fingerprint: of the authority's certificate.
-      lab: the name for which it serves.
-      expires: the end of its life.
-      secret: 32 bytes that show who was invited. No text of this object has them.
-    """
-
-    address: str
-    fingerprint: str
-    lab: str
+    address: str  # host:port of the authority's switch
+    fingerprint: str  # of the authority's certificate
+    lab: str  # the name for which it serves
     expires: datetime.datetime
-    secret: bytes = dataclasses.field(repr=False)
+    secret: bytes = dataclasses.field(repr=False)  # 32 bytes that show who was invited
 
     def text(self) -> str:
         """Returns the line to hand on. It is secret."""
@@ -70,13 +61,9 @@ class Invitation:
 
 
 def parse(text: str) -> Invitation:
-    """Reads the text of an invitation.
+    """Reads the text of an invitation: a line, with any space around it.
 
-    Args:
-      text: the line; space around it does no harm.
-
-    Raises:
-      site_folder.Refusal: if it is damaged or has expired. No error has a part of it.
+    Raises site_folder.Refusal, with no part of it, if it is damaged or has expired.
     """
     text = text.strip()
     if not text.startswith(PREFIX) or len(text) > MOST_CHARACTERS:
@@ -134,15 +121,10 @@ def new(lab: str, address: str, fingerprint: str) -> Invitation:
 
 
 class Claim(NamedTuple):
-    """The proof of who has an invitation that certain requests are its own.
+    """The proof of who has an invitation that certain requests are its own."""
 
-    Attributes:
-      number: of the invitation, 32 bytes, by which it is found.
-      mac: of lab and requests, 32 bytes.
-    """
-
-    number: bytes
-    mac: bytes
+    number: bytes  # of the invitation, 32 bytes, by which it is found
+    mac: bytes  # of lab and requests, 32 bytes
 
 
 def claim(secret: bytes, lab: str, requests: Sequence[bytes]) -> Claim:

@@ -41,17 +41,11 @@ class Request(NamedTuple):
 
 
 class Renewal(NamedTuple):
-    """A request for a certificate (PEM), from who has one that it is to replace.
+    """A request for a certificate (PEM), from who has one that it is to replace."""
 
-    Attributes:
-      csr: the request for the new key (PEM).
-      certificate: the one before (PEM).
-      proof: a signature of the request by the key of that one.
-    """
-
-    csr: bytes
-    certificate: bytes
-    proof: bytes
+    csr: bytes  # the request for the new key (PEM)
+    certificate: bytes  # the one before (PEM)
+    proof: bytes  # a signature of the request by the key of that one
 
     def fields(self) -> dict[str, str]:
         """Returns it as fields of a JSON object."""
@@ -94,16 +88,10 @@ def install(
 ) -> x509.Certificate:
     """Replaces the credentials of a role, key and certificates at once.
 
-    Args:
-      certificate_pem: the certificate that was issued for it, and that of the issuer.
-      ca_pem: the authority's own, the root; None if this lab has it.
-
-    Returns:
-      The certificate.
-
-    Raises:
-      credentials.CredentialsError: if they do not fit; what was there stays.
-      errors.NebulaError: if the folder does not serve.
+    `certificate_pem` is the certificate that was issued, which is returned, and that of
+    the issuer; `ca_pem` the authority's own, the root, or None if this lab has it.
+    Raises credentials.CredentialsError if they do not fit, and what was there stays;
+    errors.NebulaError if the folder does not serve.
     """
     settings = folder.load()
     try:
@@ -129,13 +117,10 @@ def load(
 ) -> credentials.Credentials:
     """Reads the newest credentials of a role, and checks them.
 
-    Args:
-      allows_expired: True to show a certificate that has expired to a peer, which then
-        knows why it gets no other.
-
-    Raises:
-      credentials.CredentialsError: if they must not be used, with the file's name.
-      site_folder.FederationError: if there are none, or others can read the key.
+    `allows_expired` lets a certificate that has expired be shown to a peer, which then
+    knows why it gets no other. Raises credentials.CredentialsError, with the file's
+    name, if they must not be used; site_folder.FederationError if there are none, or
+    others can read the key.
     """
     settings = folder.load()  # which checks the modes
     found = _read(folder, role)
@@ -210,12 +195,8 @@ def pinned_authority(folder: site_folder.Folder) -> x509.Certificate:
 def trusted_authority(ca_pem: bytes, fingerprint: str) -> x509.Certificate:
     """Reads the certificate of an authority that only its fingerprint vouches for.
 
-    Args:
-      ca_pem: the certificate, from anybody.
-      fingerprint: of the right one, from an invitation or federation.json.
-
-    Raises:
-      credentials.CredentialsError: if it is another one.
+    `ca_pem` is from anybody, `fingerprint` from an invitation or federation.json.
+    Raises credentials.CredentialsError if it is another one.
     """
     try:
         authority = x509.load_pem_x509_certificate(ca_pem)

@@ -24,8 +24,7 @@ from nebula_jax.security import private_files
 from nebula_jax.security.membership import member, site_folder
 from nebula_jax.security.tls import certificates
 
-MOST_BYTES = 1 << 19
-"""Bytes of a list: 5,000 labs."""
+MOST_BYTES = 1 << 19  # of a list: 5,000 labs
 _DIGEST = ec.ECDSA(hashes.SHA256())
 _PURPOSE = b"nebula revocations 1\0"
 _FIELDS = {"number": int, "begin": int, "end": int, "revoked": dict}
@@ -40,17 +39,12 @@ class ListRefused(site_folder.Refusal):
 class Listed(NamedTuple):
     """A revocation list that the authority has signed. Times are unix seconds."""
 
-    number: int
-    """Greater than that of the list before."""
+    number: int  # greater than that of the list before
     begin: int
-    end: int
-    """Of its life."""
-    revoked: Mapping[str, int]
-    """Lab -> from when on a certificate of it has to be valid."""
-    issued: int
-    """When the key that has signed it was made."""
-    text: str
-    """As it was signed, to be handed on."""
+    end: int  # of its life
+    revoked: Mapping[str, int]  # lab -> from when on its certificates have to be valid
+    issued: int  # when the key that has signed it was made
+    text: str  # as it was signed, to be handed on
 
 
 def sign(
@@ -75,12 +69,9 @@ class RevocationList:
     does not serve every question raises, until `accept` has taken one that does: it is
     signed, so that it may come over a connection on which the peer is not checked.
 
-    Args:
-      folder: of the lab; it has credentials, and so the authority's certificate.
-      role: whose list it is: trainers do not rely on the one that their switch has.
-
-    Raises:
-      site_folder.FederationError: if it has none, or the numbers cannot be read.
+    `folder` is the lab's, with credentials, and so the authority's certificate; `role`
+    is whose list it is: trainers do not rely on their switch's. Raises
+    site_folder.FederationError if there is none, or the numbers cannot be read.
     """
 
     def __init__(self, folder: site_folder.Folder, role: str = "switch") -> None:
@@ -134,10 +125,7 @@ class RevocationList:
         _check_period(self.present())
 
     def is_revoked(self, lab: str, begin: datetime.datetime) -> bool:
-        """Returns True if a lab's certificate valid from `begin` on is revoked.
-
-        Raises ListRefused if there is no list that serves.
-        """
+        """Returns True if a certificate from `begin` is revoked; raises ListRefused."""
         return begin.timestamp() < self.present().revoked.get(lab, 0)
 
     def revoked(self) -> Mapping[str, int]:
@@ -148,16 +136,9 @@ class RevocationList:
     def accept(self, text: str) -> bool:
         """Takes over a list that somebody sends, if it is a newer one.
 
-        Args:
-          text: the list, from anybody.
-
-        Returns:
-          True if it is in force now; False if a newer one is, or it already was.
-
-        Raises:
-          ListRefused: if it is forged, damaged or no longer valid, or another one has
-            its number.
-          site_folder.FederationError: if the disk does not take it.
+        Returns True if it is in force now; False if a newer one is, or it already was.
+        Raises ListRefused if it is forged, damaged or no longer valid, or another one
+        has its number; site_folder.FederationError if the disk does not take it.
         """
         found = _verified(text, self._authority)
         with private_files.locked(self._lock_path):
@@ -178,8 +159,7 @@ class RevocationList:
                 )
             _check_period(found)
             try:
-                # A crash in between leaves a list that is newer than the number, which
-                # serves.
+                # A crash in between leaves a list newer than the number, which serves.
                 with files.writing(self._path) as partial:
                     partial.write_text(found.text, "ascii")
                 self._keep_number(found.number)

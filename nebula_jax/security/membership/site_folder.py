@@ -34,8 +34,7 @@ from nebula_jax import errors, files, strict_json
 from nebula_jax.security import names, private_files
 
 VERSION = 6  # of the files of a folder
-ROLES = ("switch", "trainer")
-"""The parts of a lab that have a certificate of their own."""
+ROLES = ("switch", "trainer")  # the parts of a lab with a certificate of their own
 
 UNREADABLE = (
     *(ValueError, TypeError, exceptions.UnsupportedAlgorithm, x509.InvalidVersion),
@@ -55,32 +54,21 @@ class FederationError(errors.NebulaError):
 
 
 class Refusal(errors.NebulaError):
-    """An error of another party: what it sent or showed must not be used.
-
-    Attributes:
-      reason: one word for the audit log, such as `expired`.
-    """
+    """An error of another party: what it sent or showed must not be used."""
 
     def __init__(self, reason: str, text: str) -> None:
         super().__init__(text)
-        self.reason = reason
+        self.reason = reason  # one word for the audit log, such as `expired`
 
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """The contents of federation.json.
+    """The contents of federation.json."""
 
-    Attributes:
-      name: of this lab.
-      authority: host:port of the lab that issues certificates; "" at that lab.
-      fingerprint: SHA-256 of the authority's certificate (DER), in hexadecimal.
-      version: of the files of the folder.
-    """
-
-    name: str
-    authority: str
-    fingerprint: str
-    version: int = VERSION
+    name: str  # of this lab
+    authority: str  # host:port of the lab that issues certificates; "" at that lab
+    fingerprint: str  # SHA-256 of the authority's certificate (DER), in hexadecimal
+    version: int = VERSION  # of the files of the folder
 
 
 class Folder:
@@ -142,17 +130,11 @@ class Folder:
         """Makes the folder of a lab that founds a federation, or joins one.
 
         Until there are credentials in it, a second attempt replaces the first.
-
-        Args:
-          authority: host:port of the lab that issues certificates; "" if it is this.
-          fingerprint: of the authority's certificate, see `fingerprint`.
-          is_back: True if the same lab is here, and is to get other credentials.
-
-        Returns:
-          What is in federation.json now.
-
-        Raises:
-          FederationError: if an argument does not serve, or a lab is here already.
+        `authority` is the host:port of the lab that issues certificates, "" if it is
+        this one; `fingerprint` is of the authority's certificate. With `is_back` the
+        same lab is here, and is to get other credentials. Returns what is in
+        federation.json now. Raises FederationError if an argument does not serve, or a
+        lab is here already.
         """
         check_lab(name)
         settings = _checked(Settings(name, authority, fingerprint), self.settings)

@@ -15,8 +15,7 @@ from cryptography.hazmat.primitives import serialization
 
 from nebula_jax.security.tls import credentials
 
-LEVEL = "DEFAULT:@SECLEVEL=2"
-"""OpenSSL's level of security: keys and digests that can be broken are refused."""
+LEVEL = "DEFAULT:@SECLEVEL=2"  # of OpenSSL: refuses keys and digests that can be broken
 DER = serialization.Encoding.DER
 
 
@@ -26,9 +25,8 @@ def server_contexts(
     """Returns a function that makes a server context from the folder's present files.
 
     Make one per connection: a context that lived longer would resume sessions, and
-    admit a peer whose certificate was revoked in the meantime.
-
-    For arguments and errors see `credentials.load`.
+    admit a peer revoked in the meantime. For arguments and errors see
+    `credentials.load`.
     """
     return _contexts(ssl.PROTOCOL_TLS_SERVER, folder, cluster)
 
@@ -50,17 +48,14 @@ def _contexts(
 class Context(ssl.SSLContext):
     """A context that has its own certificate at hand, which `ssl` does not hand out."""
 
-    certificate = b""
-    """DER."""
+    certificate = b""  # DER
 
 
 def context(side: int, own: credentials.Credentials) -> Context:
     """Makes the context of one connection, which both sides show certificates on.
 
-    It trusts only the authority of the credentials, which were checked.
-
-    Args:
-      side: ssl.PROTOCOL_TLS_SERVER or ssl.PROTOCOL_TLS_CLIENT.
+    It trusts only the authority of `own`, which was checked. `side` is
+    ssl.PROTOCOL_TLS_SERVER or ssl.PROTOCOL_TLS_CLIENT.
     """
     made = bare_context(side)
     made.certificate = own.certificate.public_bytes(DER)

@@ -53,21 +53,13 @@ SSL_REASONS = {  # of `reason`, OpenSSL's sslerr.h
 
 
 class Peer(NamedTuple):
-    """A peer whose certificate is in order.
+    """A peer whose certificate is in order."""
 
-    Attributes:
-      lab: that it is a part of.
-      role: `switch` or `trainer`.
-      serial: of its certificate.
-      begin: of its certificate's life, by which it may be revoked later.
-      end: of its certificate's life.
-    """
-
-    lab: str
-    role: str
-    serial: int
-    begin: datetime.datetime
-    end: datetime.datetime
+    lab: str  # that it is a part of
+    role: str  # `switch` or `trainer`
+    serial: int  # of its certificate
+    begin: datetime.datetime  # of its certificate's life: revocation goes by it
+    end: datetime.datetime  # of its certificate's life
 
 
 def server_context(
@@ -77,14 +69,10 @@ def server_context(
 ) -> ssl.SSLContext:
     """Makes the server's context of one connection, from the present files.
 
-    Args:
-      role: whose credentials it shows.
-      allows_joining: True if a client may come without a certificate, with an
-        invitation; `check_peer` refuses it. This side may have expired, and say so.
-
-    Raises:
-      site_folder.FederationError, site_folder.Refusal: if credentials or revocation
-        list of this lab do not serve.
+    It shows the credentials of `role`. With `allows_joining` a client may come without
+    a certificate, with an invitation (`check_peer` refuses it), and this side may have
+    expired, and say so. Raises site_folder.FederationError, site_folder.Refusal if
+    credentials or revocation list of this lab do not serve.
     """
     context = _context(ssl.PROTOCOL_TLS_SERVER, folder, role, allows_joining)
     if allows_joining:
@@ -97,11 +85,9 @@ def client_context(
 ) -> ssl.SSLContext:
     """Makes the client's context of one connection, from the present files.
 
-    The server's name has to be given, as `site_folder.dns_name` has it. For the other
+    The server's name has to be given, as `site_folder.dns_name` has it. With
+    `shows_expired` this side may have expired, and is to say so. For the other
     arguments and errors see `server_context`.
-
-    Args:
-      shows_expired: True if this side may have expired, and is to say so.
     """
     return _context(ssl.PROTOCOL_TLS_CLIENT, folder, role, shows_expired)
 
@@ -110,10 +96,8 @@ def joining_context(authority: x509.Certificate) -> tuple[ssl.SSLContext, str]:
     """Makes the context of a lab that joins, or that has no revocation list.
 
     It shows no certificate, and looks nothing up in a list: what comes over it has to
-    be signed by the authority.
-
-    Returns:
-      The context, and the name that the server has to have: the authority's lab's.
+    be signed by the authority. Returns it, and the name that the server has to have,
+    which is that of the authority's lab.
     """
     context = tls.bare_context(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(cadata=authority.public_bytes(tls.DER))
@@ -123,8 +107,7 @@ def joining_context(authority: x509.Certificate) -> tuple[ssl.SSLContext, str]:
 def unverified_context() -> ssl.SSLContext:
     """Makes a context to fetch the authority's certificate with, from anybody.
 
-    `member.trusted_authority` compares it with the fingerprint, before anything secret
-    is sent.
+    `member.trusted_authority` checks the fingerprint, before anything secret is sent.
     """
     context = tls.bare_context(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -137,16 +120,10 @@ def check_peer(
 ) -> Peer:
     """Checks a peer's certificate, after OpenSSL or later on a live connection.
 
-    Args:
-      der: the certificate; None or empty if it has shown none.
-      role: of this side, whose revocation list counts.
-
-    Returns:
-      Whose it is.
-
-    Raises:
-      credentials.CredentialsError: if it must not be used.
-      revocation.ListRefused: if this lab has no revocation list that serves.
+    `der` is the certificate; None or empty if it has shown none. `role` is that of this
+    side, whose revocation list counts. Returns whose it is. Raises
+    credentials.CredentialsError if it must not be used, revocation.ListRefused if this
+    lab has no list that serves.
     """
     certificate, found = credentials.check_peer(der, LONGEST)
     owner = site_folder.parse_name(found[0]) if len(found) == 1 else None
@@ -172,8 +149,7 @@ def check_peer(
 def reason_of(error: BaseException) -> str:
     """Returns why a connection came to nothing, in one word for the audit log.
 
-    Args:
-      error: as the server sees it: of a handshake, of `check_peer`, or of reading.
+    `error` is as the server sees it: of a handshake, of `check_peer`, or of reading.
     """
     if isinstance(error, site_folder.Refusal):
         return error.reason

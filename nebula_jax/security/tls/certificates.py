@@ -27,8 +27,7 @@ LIFETIME = datetime.timedelta(days=90)
 """Longer than any run: nobody can renew a certificate, as the authority's key is not
 kept, and a run whose certificates expire cannot reconnect. No longer, since nobody can
 revoke one: in a federation, each lasts five days."""
-CLOCK_DIFFERENCE = datetime.timedelta(days=1)
-"""Clocks of clusters may be this far behind the one that issued the certificates."""
+CLOCK_DIFFERENCE = datetime.timedelta(days=1)  # a cluster's clock may be so far behind
 
 LOG_KEY = x509.ObjectIdentifier("2.25.226310164853811704157937265498204158273")
 """The extension of an authority: the key of the log that has all it issues."""
@@ -53,11 +52,10 @@ def authority(
 ) -> Authority:
     """Makes an authority, with a new key.
 
-    Args:
-      lab: whose it is; None for the clusters of one run.
-      log_key: of the log that has all that is issued (Ed25519, 32 bytes), for a root,
-        which signs other authorities and nothing else; b"" for another.
-      root: that signs it; None for one that signs itself.
+    `lab` is whose it is; None for the clusters of one run. `log_key` is of the log that
+    has all that is issued (Ed25519, 32 bytes), for a root, which signs other
+    authorities and nothing else; b"" for another. `root` signs it; None if it signs
+    itself.
     """
     key = ec.generate_private_key(ec.SECP256R1())
     # A name of its own: a certificate of another authority has an unknown issuer.
@@ -82,8 +80,7 @@ def leaf(
 ) -> x509.Certificate:
     """Makes a certificate that signs nothing.
 
-    Args:
-      owner: its only subject alternative name; `x509.DNSName` of a cluster or lab.
+    `owner` is its only subject alternative name: `x509.DNSName` of a cluster or lab.
     """
     builder = _builder(name("member"), signer.certificate.subject, key, begin, end)
     constraints = x509.BasicConstraints(ca=False, path_length=None)
@@ -182,10 +179,7 @@ def identifier_of(signer: Authority) -> x509.AuthorityKeyIdentifier:
 
 
 def pem(key: Any, *chain: x509.Certificate) -> bytes:
-    """Returns a private key and certificates as they are written (PEM).
-
-    With a certificate and its authority, that is a file of credentials.
-    """
+    """Returns a key and certificates (PEM), as a file of credentials has them."""
     coding, form = serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8
     own = key.private_bytes(coding, form, serialization.NoEncryption())
     return b"".join([own, *(each.public_bytes(coding) for each in chain)])
@@ -211,12 +205,9 @@ def issue_all(clusters: Iterable[str]) -> dict[str, bytes]:
 def issue_for_run(folder: pathlib.Path, clusters: Iterable[str]) -> None:
     """Writes the credentials of `issue_all`, for this user alone.
 
-    Args:
-      folder: gets one sub-folder per cluster, named after its certificate.
-
-    Raises:
-      errors.SettingsError: see `issue_all`; nothing is written.
-      errors.NebulaError: if the disk does not take it.
+    `folder` gets one sub-folder per cluster, named after its certificate. Raises
+    errors.SettingsError as `issue_all`, and nothing is written; errors.NebulaError if
+    the disk does not take it.
     """
     for cluster, made in issue_all(clusters).items():
         own = folder / names.label(cluster)

@@ -23,8 +23,7 @@ from nebula_jax import errors, installed
 from nebula_jax.security import names, private_files
 from nebula_jax.security.membership import site_folder
 
-FILE = "cluster.pem"
-"""The credentials of a cluster, in the folder that is its setting `tls`."""
+FILE = "cluster.pem"  # a cluster's, in the folder that is its setting `tls`
 LONGEST_LIFETIME = datetime.timedelta(days=180)
 """A stolen key serves no longer. Twice what `certificates` issues."""
 USAGES = (ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH)
@@ -45,13 +44,10 @@ class NoCredentialsError(CredentialsError, errors.SettingsError):
 class Credentials(NamedTuple):
     """The contents of a file of credentials."""
 
-    pem: bytes
-    """All of it."""
-    key: Any
-    """The private one of the certificate."""
+    pem: bytes  # all of it
+    key: Any  # the private one of the certificate
     certificate: x509.Certificate
-    between: Sequence[x509.Certificate]
-    """The authority that has issued it, if another one is trusted: its root."""
+    between: Sequence[x509.Certificate]  # the issuing authority, if its root is trusted
     authority: x509.Certificate
 
 
@@ -65,9 +61,8 @@ def parse(pem: bytes) -> Credentials:
 def file(where: pathlib.Path) -> pathlib.Path:
     """Returns the file of a cluster's credentials.
 
-    Args:
-      where: its folder; or `fd:NUMBER`, the descriptor of a file in memory, which the
-        launcher hands down.
+    `where` is its folder, or `fd:NUMBER`: a file in memory that the launcher hands
+    down.
     """
     if found := _DESCRIPTOR.fullmatch(str(where)):
         return pathlib.Path("/proc/self/fd") / found[1]
@@ -77,12 +72,9 @@ def file(where: pathlib.Path) -> pathlib.Path:
 def load(where: pathlib.Path, cluster: str | None = None) -> Credentials:
     """Reads the credentials of a cluster, and checks that it alone can use them.
 
-    Args:
-      where: see `file`.
-      cluster: whose they are to be; None for anybody's.
-
-    Raises:
-      CredentialsError, private_files.PrivateFileError: in one line that names the file.
+    For `where` see `file`; `cluster` is whose they are to be, None for anybody's.
+    Raises CredentialsError or private_files.PrivateFileError, in one line that names
+    the file.
     """
     path = file(where)
     try:
@@ -102,14 +94,9 @@ def load(where: pathlib.Path, cluster: str | None = None) -> Credentials:
 
 
 def check(own: Credentials, what: str, name: str | None) -> None:
-    """Checks credentials of this side.
+    """Checks this side's credentials; raises CredentialsError if they must not be used.
 
-    Args:
-      what: the certificate, in words.
-      name: its only DNS name; None for any.
-
-    Raises:
-      CredentialsError: if they must not be used.
+    `what` is the certificate, in words; `name` its only DNS name, or None for any.
     """
     certificate = own.certificate
     chain = (certificate, *own.between, own.authority)
@@ -136,15 +123,9 @@ def check_peer(
 ) -> tuple[x509.Certificate, list[str]]:
     """Checks a peer's certificate, which OpenSSL has let pass.
 
-    Args:
-      der: the certificate; None or empty if it has shown none.
-      longest: its life.
-
-    Returns:
-      The certificate, and its DNS names, see `names_of`.
-
-    Raises:
-      CredentialsError: if it must not be used.
+    `der` is None or empty if it has shown none; `longest` is the longest life it may
+    have. Returns the certificate, and its DNS names (`names_of`). Raises
+    CredentialsError if it must not be used.
     """
     if not der:
         raise CredentialsError("none", "the peer has shown no certificate")
@@ -167,9 +148,8 @@ def check_certificate(
 ) -> None:
     """Checks the kind of a certificate, and its period.
 
-    Raises:
-      CredentialsError: if it is no certificate of a cluster or lab.
-      Exception: one of `site_folder.UNREADABLE`.
+    Raises CredentialsError if it is no certificate of a cluster or lab, or one of
+    `site_folder.UNREADABLE`.
     """
     if certificate.serial_number <= 0:
         raise CredentialsError("malformed", f"{what} has no serial number")
