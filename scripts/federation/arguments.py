@@ -29,8 +29,7 @@ class Command(NamedTuple):
     options: tuple[Option, ...]
 
 
-COMMANDS: list[Command] = []
-"""All commands whose modules were imported."""
+COMMANDS: list[Command] = []  # all whose modules were imported
 
 
 class InputError(errors.SettingsError):
@@ -61,10 +60,8 @@ def add_federation(parser: argparse.ArgumentParser, default: Any) -> None:
 def command(name: str, *options: Option) -> Callable[[Run], Run]:
     """Makes a command of a function, whose docstring says what the command does.
 
-    Args:
-      name: of the command, such as `status`, or `account add` in a group.
-      options: its arguments; the function finds their values in a namespace, and
-        returns the exit status.
+    `name` is such as `status`, or `account add` in a group; the function finds the
+    values of `options` in a namespace, and returns the exit status.
     """
 
     def made(run: Run) -> Run:
@@ -89,13 +86,9 @@ def again(arguments: argparse.Namespace, command: str) -> str:
 def record(place: site_folder.Folder, kind: str, /, **what: Any) -> None:
     """Puts an entry into this lab's audit log, on the disk.
 
-    The switch, which has the log open, does it; without one this process does.
-
-    Args:
-      kind, what: as for `audit_log.Log.append`; the owner of the lab does it.
-
-    Raises:
-      errors.NebulaError: if it is not there.
+    The switch, which has the log open, does it; without one this process does. `kind`
+    and `what` are as for `audit_log.Log.append`; the owner of the lab does it. Raises
+    errors.NebulaError if the entry is not there.
     """
     try:
         request(place, REQUEST_SECONDS, "record", kind=kind, what=what)
@@ -117,8 +110,7 @@ def request(
 ) -> Mapping[str, Any]:
     """Returns the running switch's answer to a request of this user; see `inner.ask`.
 
-    Raises:
-      errors.NebulaError: if the switch does not run, does not answer or refuses.
+    Raises errors.NebulaError if the switch does not run, does not answer or refuses.
     """
     place.load()
     try:
@@ -140,8 +132,7 @@ def peer(text: str) -> tuple[str, tuple[str, int]]:
 def count(text: str) -> int:
     """Returns a number of rows or bytes as a person types it, such as 1e6.
 
-    Raises:
-      InputError: if it is no whole number; how large it may be, others check.
+    Raises InputError if it is no whole number; how large it may be, others check.
     """
     try:
         found = float(text)

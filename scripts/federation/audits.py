@@ -62,7 +62,6 @@ def shown(folder: pathlib.Path) -> Iterator[str]:
 
 
 def _said(entry: audit_entries.Entry) -> str:
-    """Returns who did what."""
     what = {
         printable.line(name): printable.line(
             each if isinstance(each, str) else json.dumps(each)
@@ -154,12 +153,9 @@ def _heads(
 
 
 def _cosigned(folder: pathlib.Path) -> Heads:
-    """Returns the head that each lab has cosigned of this lab's own log.
-
-    By the key that this lab has witnessed as that of the other's log: the file, as each
-    copy of it, could name any.
-    """
+    """Returns the head of this log that each lab has cosigned, by its witnessed key."""
     known, kept = witness.Witness(folder), signed_heads.cosigned_in(folder)
+    # The file, as each copy of it, could name any key.
     return {
         lab: head
         for lab, (head, by) in kept.items()
