@@ -1,15 +1,45 @@
 """The examples of local steps: an all-reduce where they should be, and what crosses."""
 
 import json
+import signal
+import time
 
 import jax
 import numpy as np
 import optax
+import pytest
 import trees
-from example_runs import params, train_here
+from example_runs import ended, params, start, train_here
 
 import nebula_jax as nebula
-from experiments import adapters_your_model
+from experiments import adapters_your_model, local_steps_your_model
+
+
+@pytest.mark.slow  # of BERT's clusters it is in every run of the tests
+def test_replicas_that_are_stopped_go_on_bit_for_bit(tmp_path):
+    example, name = local_steps_your_model, "local_steps_your_model"
+    flags = {"checkpoint_every": 20, "log_every": 20}
+    whole_run, parts = tmp_path / "whole", tmp_path / "parts"
+    whole_run.mkdir()
+    parts.mkdir()
+    ended(start(whole_run, name, steps=60, **flags))
+    run = start(parts, name, steps=60, **flags)
+    saved = parts / "runs" / name / "replica-1" / "checkpoints" / "00000020"
+    while run.poll() is None and not saved.exists():
+        time.sleep(0.02)
+    run.send_signal(signal.SIGTERM)
+    run.communicate(timeout=120)
+    newest = {
+        max((parts / "runs" / name / each / "checkpoints").glob("[0-9]" * 8)).name
+        for each in ("replica-0", "replica-1")
+    }
+    assert len(newest) == 1  # all have stopped after the same step
+    ended(start(parts, name, steps=60, **flags))
+    one, two = (
+        params(each / "runs" / name, "replica-1", 60, example.PARAMS)
+        for each in (whole_run, parts)
+    )
+    jax.tree.map(np.testing.assert_array_equal, one, two)
 
 
 def test_nothing_but_adapters_crosses(tmp_path, monkeypatch):

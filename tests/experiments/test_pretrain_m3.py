@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import re
+import shutil
 import signal
 import time
 
@@ -156,6 +157,23 @@ def test_eval_only_finds_the_runs_own_figures(runs, split):
         for name in ("rtd_auc", "clm_accuracy", "sampled_mlm_accuracy"):
             of_run = own[-1][f"held_out_{name}"][language]
             assert figures[name] == pytest.approx(of_run, abs=1e-3)
+
+
+@pytest.mark.slow  # of checkpoints alone: tests/runtime/records/test_checkpoints.py
+def test_a_finished_run_goes_on_to_more_steps(runs, split):
+    shutil.copytree(split[0], runs.folder / "longer")
+    flags = {"cluster": "whole", "checkpoint_every": 5, "workdir": "longer"}
+    output = runs.finished(steps=7, **flags)
+    assert "going on after step 5, to 7 in place of 5 (steps)" in output
+    assert (
+        json.loads((runs.folder / "longer/summary.json").read_text())["flags"]["steps"]
+        == 7
+    )
+    states = [runs.state("longer", name, 7) for name in CLUSTERS]
+    assert all(int(state["step"]) == 7 for state in states)
+    status, output = runs.run(steps=5, **flags)
+    assert status != 0
+    assert "holds a run with --steps=7, this one has 5" in output
 
 
 def test_a_run_begins_with_the_parameters_of_another(runs, split):
@@ -312,6 +330,17 @@ def test_every_process_and_direction_of_the_line_has_a_lane(split):
         if each["name"] == "wire tokens"
     ]
     assert steps == list(range(1, 6))
+
+
+def test_spans_of_a_lane_lie_within_each_other_or_apart(split):
+    for lane in spans(split[0]).values():
+        open_until = []
+        for each in sorted(lane, key=lambda each: (each["ts"], -each["dur"])):
+            begin, end = each["ts"], each["ts"] + each["dur"]
+            while open_until and open_until[-1] <= begin + 1:
+                open_until.pop()
+            assert not open_until or end <= open_until[-1] + 1  # microseconds
+            open_until.append(end)
 
 
 def test_the_parts_of_the_time_add_up_to_it(split):

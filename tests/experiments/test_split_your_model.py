@@ -8,6 +8,7 @@ import time
 
 import jax
 import numpy as np
+import optax
 import ports
 import pytest
 import trees
@@ -15,7 +16,7 @@ from example_runs import ended, params, start, train_here
 
 import nebula_jax as nebula
 from experiments import chain_of_three, split_your_model
-from nebula_jax.training import checkpoint
+from nebula_jax.training import checkpoint, metrics
 
 
 def whole(loss, parts, optimizer, steps, batches):
@@ -141,3 +142,48 @@ def test_a_cluster_that_is_to_stop_waits_for_no_lost_peer_and_the_run_goes_on(tm
         pass
     again.kill()
     again.communicate()
+
+
+@pytest.mark.slow  # in one process: tests/face/test_cut.py
+def test_a_stopped_chain_is_the_uncut_model_after_the_step_that_all_saved(tmp_path):
+    """Each part draws by the key of step and micro-batch; the norm is of all parts."""
+    example = chain_of_three
+    flags = {"steps": 100_000, "checkpoint_every": 50_000, "log_every": 10}
+    # Over a line few steps are done when all stop: rounding errors grow with each.
+    run = start(tmp_path, "chain_of_three", wan="100mbit,10ms", **flags)
+    for line in run.stdout:
+        if "middle" in line and "step" in line:
+            break
+    run.send_signal(signal.SIGTERM)
+    output = run.communicate(timeout=60)[0]
+    assert run.returncode == 128 + signal.SIGTERM, output
+    folders = (tmp_path / "runs" / "chain_of_three").glob("*/checkpoints")
+    steps = [sorted(each.name for each in folder.iterdir()) for folder in folders]
+    [[last]] = {tuple(each) for each in steps}  # one checkpoint, the same in all three
+    last = int(last)
+    # What crosses takes 10 ms on each of two lines, there and back.
+    records = metrics.read(tmp_path / "runs" / "chain_of_three" / "middle")
+    assert max(each["steps_per_second"] for each in records) < 1.1 / 0.04
+
+    def loss(params, step_and_data):
+        step, (points, labels) = step_and_data
+        total = 0.0
+        for number in range(example.MICRO_BATCHES):
+            rng = jax.random.fold_in(jax.random.key(0), step)
+            rng = jax.random.fold_in(rng, number)
+            h = example.front(params[0], points[number], rng)
+            h = example.middle(params[1], h, None, rng)
+            total += example.back(params[2], h, labels[number], rng)[0]
+        return total / example.MICRO_BATCHES
+
+    begin = [example.init(part) for part in range(3)]
+    optimizer = optax.chain(optax.clip_by_global_norm(1.0), example.OPTIMIZER)
+    gradients = jax.jit(jax.grad(loss))
+    tree, opt_state = begin, optimizer.init(begin)
+    for step in range(1, last + 1):
+        grads = gradients(tree, (step, example.data(step)[1:]))
+        updates, opt_state = optimizer.update(grads, opt_state, tree)
+        tree = optax.apply_updates(tree, updates)
+    for name, like, one in zip(("front", "middle", "back"), begin, tree, strict=True):
+        found = params(tmp_path / "runs" / "chain_of_three", name, last, like)
+        trees.assert_close(found, one, atol=1e-3)

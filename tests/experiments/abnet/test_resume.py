@@ -193,6 +193,36 @@ def test_files_of_another_run_or_of_the_other_side_are_refused(runs, undisturbed
 
 
 @pytest.mark.slow
+def test_either_side_can_ask_to_stop_and_damage_is_left_aside(runs, undisturbed):
+    step = 0
+    for asked in SIDES:  # over a line on which a step takes long enough to be stopped
+        following = (step // EVERY + 1) * EVERY
+        process, family = start_and_wait(runs, "asked", following, wan="10mbit,50ms")
+        family[asked].terminate()
+        output, _ = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM, output
+        tiny_runs.assert_all_gone(family)
+        (step,) = set(newest(runs, "asked").values())
+    folder = runs.folder / "asked" / "source" / "checkpoints" / f"{step:08d}"
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    victim = max(files, key=lambda path: path.stat().st_size)
+    victim.write_bytes(victim.read_bytes()[:100])
+    output = runs.finished(workdir="asked", tls="off", **RUN)
+    assert f"[source] checkpoint of step {step} in " in output
+    trees.assert_same(undisturbed, runs.sides("asked", STEPS))
+
+
+@pytest.mark.slow
+def test_a_side_that_lost_its_files_is_told_so(runs, undisturbed):
+    shutil.copytree(runs.folder / "undisturbed", runs.folder / "lost")
+    shutil.rmtree(runs.folder / "lost" / "source" / "checkpoints")
+    status, output = runs.run(workdir="lost", tls="off", **RUN)
+    assert status == 1
+    assert "no step is saved in all clusters" in output
+    assert newest(runs, "undisturbed") == dict.fromkeys(SIDES, STEPS)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("backward", ["identity", "error_feedback(int8(8))"])
 def test_the_whole_goes_on_bit_for_bit_too(runs, backward):
     codecs = {"forward_codec": "identity", "backward_codec": backward}

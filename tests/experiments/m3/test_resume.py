@@ -4,11 +4,16 @@ A short run that is killed at two moments is in test_pretrain_m3.py.
 """
 
 import json
+import resource
 import signal
 import time
 
+import configured
 import pytest
 import tiny_runs
+
+from experiments.m3 import config, data
+from experiments.pretraining import vocabulary as shared_vocabulary
 
 STEPS, EVERY = 38, 4  # the last step is no multiple: it has a checkpoint of its own
 CLUSTERS = ("discriminator", "generator-0", "generator-1")
@@ -112,6 +117,31 @@ def test_a_stopped_run_saves_one_step_everywhere_and_damage_is_left_aside(
     assert len(before) == 3
     assert len(set(before)) == 1
     assert 0 < before[0] < int(step)
+
+
+@pytest.mark.slow
+def test_a_full_disk_ends_the_run_and_is_named(runs, monkeypatch):
+    """Files that may not grow beyond 100 kB: no checkpoint fits.
+
+    In one process and with one generator, which is soon compiled.
+    """
+    given = {"generators": "en", "task_mix": "mrtd", "workdir": "full", "steps": 1}
+    # Vocabulary and text would be too large as well.
+    prepared = {"prepared_dir": runs.folder / "prepared"}
+    run = data.checked(configured.run(config, **runs.flags() | prepared | given))
+    run = run.with_local(vocabulary=str(data.shared_vocabulary(run)))
+    data.text_of(run, 0, shared_vocabulary.given(run.local))
+    # Half of a compiled program would stay in the cache, where others would find it.
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "1e6")
+    process = runs.start(cluster="whole", **given)
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (100_000, 100_000))
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 1
+    last = output.strip().splitlines()[-1]
+    assert last.startswith("error: could not save step 1 in full/discriminator/")
+    assert "File too large" in last
+    for printed_by_threads in ("Traceback", "Event loop is closed"):
+        assert printed_by_threads not in output
 
 
 @pytest.mark.slow

@@ -67,6 +67,15 @@ def test_what_transformers_wrote_we_read_and_the_other_way_round(name, seed, tmp
     assert oracle.difference(outputs, oracle.theirs(again)) < TOLERANCE
 
 
+@pytest.mark.parametrize("name", oracle.MODELS)
+def test_golden_files_are_what_transformers_says_today(name):
+    model, tensors = oracle.build(name)
+    golden = oracle.golden(name)
+    assert golden["tensors"] == tensors
+    for key, value in oracle.theirs(model).items():
+        np.testing.assert_allclose(golden[key], value, atol=2e-5)
+
+
 def drawn_model(family, size, **fields):
     """An encoder of a family with weights that depend on their names."""
     config = transformer.Config(

@@ -145,6 +145,17 @@ def test_clusters_meet_in_whatever_order_they_start(count, seed, hub):
         assert list(found) == list(found.values()) == met, found
 
 
+def test_who_dials_whom():
+    assert all_clusters.dialed("c", NAMES) == ["a", "b"]
+    assert all_clusters.awaited("c", NAMES) == ["d", "e"]
+    assert all_clusters.dialed("a", NAMES, hub="c") == ["c"]
+    assert all_clusters.dialed("c", NAMES, hub="c") == []
+    assert all_clusters.awaited("c", NAMES, hub="c") == ["a", "b", "d", "e"]
+    assert all_clusters.dialed("all", NAMES) == []
+    with pytest.raises(errors.SettingsError, match="hub=z: the clusters are a, b"):
+        all_clusters.dialed("a", NAMES, hub="z")
+
+
 @pytest.mark.parametrize(
     ("cluster", "hub", "values", "words"),
     [
@@ -309,6 +320,19 @@ def test_one_that_dies_while_another_is_dialed_ends_the_dialing():
     proxy.close()
 
 
+def test_a_killed_cluster_may_rejoin_while_others_wait():
+    run = Run(NAMES[:3])
+    proxy, a = run.line_to("a")
+    run.start("a", began)
+    run.start("b", began, peer=a, reconnect_timeout=0.1)
+    run.wait_for_links(2)
+    proxy.go_down()
+    assert isinstance(run.result("b"), session.PeerGone)
+    run.start("bc", began)
+    assert run.all() == {"a": 0, "b": 0, "c": 0}
+    proxy.close()
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("credentials")
@@ -376,10 +400,10 @@ def test_an_abort_that_takes_long_keeps_nobody_waiting(monkeypatch):
 class Hub:
     """A hub that looks for newcomers until it is told to end."""
 
-    def __init__(self, run):
+    def __init__(self, run, may_return=True):
         self.peers, self.came = None, []
         self._end, self._is_there = threading.Event(), threading.Event()
-        run.start("a", self._body, may_return=True)
+        run.start("a", self._body, may_return=may_return)
 
     def _body(self, peers):
         began(peers)
@@ -445,6 +469,25 @@ def test_a_killed_cluster_rejoins_the_hub(is_away, monkeypatch):
     proxy.close()
 
 
+def test_the_hub_ends_without_those_that_are_gone():
+    run = Run(NAMES[:3], hub="a", reconnect_timeout=0.2)
+    hub = Hub(run)
+    there = threading.Event()
+
+    def killed(peers):
+        began(peers)
+        there.set()
+        raise errors.NebulaError("killed")
+
+    run.start("b", killed)
+    run.start("c", until_end)
+    assert there.wait(SECONDS)
+    wait_until(lambda: hub.there().links["b"].is_over)
+    hub.end()
+    found = run.all()
+    assert (found["a"], found["c"]) == (None, 0)
+
+
 def test_a_newcomer_whose_settings_differ_does_not_end_the_run(monkeypatch):
     """If the place is free: then they are compared as it is taken."""
     said = []
@@ -461,6 +504,19 @@ def test_a_newcomer_whose_settings_differ_does_not_end_the_run(monkeypatch):
     hub.wait_for(1)
     hub.end()
     assert run.all() == {"a": None, "b": 7}
+
+
+def test_without_leave_no_cluster_rejoins():
+    run = Run(NAMES[:2], hub="a")
+    hub = Hub(run, may_return=False)
+    run.start("b", until_end)
+    hub.there()
+    refused = pytest.raises(session.PeerAborted, match="b is here already")
+    with refused, joined(run.settings("b"), hello("b"), run.names, hub="a"):
+        pass
+    hub.end()
+    assert run.all() == {"a": None, "b": 0}
+    assert not hub.came
 
 
 def test_clusters_rejoin_a_hub_alone():
