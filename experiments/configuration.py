@@ -156,7 +156,7 @@ class Run(Generic[AgreedT, LocalT]):
     ) -> frames.Hello:
         """Returns the Hello of this process, with `details` that the others need.
 
-        Settings must be equal in all clusters; this one could resume after `saved`.
+        All have equal settings; this cluster could resume after the steps `saved`.
         """
         name, version = self.local.cluster, nebula_jax.__version__
         return frames.Hello(name, version, dict(settings), tuple(saved), details)
