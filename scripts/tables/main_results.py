@@ -16,8 +16,7 @@ CUT = ("codec", "MB a step", "loss", "BLEU", "steps/s", "170 Mbit/s")
 LOCAL = ("exchange", "clusters", "bytes a token", "times fewer", "loss")
 HEADER = ("what", "result", "spread, or cost", "seeds", "page")
 NARROW = "bottleneck of 208 by token and zstd"
-"""Of Table 5's rows with 25 times fewer bytes at the baseline's loss and BLEU, the one
-with most seeds."""
+"""Of Table 5's rows with 25 times fewer bytes, the one whose record has most seeds."""
 
 Figures = tuple[str, str, int | None]  # a result; its interval or cost; seeds, if any
 
