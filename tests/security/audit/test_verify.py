@@ -163,11 +163,14 @@ def mutate(copies, draw):
     return f"{kind.__name__} {name}", newest._replace(**{name: data})
 
 
-def test_ten_thousand_mutations_are_all_found(history):
+@pytest.mark.parametrize(
+    "mutations", [1_000, pytest.param(10_000, marks=pytest.mark.slow)]
+)
+def test_all_mutations_are_found(history, mutations):
     copies, seen, who = history
     draw = random.Random(20261122)
     counts = collections.Counter()
-    for _ in range(10_000):
+    for _ in range(mutations):
         name, mutant = mutate(copies, draw)
         while mutant == copies[-1]:
             name, mutant = mutate(copies, draw)
@@ -176,7 +179,7 @@ def test_ten_thousand_mutations_are_all_found(history):
     # The two short files have one line: to drop that of `cosigned`, or to exchange one
     # with itself, changes nothing.
     assert len(counts) == 3 + len(MUTATIONS) * len(FILES) - 3
-    assert min(counts.values()) > 50
+    assert min(counts.values()) > mutations / 200
 
 
 def test_nothing_is_found_where_nothing_was_changed(history):
