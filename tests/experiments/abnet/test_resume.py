@@ -1,4 +1,7 @@
-"""Faults do not change a translator: kill either side, start again, same bits."""
+"""Faults do not change a translator: kill either side, start again, same bits.
+
+All of it is slow: test_pretrain_m3.py has the same of M3 in every run of the tests.
+"""
 
 import contextlib
 import shutil
@@ -16,6 +19,7 @@ import trees
 
 from experiments.abnet import translator
 
+pytestmark = pytest.mark.slow
 STEPS, EVERY = 21, 4  # the last step is no multiple: it has a checkpoint of its own
 SIDES = ("source", "target")
 # All sentences in one shape, codecs that remember, and a bottleneck at the cut.
@@ -101,7 +105,6 @@ def test_the_bottleneck_trains_and_translates(runs, whole):
     assert len(translator.Translator(run).translate(lines)) == 2
 
 
-@pytest.mark.slow
 def test_a_translator_by_mask_predict_in_several_shapes_goes_on_as_well(runs):
     """Lengths are told anew, masks are those of the step, each shape has its memory.
 
@@ -126,7 +129,6 @@ def test_a_translator_by_mask_predict_in_several_shapes_goes_on_as_well(runs):
     trees.assert_same(runs.sides("masked", STEPS), runs.sides("masked_killed", STEPS))
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("victim", SIDES)
 def test_a_side_may_be_killed_at_any_moment(runs, undisturbed, victim):
     """While it reads, meets the other, trains, saves or translates.
@@ -161,7 +163,6 @@ def test_a_side_may_be_killed_at_any_moment(runs, undisturbed, victim):
     trees.assert_same(undisturbed, runs.sides(workdir, STEPS))
 
 
-@pytest.mark.slow
 def test_files_of_another_run_or_of_the_other_side_are_refused(runs, undisturbed):
     """Text, models and side are compared, and what lies there stays."""
     folder = runs.folder / "undisturbed"
@@ -192,7 +193,6 @@ def test_files_of_another_run_or_of_the_other_side_are_refused(runs, undisturbed
     assert newest(runs, "undisturbed") == dict.fromkeys(SIDES, STEPS)
 
 
-@pytest.mark.slow
 def test_either_side_can_ask_to_stop_and_damage_is_left_aside(runs, undisturbed):
     step = 0
     for asked in SIDES:  # over a line on which a step takes long enough to be stopped
@@ -212,7 +212,6 @@ def test_either_side_can_ask_to_stop_and_damage_is_left_aside(runs, undisturbed)
     trees.assert_same(undisturbed, runs.sides("asked", STEPS))
 
 
-@pytest.mark.slow
 def test_a_side_that_lost_its_files_is_told_so(runs, undisturbed):
     shutil.copytree(runs.folder / "undisturbed", runs.folder / "lost")
     shutil.rmtree(runs.folder / "lost" / "source" / "checkpoints")
@@ -222,7 +221,6 @@ def test_a_side_that_lost_its_files_is_told_so(runs, undisturbed):
     assert newest(runs, "undisturbed") == dict.fromkeys(SIDES, STEPS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("backward", ["identity", "error_feedback(int8(8))"])
 def test_the_whole_goes_on_bit_for_bit_too(runs, backward):
     codecs = {"forward_codec": "identity", "backward_codec": backward}

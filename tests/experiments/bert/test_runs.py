@@ -26,6 +26,7 @@ def whole(runs):
     return runs.folder / "whole"
 
 
+@pytest.mark.slow  # of M3 it is in every run of the tests
 def test_a_run_ends_bit_for_bit_the_same_after_a_kill_and_a_stop(runs, whole):
     """Two processes over an encrypted line: one is killed, and all start again; then
     one is asked to stop, and the same command goes on."""
