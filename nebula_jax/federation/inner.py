@@ -1,10 +1,10 @@
 """The inner network of a lab: trainers and commands connect to their own switch here.
 
-Over TCP both sides first prove (`security.handshake`) that they have the token of this
-run of the switch, which never crosses. It is in a file of the lab's owner alone, whose
-requests these are. Other users of the host come by a Unix socket, where the kernel says
-who they are. A request is one line of JSON, and so is its answer; after `dial`, the
-connection is a stream to the other trainer.
+Over TCP both sides first prove (`security.shared_secret`) that they have the token of
+this run of the switch, which never crosses. It is in a file of the lab's owner alone,
+whose requests these are. Other users of the host come by a Unix socket, where the
+kernel says who they are. A request is one line of JSON, and so is its answer; after
+`dial`, the connection is a stream to the other trainer.
 """
 
 import asyncio
@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from nebula_jax import disk, errors, strict_json
 from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
-from nebula_jax.security import handshake, private_files
+from nebula_jax.security import private_files, shared_secret
 from nebula_jax.security.membership import site_folder
 
 REQUEST_SECONDS = 5.0
@@ -162,7 +162,7 @@ def request(
         if "error" in answer:
             raise Refused(json_lines.field(answer, "error", str))
         return sock, answer
-    except handshake.Unproven as error:
+    except shared_secret.Unproven as error:
         sock.close()
         raise NoSwitch(f"no switch of {folder.path} is at {address}: {error}") from None
     except EOFError:
@@ -199,11 +199,11 @@ def _connected(address: Address, seconds: float) -> socket.socket:
 
 
 def _prove(sock: socket.socket, address: Address, op: str) -> None:
-    """Exchanges proofs with the switch; raises handshake.Unproven if it is none."""
+    """Exchanges proofs with the switch; raises shared_secret.Unproven if it is none."""
     secret, asked = address.token.encode(), json_lines.read(sock)
-    claim, message = handshake.claim(secret, repr(address), os.getpid(), op, asked)
+    claim, message = shared_secret.claim(secret, repr(address), os.getpid(), op, asked)
     sock.sendall(json_lines.encode(message))
-    handshake.check_listener(secret, claim, json_lines.read(sock))
+    shared_secret.check_listener(secret, claim, json_lines.read(sock))
 
 
 async def read_request(
@@ -212,7 +212,7 @@ async def read_request(
     """Reads a request, over TCP once both sides have proven that they have the token.
 
     `own` is the address of this switch; None for who has come by the Unix socket.
-    Raises handshake.Unproven if the caller does not have the token, of which it is
+    Raises shared_secret.Unproven if the caller does not have the token, of which it is
     told; json_lines.Malformed if it sends no request; TimeoutError if it sends none in
     time.
     """
@@ -228,13 +228,13 @@ async def _proven(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, own: Address
 ) -> str:
     """Exchanges proofs with a caller; returns for which request."""
-    secret, asked = own.token.encode(), handshake.challenge()
+    secret, asked = own.token.encode(), shared_secret.challenge()
     answer(writer, **asked)
     message = await json_lines.read_from(reader)
     try:
-        claim, reply = handshake.check_caller(secret, repr(own), asked, message)
-    except handshake.Unproven:
-        answer(writer, **handshake.REFUSED)
+        claim, reply = shared_secret.check_caller(secret, repr(own), asked, message)
+    except shared_secret.Unproven:
+        answer(writer, **shared_secret.REFUSED)
         raise
     answer(writer, **reply)
     return claim.purpose

@@ -28,7 +28,7 @@ from nebula_jax.federation import (
     streams,
     upkeep,
 )
-from nebula_jax.security import handshake
+from nebula_jax.security import shared_secret
 from nebula_jax.security.membership import site_folder
 from nebula_jax.security.tls import between_labs
 
@@ -339,7 +339,7 @@ class Switch:
             who = await asyncio.to_thread(people.of_user, uid)
             stream = reader, writer
             await requests.serve(self.state, self.upkeep, who, fields, stream)
-        except handshake.Unproven:
+        except shared_secret.Unproven:
             pass  # it has been told so
         except (errors.NebulaError, OSError, ValueError, KeyError) as error:
             kinds: dict[type, str] = {inner.Absent: "absent", inner.Lost: "lost"}

@@ -37,7 +37,7 @@ from nebula_jax.communication.wire import activity
 from nebula_jax.runtime.life import process
 from nebula_jax.runtime.ranks import members as members_lib
 from nebula_jax.runtime.ranks import proxy, rendezvous
-from nebula_jax.security import handshake
+from nebula_jax.security import shared_secret
 
 AUTO = "auto"
 COLLECTIVE_ERRORS = (jax.errors.JaxRuntimeError, ValueError)
@@ -166,7 +166,9 @@ def _reach_by_door(address: tuple[str, int], secret: bytes, rank: int) -> socket
     deadline = time.monotonic() + SERVICE_SECONDS
     while True:
         with contextlib.suppress(ConnectionError):
-            return rendezvous.knock(address, secret, rank, handshake.SERVICE, deadline)
+            return rendezvous.knock(
+                address, secret, rank, shared_secret.SERVICE, deadline
+            )
         if time.monotonic() > deadline:
             raise TimeoutError("JAX's service does not begin")
         time.sleep(0.05)

@@ -1,10 +1,10 @@
 """The rendezvous of the processes of one cluster, before they are one program.
 
 The root waits behind the coordinator's port, its door. Every other process comes, and
-both prove that they have the run's secret (`handshake`). Then it describes itself; once
-all are there and agree, or one is found not to, all get one answer. The connections
-stay open: `cluster` watches over them. The door stays open too: behind it is JAX's
-coordination service, which listens nowhere else.
+both prove that they have the run's secret (`shared_secret`). Then it describes itself;
+once all are there and agree, or one is found not to, all get one answer. The
+connections stay open: `cluster` watches over them. The door stays open too: behind it
+is JAX's coordination service, which listens nowhere else.
 
 A message is a JSON object on a line. P processes; rank 0 is the root.
 """
@@ -26,7 +26,7 @@ from nebula_jax import errors, printable
 from nebula_jax.communication import endpoints, pending_connections
 from nebula_jax.communication.wire import greeting, json_lines
 from nebula_jax.runtime.ranks import proxy
-from nebula_jax.security import handshake, private_files
+from nebula_jax.security import private_files, shared_secret
 
 RETRY_SECONDS = 0.2
 HELLO_SECONDS = 20.0  # for who has connected to prove and describe itself
@@ -96,18 +96,18 @@ class Door:
 
     def _steps(self, pending: pending_connections.Pending) -> greeting.Steps[None]:
         """Lets in who proves itself."""
-        sock, asked = pending.sock, handshake.challenge()
+        sock, asked = pending.sock, shared_secret.challenge()
         yield from greeting.send(sock, json_lines.encode(asked))
-        message = yield from _line(sock, handshake.MOST_BYTES)
+        message = yield from _line(sock, shared_secret.MOST_BYTES)
         try:
-            claim, reply = handshake.check_caller(
+            claim, reply = shared_secret.check_caller(
                 self._secret, self._address, asked, message
             )
-        except handshake.Unproven:
+        except shared_secret.Unproven:
             self.unproven += 1
-            yield from greeting.send(sock, json_lines.encode(handshake.REFUSED))
+            yield from greeting.send(sock, json_lines.encode(shared_secret.REFUSED))
             return
-        if claim.purpose == handshake.SERVICE:
+        if claim.purpose == shared_secret.SERVICE:
             with contextlib.ExitStack() as unless_carried:
                 service = socket.socket(socket.AF_UNIX)
                 unless_carried.enter_context(service)
@@ -257,8 +257,8 @@ def _connected(
     where = endpoints.written(address)
     while True:
         try:
-            return knock(address, secret, rank, handshake.RENDEZVOUS, deadline)
-        except handshake.OtherSecret as error:
+            return knock(address, secret, rank, shared_secret.RENDEZVOUS, deadline)
+        except shared_secret.OtherSecret as error:
             raise errors.SettingsError(
                 f"coordinator={where}: {error}: give all processes of the cluster the"
                 f" same coordinator, and the same workdir (on one disk) or"
@@ -280,19 +280,20 @@ def knock(
     """Connects to the root's door once, with proofs of both sides.
 
     Gives up at the monotonic `deadline`, or a moment later if it is past. Raises
-    handshake.Unproven if one of both has another secret; OSError, json_lines.Malformed
-    if nobody is there, or nobody of this cluster, or the root takes no more processes.
+    shared_secret.Unproven if one of both has another secret; OSError,
+    json_lines.Malformed if nobody is there, or nobody of this cluster, or the root
+    takes no more processes.
     """
     left = max(RETRY_SECONDS, deadline - time.monotonic())
     sock = socket.create_connection(address, left)
 
     def prove() -> greeting.Steps[None]:
-        asked = yield from _line(sock, handshake.MOST_BYTES)
+        asked = yield from _line(sock, shared_secret.MOST_BYTES)
         where = endpoints.written(address)
-        claim, message = handshake.claim(secret, where, rank, purpose, asked)
+        claim, message = shared_secret.claim(secret, where, rank, purpose, asked)
         yield from greeting.send(sock, json_lines.encode(message))
-        reply = yield from _line(sock, handshake.MOST_BYTES)
-        handshake.check_listener(secret, claim, reply)
+        reply = yield from _line(sock, shared_secret.MOST_BYTES)
+        shared_secret.check_listener(secret, claim, reply)
         if reply.get("is_late"):
             raise ConnectionRefusedError("all of its processes are there already")
 

@@ -14,7 +14,7 @@ from nebula_jax import errors
 from nebula_jax.communication import endpoints
 from nebula_jax.communication.wire import json_lines
 from nebula_jax.runtime.ranks import rendezvous
-from nebula_jax.security import handshake
+from nebula_jax.security import shared_secret
 
 SECRET = b"s" * 32
 SEED = {"--seed": 0}
@@ -108,28 +108,28 @@ def describes_itself(address, stack):
     sock = stack.enter_context(socket.create_connection(address))
     sock.sendall(b'{"rank":1,"processes":2,"described":{}}\n')
     assert "challenge" in read_line(sock)
-    assert read_line(sock) == handshake.REFUSED
+    assert read_line(sock) == shared_secret.REFUSED
     assert sock.recv(1) == b""
 
 
 def wrong_secret(address, stack):
-    for purpose in (handshake.RENDEZVOUS, handshake.SERVICE):
+    for purpose in (shared_secret.RENDEZVOUS, shared_secret.SERVICE):
         sock = stack.enter_context(socket.create_connection(address))
         where = endpoints.written(address)
-        claim = handshake.claim(b"x" * 32, where, 1, purpose, read_line(sock))
+        claim = shared_secret.claim(b"x" * 32, where, 1, purpose, read_line(sock))
         sock.sendall(json_lines.encode(claim[1]))
-        assert read_line(sock) == handshake.REFUSED
+        assert read_line(sock) == shared_secret.REFUSED
         assert sock.recv(1) == b""
 
 
 def replays(address, stack):
     """Sends what a process of this cluster has said on an earlier connection."""
     sock = stack.enter_context(socket.create_connection(address))
-    where, asked = endpoints.written(address), handshake.challenge()
-    _, message = handshake.claim(SECRET, where, 1, handshake.RENDEZVOUS, asked)
+    where, asked = endpoints.written(address), shared_secret.challenge()
+    _, message = shared_secret.claim(SECRET, where, 1, shared_secret.RENDEZVOUS, asked)
     assert read_line(sock) != asked
     sock.sendall(json_lines.encode(message))
-    assert read_line(sock) == handshake.REFUSED
+    assert read_line(sock) == shared_secret.REFUSED
 
 
 def reflects(address, stack):
@@ -140,7 +140,7 @@ def reflects(address, stack):
     asked = read_line(one)["challenge"], read_line(other)["challenge"]
     for sock, challenge in zip((one, other), asked[::-1], strict=True):
         sock.sendall(json_lines.encode(PROOF | {"challenge": challenge}))
-        assert read_line(sock) == handshake.REFUSED
+        assert read_line(sock) == shared_secret.REFUSED
 
 
 STRANGERS = [silent, garbage, endless, describes_itself]
@@ -191,7 +191,7 @@ def test_who_comes_with_the_secret_when_all_are_there_tries_again(opened, pool):
 def test_the_service_is_reached_by_the_door_alone_and_with_the_secret(opened, tmp_path):
     door, address = opened()
 
-    def knock(secret, purpose=handshake.SERVICE):
+    def knock(secret, purpose=shared_secret.SERVICE):
         return rendezvous.knock(address, secret, 1, purpose, 0.0)
 
     with pytest.raises(ConnectionError):  # there is none yet
@@ -201,7 +201,7 @@ def test_the_service_is_reached_by_the_door_alone_and_with_the_secret(opened, tm
         service.listen()
         service.settimeout(20)
         door.service = str(tmp_path / "s")
-        with pytest.raises(handshake.OtherSecret):
+        with pytest.raises(shared_secret.OtherSecret):
             knock(b"x" * 32)
         with knock(SECRET) as sock, service.accept()[0] as reached:
             for one, other in ((sock, reached), (reached, sock)):
@@ -230,7 +230,7 @@ def test_a_process_says_nothing_to_a_false_root(pool):
         found = pool.submit(rendezvous.attend, address, SECRET, 1, 2, SEED, 1.0)
         sock, _ = server.accept()
         with sock:
-            sock.sendall(json_lines.encode(handshake.challenge()))
+            sock.sendall(json_lines.encode(shared_secret.challenge()))
             assert read_line(sock).keys() == PROOF.keys()
             sock.sendall(json_lines.encode({"proof": "0" * 64}))
             sock.settimeout(20)

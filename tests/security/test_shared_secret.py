@@ -2,25 +2,27 @@
 
 import pytest
 
-from nebula_jax.security import handshake
+from nebula_jax.security import shared_secret
 
 SECRET, OTHER = b"s" * 32, b"o" * 32
 WHERE = "10.0.0.1:7071"
 
 
-def claim(asked, secret=SECRET, where=WHERE, number=1, purpose=handshake.RENDEZVOUS):
-    return handshake.claim(secret, where, number, purpose, asked)
+def claim(
+    asked, secret=SECRET, where=WHERE, number=1, purpose=shared_secret.RENDEZVOUS
+):
+    return shared_secret.claim(secret, where, number, purpose, asked)
 
 
 def check(asked, message, secret=SECRET, where=WHERE):
-    return handshake.check_caller(secret, where, asked, message)
+    return shared_secret.check_caller(secret, where, asked, message)
 
 
 def test_both_know_each_other_and_what_it_is_about():
-    asked = handshake.challenge()
-    claimed, message = claim(asked, number=3, purpose=handshake.SERVICE)
+    asked = shared_secret.challenge()
+    claimed, message = claim(asked, number=3, purpose=shared_secret.SERVICE)
     proven, reply = check(asked, message)
-    handshake.check_listener(SECRET, claimed, reply)
+    shared_secret.check_listener(SECRET, claimed, reply)
     assert proven == claimed
     assert (proven.number, proven.purpose) == (3, "service")
 
@@ -28,7 +30,7 @@ def test_both_know_each_other_and_what_it_is_about():
 def test_no_message_shows_the_secret_or_repeats():
     seen = []
     for _ in range(2):
-        asked = handshake.challenge()
+        asked = shared_secret.challenge()
         _, message = claim(asked)
         _, reply = check(asked, message)
         seen += [asked["challenge"], message["challenge"], message["proof"]]
@@ -40,40 +42,40 @@ def test_no_message_shows_the_secret_or_repeats():
 
 @pytest.mark.parametrize("changed", [{"secret": OTHER}, {"where": "10.0.0.2:7071"}])
 def test_another_secret_or_cluster_proves_nothing_to_either(changed):
-    asked = handshake.challenge()
+    asked = shared_secret.challenge()
     claimed, message = claim(asked, **changed)
-    with pytest.raises(handshake.Unproven, match="no proof of a caller"):
+    with pytest.raises(shared_secret.Unproven, match="no proof of a caller"):
         check(asked, message)
     other, reply = check(asked, message, **changed)
     assert other == claimed
-    with pytest.raises(handshake.Unproven, match="no proof of a listener"):
-        handshake.check_listener(SECRET, claimed._replace(address=WHERE), reply)
+    with pytest.raises(shared_secret.Unproven, match="no proof of a listener"):
+        shared_secret.check_listener(SECRET, claimed._replace(address=WHERE), reply)
 
 
 def test_what_was_said_on_another_connection_proves_nothing():
-    asked = handshake.challenge()
+    asked = shared_secret.challenge()
     claimed, message = claim(asked)
     _, reply = check(asked, message)
-    with pytest.raises(handshake.Unproven):
-        check(handshake.challenge(), message)
+    with pytest.raises(shared_secret.Unproven):
+        check(shared_secret.challenge(), message)
     again, _ = claim(asked)
-    with pytest.raises(handshake.Unproven):
-        handshake.check_listener(SECRET, again, reply)
-    handshake.check_listener(SECRET, claimed, reply)
+    with pytest.raises(shared_secret.Unproven):
+        shared_secret.check_listener(SECRET, again, reply)
+    shared_secret.check_listener(SECRET, claimed, reply)
 
 
 def test_what_a_side_has_said_itself_proves_nothing_to_it():
     """A stranger lets each side answer its own challenge."""
-    asked = handshake.challenge()
+    asked = shared_secret.challenge()
     claimed, message = claim(asked)
-    with pytest.raises(handshake.Unproven):  # a caller's own proof, sent back
-        handshake.check_listener(SECRET, claimed, message)
+    with pytest.raises(shared_secret.Unproven):  # a caller's own proof, sent back
+        shared_secret.check_listener(SECRET, claimed, message)
     # The listener's proof for another connection, in the place of a caller's.
-    first = handshake.challenge()
+    first = shared_secret.challenge()
     _, reply = check(first, claim(first)[1])
     for own in (asked["challenge"], message["challenge"]):
         shown = message | {"challenge": own} | reply
-        with pytest.raises(handshake.Unproven):
+        with pytest.raises(shared_secret.Unproven):
             check(asked, shown)
 
 
@@ -94,21 +96,21 @@ def test_what_a_side_has_said_itself_proves_nothing_to_it():
     ],
 )
 def test_another_claim_than_was_proven_or_none_is_refused(changed):
-    asked = handshake.challenge()
+    asked = shared_secret.challenge()
     _, message = claim(asked)
-    with pytest.raises(handshake.Unproven):
+    with pytest.raises(shared_secret.Unproven):
         check(asked, message | changed)
 
 
 def test_a_caller_answers_no_other_challenge():
     for asked in ({}, {"challenge": 7}, {"challenge": "x" * 64}):
-        with pytest.raises(handshake.Unproven, match="no challenge of 32 bytes"):
+        with pytest.raises(shared_secret.Unproven, match="no challenge of 32 bytes"):
             claim(asked)
 
 
 def test_a_listener_with_another_secret_says_so():
-    claimed, _ = claim(handshake.challenge())
+    claimed, _ = claim(shared_secret.challenge())
     with pytest.raises(
-        handshake.OtherSecret, match="another secret, or another address"
+        shared_secret.OtherSecret, match="another secret, or another address"
     ):
-        handshake.check_listener(SECRET, claimed, dict(handshake.REFUSED))
+        shared_secret.check_listener(SECRET, claimed, dict(shared_secret.REFUSED))
