@@ -45,10 +45,10 @@ from nebula_jax.federation import (
 from nebula_jax.security import (
     accounts,
     audit,
-    handshake,
     policy,
     private_files,
     seal,
+    shared_secret,
     store,
 )
 from nebula_jax.security.audit import counts as audit_counts
@@ -920,9 +920,9 @@ def test_nobody_without_the_token_of_the_switch_is_served(labs):
     found = inner.read(labs.s.folder)
     with socket.create_connection(found[:2], 20) as sock:
         asked = json_lines.read(sock)
-        _, message = handshake.claim(b"x" * 43, repr(found), 1, "status", asked)
+        _, message = shared_secret.claim(b"x" * 43, repr(found), 1, "status", asked)
         sock.sendall(json_lines.encode(message))
-        assert json_lines.read(sock) == handshake.REFUSED
+        assert json_lines.read(sock) == shared_secret.REFUSED
         assert sock.recv(1) == b""
 
 
@@ -944,9 +944,9 @@ def test_a_proof_is_for_one_request(labs):
     secret = found.token.encode()
     with socket.create_connection(found[:2], 20) as sock:
         asked = json_lines.read(sock)
-        claim, message = handshake.claim(secret, repr(found), 1, "status", asked)
+        claim, message = shared_secret.claim(secret, repr(found), 1, "status", asked)
         sock.sendall(json_lines.encode(message))
-        handshake.check_listener(secret, claim, json_lines.read(sock))
+        shared_secret.check_listener(secret, claim, json_lines.read(sock))
         sock.sendall(json_lines.encode({"op": "rotate"}))
         assert "something else than was proven" in json_lines.read(sock)["error"]
 
@@ -975,7 +975,7 @@ def test_what_was_overheard_opens_nothing_and_no_false_switch_gets_a_token(
     with socket.create_connection(found[:2], 20) as sock:
         assert json_lines.read(sock) != heard[0]
         sock.sendall(json_lines.encode(heard[1]))
-        assert json_lines.read(sock) == handshake.REFUSED
+        assert json_lines.read(sock) == shared_secret.REFUSED
 
 
 def test_a_stranger_who_sends_nothing_costs_no_tls(labs, monkeypatch):
