@@ -121,6 +121,7 @@ def reference(runs):
     return state, scores
 
 
+@pytest.mark.slow
 def test_clusters_train_the_student_of_one_process_bit_for_bit(runs):
     """Each is a thread here, and all else is as in processes."""
     names = ("student", "teacher:0", "teacher:1")

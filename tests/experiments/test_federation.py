@@ -229,6 +229,7 @@ def offered(lab, text, vocabulary):
     end(serving)
 
 
+@pytest.mark.slow
 def test_pretrain_m3_over_two_switches_ends_with_the_parameters_of_one_without(
     labs, runs
 ):
@@ -275,7 +276,7 @@ def founded(path, names):
         yield made
 
 
-@pytest.mark.slow  # M3's with two labs is in every run of the tests
+@pytest.mark.slow
 @pytest.mark.parametrize("names", [("lab-s", "lab-t"), ("lab-s", "lab-t", "lab-u")])
 def test_both_scenarios_take_few_commands_from_nothing(
     tmp_path, runs, translations, names
@@ -310,6 +311,7 @@ def test_both_scenarios_take_few_commands_from_nothing(
     assert max(len(each.commands) for each in made) <= MOST_COMMANDS
 
 
+@pytest.mark.slow
 def test_both_logs_have_what_happened_and_verify(labs):
     s, t = labs
     for lab in labs:

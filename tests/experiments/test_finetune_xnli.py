@@ -22,6 +22,9 @@ from nebula_jax.data import nli
 from nebula_jax.models import pretrained
 from nebula_jax.training import checkpoint
 
+# In every run of the tests: M3's whole runs, and steps of XNLI's (xnli/test_train.py).
+pytestmark = pytest.mark.slow
+
 STEPS = 24
 
 
@@ -36,7 +39,6 @@ def undisturbed(runs):
     return runs.finished(workdir="undisturbed", steps=STEPS)
 
 
-@pytest.mark.slow  # of M3, ABNet and BERT it is in every run of the tests
 def test_a_run_ends_bit_for_bit_the_same_through_all_kinds_of_faults(runs, undisturbed):
     """A disk that fails, a process that stands still and is killed."""
     failing = "EIO:fsync:finetune/checkpoints/00000003.partial"
@@ -186,7 +188,6 @@ def test_eval_only_prints_the_runs_own_table_for_the_same_folder(
         assert (folder / name).read_text().splitlines() == lines
 
 
-@pytest.mark.slow
 def test_eval_only_tests_another_folder_with_the_runs_own_settings(
     runs, undisturbed, tested
 ):
@@ -295,7 +296,6 @@ def test_a_run_goes_on_and_is_tested_only_with_its_own_encoder(
 WARM = {"freeze_embeddings": "true", "pooling": "mean", "dtype": "bfloat16"}
 
 
-@pytest.mark.slow
 def test_the_small_recipe_is_trained_and_tested_alike(runs, here, tested, capsys):
     """Frozen embeddings, mean pooling, bfloat16; the last step, half an epoch."""
     output = runs.finished(

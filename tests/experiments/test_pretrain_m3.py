@@ -176,6 +176,7 @@ def test_a_finished_run_goes_on_to_more_steps(runs, split):
     assert "holds a run with --steps=7, this one has 5" in output
 
 
+@pytest.mark.slow
 def test_a_run_begins_with_the_parameters_of_another(runs, split):
     """The rate of the first step is 0, so that they are as they were after it.
 

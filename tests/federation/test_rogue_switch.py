@@ -101,7 +101,13 @@ def labs_of(path, names):
 TWO, THREE = ("lab-s", "lab-t"), ("lab-s", "lab-t", "lab-u")
 
 
-@pytest.fixture(scope="module", params=[TWO, THREE], ids=["two", "three"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(TWO, id="two"),
+        pytest.param(THREE, id="three", marks=pytest.mark.slow),
+    ],
+)
 def labs(request, tmp_path_factory):
     with labs_of(tmp_path_factory.mktemp("labs"), request.param) as made:
         yield made

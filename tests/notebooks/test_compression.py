@@ -69,6 +69,7 @@ def test_the_tensors_in_the_repository_are_what_the_notebook_says():
     assert np.all(np.any(gradient != 0, axis=-1) == mask)
 
 
+@pytest.mark.slow
 def test_the_gradient_at_the_cut_is_that_of_what_crosses_it():
     """The oracle replaces the output of the last block below the cut."""
     model = transformer.config_of_size("nano", vocab_size=50, max_length=12)

@@ -3,6 +3,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import trees
 
 from nebula_jax.models import transformer
@@ -55,6 +56,7 @@ def taken():
     return jax.device_get((state.params, list(sent.values()), metrics))
 
 
+@pytest.mark.slow
 def test_a_step_in_pieces_is_the_step_of_the_whole_batch_on_one_device():
     """Each piece in micro-batches again."""
     params, sent, metrics = taken()

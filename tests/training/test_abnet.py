@@ -89,9 +89,8 @@ def all_logits(config, params, ids, hidden):
     return abnet.Target(config).apply({"params": params}, *rows)
 
 
-@pytest.mark.parametrize(
-    "objective", ["cmlm", pytest.param("ar", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["cmlm", "ar"])
 def test_micro_batches_add_up_to_the_whole_batch_and_may_be_padded_more(objective):
     """Loss, metrics and gradients. (Padding a row changes how dropout is drawn.)"""
     plain, params = task(objective, dropout=0.0), init(objective)
@@ -121,6 +120,7 @@ def told(of):
     return front(task("cmlm"), init("cmlm")[0], source)
 
 
+@pytest.mark.slow
 def test_dropout_of_the_target_is_the_examples_too():
     """And so are its masks, whatever is behind each row."""
     params, told = init("cmlm")[1], hidden_states("cmlm")

@@ -106,6 +106,7 @@ trained = functools.cache(train)
 ONCE = dataclasses.replace(PLAIN, all_reduce="once", micro_batches=2)
 
 
+@pytest.mark.slow
 def test_gradients_added_up_once_give_the_same_loss_curve():
     losses, metrics, params = train(ONCE, 2)
     want, wanted, wanted_params = trained(PLAIN)

@@ -14,6 +14,9 @@ import trees
 from nebula_jax.models import pretrained
 from nebula_jax.training import diloco, metrics
 
+# In every run of the tests: M3's whole runs, and local steps in one process.
+pytestmark = pytest.mark.slow
+
 STEPS, EVERY = 20, 6
 SAVED = [7, 13, 19, STEPS]  # a checkpoint waits for the round that is under way
 CLUSTERS = ("cluster-0", "cluster-1")
@@ -26,7 +29,6 @@ def whole(runs):
     return runs.folder / "whole"
 
 
-@pytest.mark.slow  # of M3 it is in every run of the tests
 def test_a_run_ends_bit_for_bit_the_same_after_a_kill_and_a_stop(runs, whole):
     """Two processes over an encrypted line: one is killed, and all start again; then
     one is asked to stop, and the same command goes on."""
@@ -108,7 +110,6 @@ def test_the_same_command_makes_up_for_an_encoder_that_could_not_be_written(
     runs.assert_same("full_disk", "whole", CLUSTERS, STEPS)
 
 
-@pytest.mark.slow
 def test_a_run_moves_from_one_process_to_several(runs, whole):
     shutil.copytree(runs.folder / "whole", runs.folder / "moved")
     for cluster in CLUSTERS:
@@ -118,7 +119,6 @@ def test_a_run_moves_from_one_process_to_several(runs, whole):
     runs.assert_same("moved", "whole", CLUSTERS, STEPS)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("hub", ["", "1"])
 def test_three_clusters_over_a_slow_line_that_breaks(runs, hub):
     """And a codec that keeps what it does not send, with a hub or without."""
@@ -144,7 +144,6 @@ def test_three_clusters_over_a_slow_line_that_breaks(runs, hub):
     runs.assert_same(f"mesh{hub}", f"three{hub}", names, 13)
 
 
-@pytest.mark.slow
 def test_processes_of_a_cluster_come_to_the_parameters_of_one(runs):
     """One cluster of two processes, which add up gradients at every step."""
     flags = {

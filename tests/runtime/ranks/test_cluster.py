@@ -45,6 +45,7 @@ def test_a_killed_process_is_named_and_ends_the_others(tmp_path, victim):
     assert_ended(started, [1 - victim], words, begin)
 
 
+@pytest.mark.slow
 def test_a_process_that_computes_ends_with_its_reason_when_the_root_has_gone(
     tmp_path, monkeypatch
 ):
@@ -61,7 +62,8 @@ def test_a_process_that_computes_ends_with_its_reason_when_the_root_has_gone(
     assert len(started.errors(1)) == 1  # nor does JAX say anything
 
 
-@pytest.mark.parametrize("victim", [pytest.param(0, marks=pytest.mark.slow), 1])
+@pytest.mark.slow
+@pytest.mark.parametrize("victim", [0, 1])
 def test_a_stopped_process_is_named_after_its_silence(tmp_path, victim):
     started = ranked.Started(tmp_path, {}, {}, steps=MANY, peer_timeout=3.0)
     started.wait_for_step(3)
@@ -196,6 +198,7 @@ with contextlib.suppress(ChildProcessError):
 """
 
 
+@pytest.mark.slow
 def test_no_stranger_with_stock_jax_reaches_a_running_cluster_and_a_signal_stops_it(
     tmp_path,
 ):
