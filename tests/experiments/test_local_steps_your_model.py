@@ -15,7 +15,7 @@ import nebula_jax as nebula
 from experiments import adapters_your_model, local_steps_your_model
 
 
-@pytest.mark.slow  # of BERT's clusters it is in every run of the tests
+@pytest.mark.slow  # in one process: tests/runtime/test_local_steps.py
 def test_replicas_that_are_stopped_go_on_bit_for_bit(tmp_path):
     example, name = local_steps_your_model, "local_steps_your_model"
     flags = {"checkpoint_every": 20, "log_every": 20}

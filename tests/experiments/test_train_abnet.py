@@ -341,7 +341,7 @@ def test_eval_only_finds_the_runs_own_bleu_on_its_own_text(runs, split):
     assert "| test | " in output
 
 
-@pytest.mark.slow  # of M3 it is in every run of the tests
+@pytest.mark.slow
 def test_a_run_begins_with_the_parameters_of_another(runs, split):
     given = {"init_from": "split", "workdir": "next", "cluster": "whole"}
     output = runs.finished(steps=1, checkpoint_every=1, seed=9, **given | SHALLOW)
