@@ -111,7 +111,14 @@ ROWS = (
     Row("sparse, 146x, unsent in parameters", "sparse2", 2, SPARSE),
     Row("sparse, 146x, unsent in parameters", "sparse4", 4, SPARSE),
     *(
-        Row(name, f"{rule}{count}", count, OUTER, rule=rule)
+        Row(
+            name,
+            f"{rule}{count}",
+            count,
+            OUTER,
+            rule=rule,
+            is_tried=rule != "mended",  # it came nearest with few seeds
+        )
         for rule, name in {
             "mended": "second moments scaled by the deltas' ratio",
             "divided": "second moments divided by K",
