@@ -322,7 +322,7 @@ def step_seconds(
 
 def last_loss(result: Mapping[str, Any]) -> float:
     """Returns nats a held-out token, mean of languages, of the last evaluation."""
-    if "losses" in result["summary"]:  # of `local_variant`
+    if "held_out" not in result["summary"]:  # of `local_variant`
         return result["summary"]["losses"][-1][1]
     (found,) = result["summary"]["held_out"].values()
     return bert_report.mean(found[-1]["loss"])
