@@ -83,6 +83,7 @@ WITHDRAWN = (
     *("bert_ladder", "mutation_score", "fake_rates", "m3_recipe", "xnli_recipe"),
     *("table1_small", "bench_planner", "scaling", "codec_control", "long_run"),
     *("bench_training", "bench_faults_quorum", "bench_bridge_60mbit"),
+    "local_steps_small",
 )
 """The records of withdrawn scripts: their blocks stay as the last commit rendered them
 that had the script (of table1_small, an older form of one); the page names it."""

@@ -25,10 +25,10 @@ def test_a_step_where_no_round_is_due_is_told_from_the_others():
 
 def test_differences_are_paired_by_seed():
     losses = {"all_reduce": {"0": 2.0, "1": 4.0}, "streaming2": {"0": 2.2, "1": 4.0}}
-    found = table_local_steps.difference(losses, "streaming2", "all_reduce")
+    found = table_local_steps.difference(losses, "streaming2")
     assert found["mean"] == pytest.approx(0.05)
     assert found["standard_error"] == pytest.approx(0.05)
-    assert table_local_steps.difference(losses, "all_reduce", "all_reduce") is None
+    assert table_local_steps.difference(losses, "all_reduce") is None
 
 
 def test_every_row_trains_on_the_same_batches():
@@ -64,7 +64,7 @@ def test_the_heading_counts_every_run_that_was_read(tmp_path, monkeypatch):
     table = tiny_tables.table()
     runs = table_runs.Runs(table.workdir, figures, execute)
     made = table_local_steps.record(runs, table)
-    assert [len(row["xnli"]) for row in made["rows"][:4]] == [2, 2, 0, 0]
+    assert [len(row["xnli"]) for row in made["rows"]] == [2, 2, 0]
     found = runs.provenance()
     assert len(set(names)) == len(names)
     assert found["seconds"] == 60 * len(names)
@@ -73,7 +73,6 @@ def test_the_heading_counts_every_run_that_was_read(tmp_path, monkeypatch):
 
 @pytest.fixture
 def record():
-    """The record of the repository."""
     return json.loads((config.FOLDER / "results" / "local_steps.json").read_text())
 
 
