@@ -18,8 +18,6 @@ BY_TOKEN, BY_TOKEN_RANKS = "pack_tokens|int4(row)|fp16|zstd(1)", (208, 192)
 """With one scale for a token, and without a rotation that would make columns alike,
 numbers of the last columns are small, and zstd packs them well. With the first
 rank there are still 25 times fewer bytes each way over a whole run."""
-FEW = ((288, 4), (272, 4), (384, 3))
-"""Ranks and the largest |q| of rows of more columns with fewer levels."""
 QUICK = ("baseline", "FP16+INT8", START_ROW, "int4 both ways", "bottleneck of 96")
 """Rows of the scale that takes minutes."""
 RATIOS = (0.9, 0.8, 0.7, 0.6, 0.5, 0.4, 0.3, 0.2)
@@ -73,15 +71,7 @@ def rows() -> list[Row]:
         )
         for rank in BY_TOKEN_RANKS
     ]
-    few = [
-        Row(
-            f"bottleneck of {rank} by token with {most} levels and zstd",
-            *[BY_TOKEN.replace("int4(row)", f"scripts.few_levels:few({most})")] * 2,
-            bottleneck=str(rank),
-        )
-        for rank, most in FEW
-    ]
-    return [*paper, *more, *narrow, *by_token, *few]
+    return [*paper, *more, *narrow, *by_token]
 
 
 def chosen(known: Sequence[Row]) -> list[Row]:
